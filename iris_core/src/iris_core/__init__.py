@@ -1,0 +1,43 @@
+"""Symmetric heap, plugin registry and host API of Iris.
+
+Importing this package pulls in neither torch nor triton; its names are loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from iris_core.api import Iris as Iris
+    from iris_core.hooks import hookimpl as hookimpl
+    from iris_core.launch import run as run
+    from iris_core.logs import logger as logger
+    from iris_core.logs import set_logger_level as set_logger_level
+    from iris_core.settings import IrisSettings as IrisSettings
+    from iris_core.settings import PluginSettings as PluginSettings
+
+__version__ = "0.2.0"
+
+_HOMES = {
+    "Iris": "iris_core.api",
+    "IrisSettings": "iris_core.settings",
+    "PluginSettings": "iris_core.settings",
+    "hookimpl": "iris_core.hooks",
+    "logger": "iris_core.logs",
+    "run": "iris_core.launch",
+    "set_logger_level": "iris_core.logs",
+}
+
+__all__ = ["Iris", "IrisSettings", "PluginSettings", "__version__", "hookimpl", "logger", "run", "set_logger_level"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

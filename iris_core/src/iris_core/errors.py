@@ -1,0 +1,162 @@
+"""The whole error hierarchy.
+
+Every message says what failed, why, and the way out.  Errors that callers may want to handle as a standard Python error
+derive from it as well: `except MemoryError` catches an exhausted heap, `except ValueError` a tensor off the heap.
+
+    IrisError
+      PluginError -> PluginNotFoundError, PluginLoadError, PluginConflictError, PluginAPIVersionError, NoUsablePluginError
+      SettingsError, CapabilityError, UnsupportedError
+      DeviceError -> DriverError, PeerAccessError, DeviceTimeoutError
+      HeapError   -> HeapExhaustedError, NotOnHeapError, SymmetryError, HeapClosedError
+      RankMismatchError, CollectiveTimeoutError, PeerLostError
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class IrisError(Exception):
+    """Base of every error that Iris raises on purpose."""
+
+
+# -- plugins ----------------------------------------------------------------------------------------------------------
+class PluginError(IrisError):
+    """Base of the errors about finding, loading and choosing plugins."""
+
+
+class PluginNotFoundError(PluginError, LookupError):
+    """No installed plugin has the requested name; the message lists what is installed and close matches."""
+
+    def __init__(self, message: str, *, name: str = "", close_matches: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.name = name
+        self.close_matches = tuple(close_matches)
+
+    def __str__(self) -> str:  # LookupError would quote the message like a key
+        return str(self.args[0])
+
+
+class PluginLoadError(PluginError, ImportError):
+    """An installed plugin could not be imported or registered; the original error is chained."""
+
+
+class PluginConflictError(PluginError):
+    """Two distributions offer the same plugin name; `name@distribution` chooses one."""
+
+
+class PluginAPIVersionError(PluginError):
+    """A plugin was written for another major version of the plugin API; the message has both numbers."""
+
+
+class NoUsablePluginError(PluginError):
+    """No candidate can be used here; the message lists each one with its reason."""
+
+    def __init__(self, message: str, *, reasons: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.reasons = dict(reasons or {})
+
+
+# -- settings, capabilities -------------------------------------------------------------------------------------------
+class SettingsError(IrisError, ValueError):
+    """A setting has a wrong value or an unknown name; the message says where the value came from."""
+
+
+class CapabilityError(IrisError):
+    """The chosen allocator and backend do not fit together; the message names the missing capability."""
+
+
+class UnsupportedError(IrisError, NotImplementedError):
+    """What was asked for is not supported here; the message says by whom and what is."""
+
+
+# -- device -----------------------------------------------------------------------------------------------------------
+class DeviceError(IrisError, RuntimeError):
+    """Base of the errors about devices; a requested device that is not this context's own is one too."""
+
+
+class DriverError(DeviceError):
+    """A driver call failed.
+
+    Attributes:
+        call: name of the driver function.
+        code: its numeric result.
+        name: the driver's name of that result.
+    """
+
+    def __init__(self, call: str, code: int, name: str, hint: str = "") -> None:
+        super().__init__(f"{call} failed with {name} ({code})" + (f": {hint}" if hint else ""))
+        self.call, self.code, self.name = call, code, name
+
+
+class PeerAccessError(DeviceError):
+    """A device cannot reach a peer's memory."""
+
+
+class DeviceTimeoutError(DeviceError, TimeoutError):
+    """A wait inside a kernel reached its bound (IRIS_DEVICE_TIMEOUT); the message names rank, program and address."""
+
+
+# -- heap -------------------------------------------------------------------------------------------------------------
+class HeapError(IrisError, RuntimeError):
+    """Base of the errors about the symmetric heap."""
+
+
+class HeapExhaustedError(HeapError, MemoryError):
+    """The symmetric heap has no free block that is large enough; its state stays usable.
+
+    Attributes:
+        requested_bytes: size of the request after rounding.
+        free_bytes: sum of all free blocks.
+        largest_free_bytes: the largest free block.
+    """
+
+    def __init__(self, message: str, *, requested_bytes: int, free_bytes: int, largest_free_bytes: int) -> None:
+        super().__init__(message)
+        self.requested_bytes = requested_bytes
+        self.free_bytes = free_bytes
+        self.largest_free_bytes = largest_free_bytes
+
+
+class NotOnHeapError(HeapError, ValueError):
+    """A tensor or pointer does not lie wholly on the symmetric heap."""
+
+
+class SymmetryError(HeapError):
+    """The ranks' allocation histories differ; the message names the ranks and the first differing call."""
+
+
+class HeapClosedError(HeapError):
+    """The heap or its context was used after close()."""
+
+
+# -- world ------------------------------------------------------------------------------------------------------------
+class RankMismatchError(IrisError, RuntimeError):
+    """The ranks were opened with different plugins, versions or sizes; the message shows the table."""
+
+
+class CollectiveTimeoutError(IrisError, TimeoutError):
+    """A host collective did not complete in time.
+
+    Attributes:
+        missing_ranks: the ranks that did not arrive, as far as known.
+    """
+
+    def __init__(self, message: str, *, missing_ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.missing_ranks = tuple(missing_ranks)
+
+
+class PeerLostError(IrisError, RuntimeError):
+    """The process of a peer ended while this rank still needed it.
+
+    Attributes:
+        ranks: the ranks that are gone.
+    """
+
+    def __init__(self, message: str, *, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)

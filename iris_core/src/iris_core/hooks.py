@@ -1,0 +1,80 @@
+"""The extension surface of Iris, on one page.
+
+A plugin is a small object (usually a module-level instance) whose methods are marked with `hookimpl`; an entry point
+names it.  Provider plugins (groups iris.allocators, iris.backends, iris.collectives) implement the four provider hooks.
+Observers (group iris.plugins) implement any of the observer hooks.  Implementations may leave out arguments they do not
+need.  The module that holds the object must import neither torch nor triton: listing plugins has to stay cheap.
+
+    from iris_core.hooks import hookimpl
+
+    class MyPlugin:
+        @hookimpl
+        def iris_plugin_info(self): return PluginInfo(name="mine", kind=PluginKind.ALLOCATOR, summary="...", ...)
+        @hookimpl
+        def iris_plugin_settings(self): return MySettings
+        @hookimpl
+        def iris_plugin_probe(self, target): return Availability.yes()
+        @hookimpl
+        def iris_plugin_create(self, request): return MyAllocator(request)
+
+    plugin = MyPlugin()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from iris_core.settings import PluginSettings
+    from iris_core.types import Availability, CreateRequest, DeviceTarget, PluginInfo
+
+PROJECT_NAME = "iris"
+
+hookspec = pluggy.HookspecMarker(PROJECT_NAME)
+hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
+
+
+class ProviderHooks:
+    """What a plugin implements to provide an allocator, a backend or a collective; each is called on one plugin alone."""
+
+    @hookspec
+    def iris_plugin_info(self) -> PluginInfo:  # type: ignore[empty-body]
+        """Describe the plugin.  Must be cheap and touch no device."""
+
+    @hookspec
+    def iris_plugin_settings(self) -> type[PluginSettings]:  # type: ignore[empty-body]
+        """Return the class of the plugin's settings (IRIS_<NAME>__... and `options={name: {...}}`)."""
+
+    @hookspec
+    def iris_plugin_probe(self, target: DeviceTarget) -> Availability:  # type: ignore[empty-body]
+        """Say whether the plugin can be used on `target`.  Must be cheap and open no device context."""
+
+    @hookspec
+    def iris_plugin_create(self, request: CreateRequest) -> Any:
+        """Create the Allocator, DeviceBackend or Collective for one rank."""
+
+
+class ObserverHooks:
+    """What a plugin implements to watch; every observer is called, and an observer that raises is reported, not fatal."""
+
+    @hookspec
+    def iris_opened(self, context: Any) -> None:
+        """A context (`iris_core.Iris`) has been opened on this rank."""
+
+    @hookspec
+    def iris_closing(self, context: Any) -> None:
+        """A context is about to be closed; its heap can still be used."""
+
+    @hookspec
+    def iris_allocated(self, context: Any, offset_bytes: int, nbytes: int) -> None:
+        """A block was allocated on the symmetric heap."""
+
+    @hookspec
+    def iris_collective(self, context: Any, op: str, algorithm: str, nbytes: int) -> None:
+        """A collective was launched."""
+
+
+PROVIDER_HOOKS = ("iris_plugin_info", "iris_plugin_settings", "iris_plugin_probe", "iris_plugin_create")
+OBSERVER_HOOKS = ("iris_opened", "iris_closing", "iris_allocated", "iris_collective")

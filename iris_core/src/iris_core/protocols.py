@@ -1,0 +1,178 @@
+"""Protocols between the core and its plugins.
+
+Structural types: a plugin's class need not inherit from them.  `isinstance` is deliberately not offered (a runtime check
+sees names, not signatures); mypy and the conformance kit (`iris_core.testing`) check implementations.
+
+Allocators never communicate.  Only the heap runs collective exchanges, so an allocator cannot deadlock and the order of
+exchanges is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+
+    from iris_core.device_context import ContextSpec
+    from iris_core.types import (
+        Availability,
+        Block,
+        CollectiveRequest,
+        CompileCase,
+        PeerMapping,
+        PluginInfo,
+        Segment,
+    )
+
+
+class Allocator(Protocol):
+    """Owns the physical memory of one rank's heap and knows how peers reach it."""
+
+    @property
+    def info(self) -> PluginInfo:
+        """The plugin's description."""
+
+    @property
+    def base_ptr(self) -> int:
+        """Address of this rank's heap; never changes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the heap's address range in bytes."""
+
+    @property
+    def granularity(self) -> int:
+        """Bytes by which physical memory is committed and given back."""
+
+    @property
+    def generation(self) -> int:
+        """Grows whenever `export` has something new to tell peers."""
+
+    def commit(self, offset_bytes: int, nbytes: int) -> None:
+        """Back a range with memory; a no-op where memory comes on first touch or is there already."""
+
+    def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
+        """Return a 1-D uint8 tensor over a range of the heap.
+
+        The tensor has a storage of its own, which keeps the mapping alive.  `on_release` is called exactly once, when
+        the last tensor that shares this storage is gone; it may be called from any thread and must not raise.
+        """
+
+    def owns(self, ptr: int) -> bool:
+        """Whether an address lies in this rank's own heap (not in a peer's mapping)."""
+
+    def export(self) -> Sequence[Segment]:
+        """Describe the memory for peers.  Descriptors stay the allocator's."""
+
+    def import_peer(self, rank: int, segments: Sequence[Segment]) -> PeerMapping:
+        """Map a peer's memory.  Takes over the descriptors in `segments`, also when it raises.  Repeating it is harmless."""
+
+    def close(self) -> None:
+        """Unmap peers, then release own memory once its last tensor is gone.  Idempotent."""
+
+
+class SupportsDecommit(Protocol):
+    """An allocator that can give physical memory back while the address range stays."""
+
+    def decommit(self, offset_bytes: int, nbytes: int) -> None:
+        """Give a granule-aligned range back; its content is undefined afterwards."""
+
+    @property
+    def committed_bytes(self) -> int:
+        """Bytes backed by memory now."""
+
+
+class SupportsImportTensor(Protocol):
+    """An allocator that can put an existing tensor's memory on the heap without a copy."""
+
+    def import_tensor(self, offset_bytes: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Map the tensor's memory at an offset of the heap and return a tensor that shares it."""
+
+
+class MemoryMap(Protocol):
+    """What a backend may know of the heap: used for bounds checks and messages."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Size of each rank's heap."""
+
+    @property
+    def heap_bases(self) -> tuple[int, ...]:
+        """Address of every rank's heap in this process."""
+
+    @property
+    def version(self) -> int:
+        """Changes whenever `live_blocks` would answer differently."""
+
+    def live_blocks(self) -> Sequence[Block]:
+        """Allocated blocks, by ascending offset; the same offsets hold on every rank."""
+
+    def check_peers(self) -> None:
+        """Raise PeerLostError if the process of a peer has ended.  Cheap; called while a kernel waits."""
+
+
+class DeviceBackend(Protocol):
+    """A device-side language: what kernels are written in."""
+
+    @property
+    def info(self) -> PluginInfo:
+        """The plugin's description."""
+
+    def make_context(self, spec: ContextSpec) -> torch.Tensor:
+        """Encode the context tensor (int64, on the rank's device) that kernels decode."""
+
+    def attach(self, memory: MemoryMap) -> None:
+        """Called once, when the heap is open and before any kernel is launched."""
+
+    def detach(self) -> None:
+        """Called once, before the heap closes."""
+
+    def device_api(self) -> Mapping[str, Any]:
+        """The device functions by name (load, store, ...), as kernels call them."""
+
+    def compile_cases(self) -> Sequence[CompileCase]:
+        """Kernels that must compile for every GPU target, without a GPU."""
+
+
+class Work(Protocol):
+    """Handle of an asynchronous operation."""
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Block until done; CollectiveTimeoutError if it takes longer."""
+
+    def is_completed(self) -> bool:
+        """Whether it is done, without blocking."""
+
+
+class Collective(Protocol):
+    """One algorithm for one collective operation."""
+
+    @property
+    def info(self) -> PluginInfo:
+        """The plugin's description."""
+
+    @property
+    def op(self) -> str:
+        """Operation: "all_reduce", "all_gather", ..."""
+
+    @property
+    def name(self) -> str:
+        """Name of the algorithm, unique for its operation."""
+
+    def supports(self, request: CollectiveRequest) -> Availability:
+        """Whether this algorithm can serve the request, and if not, why."""
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimated seconds, for a choice where no measured table covers the request."""
+
+    def prepare(self, request: CollectiveRequest, context: Any) -> Any:
+        """Make a plan with its workspace.  Collective: every rank of the group calls it."""
+
+    def launch(self, plan: Any, out: torch.Tensor, inp: torch.Tensor, stream: Any = None) -> Work:
+        """Run the plan on a stream.  Collective: every rank of the group calls it."""

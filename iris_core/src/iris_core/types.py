@@ -1,0 +1,260 @@
+"""Frozen dataclasses and enums that the protocols use.  Imports neither torch nor triton."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from iris_core.settings import PluginSettings
+
+PLUGIN_API: tuple[int, int] = (1, 0)
+"""(major, minor) of the plugin API.  A plugin must have the same major and a minor that is not newer."""
+
+
+class PluginKind(enum.StrEnum):
+    """What a plugin provides; each kind has its own entry-point group."""
+
+    ALLOCATOR = "allocator"
+    BACKEND = "backend"
+    COLLECTIVE = "collective"
+    OBSERVER = "observer"
+
+    @property
+    def group(self) -> str:
+        """The entry-point group of this kind."""
+        return _GROUPS[self]
+
+
+_GROUPS = {
+    PluginKind.ALLOCATOR: "iris.allocators",
+    PluginKind.BACKEND: "iris.backends",
+    PluginKind.COLLECTIVE: "iris.collectives",
+    PluginKind.OBSERVER: "iris.plugins",
+}
+
+
+class PluginState(enum.StrEnum):
+    """Where a plugin stands; `reason` in the registry's record says why."""
+
+    DISCOVERED = "discovered"  # its entry point was seen
+    LOADED = "loaded"  # imported, checked and registered
+    CREATED = "created"  # an instance is in use in this process
+    BLOCKED = "blocked"  # IRIS_BLOCK names it
+    BROKEN = "broken"  # importing, validating or probing it raised
+    INCOMPATIBLE = "incompatible"  # written for another plugin API
+    UNAVAILABLE = "unavailable"  # cannot be used on this machine
+    CONFLICTING = "conflicting"  # another distribution offers the same name
+
+
+class DeviceType(enum.StrEnum):
+    """Kind of device that a rank computes on."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    HIP = "hip"
+
+
+class Capability(enum.StrEnum):
+    """What an allocator's memory can do; backends name what they need."""
+
+    REMOTE_LOAD_STORE = "remote-load-store"
+    REMOTE_ATOMICS = "remote-atomics"
+    GROWTH = "growth"
+    DECOMMIT = "decommit"
+    IMPORT_TENSOR = "import-tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """What a plugin says about itself, without touching a device.
+
+    Attributes:
+        name: name by which users choose it; equal to its entry point's name.
+        kind: what it provides.
+        summary: one line for `iris plugins`.
+        api: the PLUGIN_API it was written for.
+        devices: device types it can work on.
+        provides: capabilities of what it creates (allocators).
+        requires: capabilities it needs from the other side (backends).
+        priority: larger is tried first in automatic selection.
+    """
+
+    name: str
+    kind: PluginKind
+    summary: str
+    api: tuple[int, int] = PLUGIN_API
+    devices: frozenset[DeviceType] = frozenset()
+    provides: frozenset[Capability] = frozenset()
+    requires: frozenset[Capability] = frozenset()
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """Answer to "can this be used?"; `reason` is empty when it can."""
+
+    ok: bool
+    reason: str = ""
+
+    @classmethod
+    def yes(cls) -> Availability:
+        return cls(True)
+
+    @classmethod
+    def no(cls, reason: str) -> Availability:
+        return cls(False, reason)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTarget:
+    """One device, described without opening it.
+
+    Attributes:
+        type: cpu, cuda or hip.
+        index: torch's device index; 0 for the CPU.
+        arch: "sm_90", "gfx942", ...; empty if unknown or CPU.
+        warp_size: lanes of a warp or wave; 1 on the CPU executor's behalf is never needed, so 32 there.
+    """
+
+    type: DeviceType
+    index: int = 0
+    arch: str = ""
+    warp_size: int = 32
+
+    @property
+    def torch_device(self) -> str:
+        """The device string that torch understands ("cpu", "cuda:3"; HIP devices are "cuda" to torch)."""
+        return "cpu" if self.type is DeviceType.CPU else f"cuda:{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRequest:
+    """Everything that a plugin gets to create an allocator or a backend for one rank.
+
+    Attributes:
+        target: device of this rank.
+        rank: this rank.
+        world_size: number of ranks.
+        heap_nbytes: size of each rank's heap in bytes.
+        settings: the plugin's own settings, already validated (class from `iris_plugin_settings`).
+    """
+
+    target: DeviceTarget
+    rank: int
+    world_size: int
+    heap_nbytes: int
+    settings: PluginSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a rank's heap that peers can map.
+
+    Attributes:
+        offset_bytes: where it lies in the owner's heap.
+        nbytes: its size.
+        payload: plain bytes that peers need (an IPC handle, say).
+        fd: file descriptor to be passed; stays the exporter's on export, becomes the importer's on import.
+    """
+
+    offset_bytes: int
+    nbytes: int
+    payload: bytes = b""
+    fd: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMapping:
+    """Where a peer's heap begins in this process's address space."""
+
+    rank: int
+    base_ptr: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A live block of the heap: `nbytes` as asked for, before rounding."""
+
+    offset_bytes: int
+    nbytes: int
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HeapStats:
+    """Figures of one rank's heap, all in bytes unless named otherwise.
+
+    Attributes:
+        reserved: size of the heap.
+        committed: bytes backed by memory as far as the allocator knows.
+        allocated: bytes in live blocks, rounded as allocated.
+        pending: bytes freed or dropped that become free at the next agreement of all ranks.
+        free: bytes that can be handed out now.
+        largest_free: the largest free block.
+        peak: largest `allocated + pending` so far.
+        num_blocks: live blocks (count).
+        fragmentation: 1 - largest_free / free; 0 when nothing is free.
+    """
+
+    reserved: int
+    committed: int
+    allocated: int
+    pending: int
+    free: int
+    largest_free: int
+    peak: int
+    num_blocks: int
+    fragmentation: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompileCase:
+    """One kernel with arguments, for the test tier that compiles without a GPU.
+
+    Attributes:
+        name: shown in test ids.
+        kernel: the jitted function.
+        args: positional arguments as `kernel.warmup` takes them (torch dtypes stand for pointers).
+        kwargs: constexpr and keyword arguments.
+        options: num_warps and the like.
+        expect: per device type, regular expressions that the assembly must contain.
+    """
+
+    name: str
+    kernel: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    expect: Mapping[DeviceType, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRequest:
+    """One call of a collective, described for choosing an algorithm.
+
+    Attributes:
+        op: "all_reduce", "all_gather", ...
+        shape: shape of this rank's input.
+        dtype: torch's name of the element type ("bfloat16").
+        nbytes: bytes of this rank's input.
+        rank: this rank in the group.
+        group_size: ranks that take part.
+        target: device of this rank.
+        options: operation-specific options (reduction, root, ...).
+    """
+
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    rank: int
+    group_size: int
+    target: DeviceTarget
+    options: Mapping[str, Any] = field(default_factory=dict)

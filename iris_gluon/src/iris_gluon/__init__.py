@@ -1,0 +1,3 @@
+"""Gluon device backend of Iris."""
+
+__version__ = "0.2.0"

@@ -1,0 +1,1 @@
+"""CPU executor: runs unmodified Triton kernels on CPU tensors."""
