@@ -1,0 +1,216 @@
+"""The "host" allocator: a symmetric heap in CPU shared memory.
+
+Each rank's heap is one memfd: anonymous, sparse (a page exists once it is touched, so a heap of 64 GiB opens at once
+and costs nothing), not limited by the size of /dev/shm, and gone with its last mapping.  Peers receive the descriptor
+and map the same pages, so loads, stores and atomics of every rank act on the same memory.
+
+Lifetime: mappings are never unmapped by hand.  Every tensor's storage holds the memory map that it lies in; close()
+drops the allocator's own reference, and the kernel takes the pages back when the last tensor is gone.  A tensor that
+outlives the heap therefore stays readable instead of crashing the interpreter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import sys
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from iris_allocators._plugin import HOST_INFO
+from iris_core.errors import HeapClosedError, HeapError
+from iris_core.types import PeerMapping, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from iris_core.types import CreateRequest, PluginInfo
+
+GRANULE = 2 << 20
+"""Bytes by which freed memory is given back to the system."""
+
+# What a peer may do with the descriptor is limited by seals: nobody can shrink the file under a mapping (SIGBUS).
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class HostAllocator:
+    """One rank's heap in a memfd; satisfies `iris_core.protocols.Allocator` and `SupportsDecommit`.
+
+    Args:
+        request: rank, world size, size of the heap in bytes and `HostSettings`.
+
+    Raises:
+        HeapError: the system refuses the memory file or the mapping.
+    """
+
+    def __init__(self, request: CreateRequest) -> None:
+        self._rank = request.rank
+        self._nbytes = _round_up(max(request.heap_nbytes, 1), mmap.PAGESIZE)
+        self._huge_pages = bool(getattr(request.settings, "huge_pages", False))
+        self._peers: dict[int, tuple[mmap.mmap, PeerMapping]] = {}
+        try:
+            fd = os.memfd_create(f"iris-heap-{request.rank}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as e:
+            raise HeapError(f"cannot create a memory file for rank {self._rank}'s heap: {e.strerror}") from e
+        try:
+            os.ftruncate(fd, self._nbytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            self._map: mmap.mmap | None = self._map_fd(fd, self._nbytes)
+            self._view: memoryview | None = memoryview(self._map)
+        except (OSError, HeapError, OverflowError) as e:
+            os.close(fd)
+            if isinstance(e, HeapError):
+                raise
+            raise HeapError(f"cannot make a heap of {self._nbytes} bytes for rank {self._rank}: {e}") from e
+        self._fd: int | None = fd
+        self._base_ptr = _address(self._map)
+        # a process that forgets close() must not keep the descriptor when the allocator is collected
+        self._fd_guard = weakref.finalize(self, os.close, fd)
+
+    # -- description --------------------------------------------------------------------------------------------------
+    @property
+    def info(self) -> PluginInfo:
+        """The plugin's description."""
+        return HOST_INFO
+
+    @property
+    def base_ptr(self) -> int:
+        """Address of this rank's heap."""
+        return self._base_ptr
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the heap in bytes, rounded up to whole pages."""
+        return self._nbytes
+
+    @property
+    def granularity(self) -> int:
+        """Bytes by which memory is given back."""
+        return GRANULE
+
+    @property
+    def generation(self) -> int:
+        """Always 1: the whole heap is exported at once and never grows."""
+        return 1
+
+    @property
+    def committed_bytes(self) -> int:
+        """Bytes of the heap that exist as pages now."""
+        if self._fd is None:
+            raise HeapClosedError("the heap is closed")
+        return os.fstat(self._fd).st_blocks * 512
+
+    def owns(self, ptr: int) -> bool:
+        """Whether an address lies in this rank's own heap."""
+        return self._base_ptr <= ptr < self._base_ptr + self._nbytes
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+    def commit(self, offset_bytes: int, nbytes: int) -> None:
+        """Nothing to do: pages come into being when they are touched."""
+
+    def decommit(self, offset_bytes: int, nbytes: int) -> None:
+        """Give whole granules back to the system; they read as zero afterwards.
+
+        Args:
+            offset_bytes: start in the heap, a multiple of `granularity`.
+            nbytes: length, a multiple of `granularity` or reaching the end of the heap.
+
+        Raises:
+            HeapClosedError: the allocator is closed.
+            HeapError: the system refuses.
+        """
+        if self._map is None:
+            raise HeapClosedError("the heap is closed")
+        try:
+            self._map.madvise(mmap.MADV_REMOVE, offset_bytes, nbytes)
+        except OSError as e:
+            raise HeapError(f"cannot give {nbytes} bytes at offset {offset_bytes} back: {e.strerror}") from e
+
+    def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
+        """Return a 1-D uint8 tensor over a range; its storage keeps the mapping alive.
+
+        Args:
+            offset_bytes: start in the heap.
+            nbytes: length, at least 1.
+            on_release: called once when the last tensor on this storage is gone.
+
+        Raises:
+            HeapClosedError: the allocator is closed.
+        """
+        if self._view is None:
+            raise HeapClosedError("the heap is closed")
+        part = self._view[offset_bytes : offset_bytes + nbytes]
+        out = torch.frombuffer(part, dtype=torch.uint8)
+        # torch holds `part` until the storage dies, and `part` holds the map
+        guard = weakref.finalize(part, on_release)
+        guard.atexit = False
+        return out
+
+    # -- peers --------------------------------------------------------------------------------------------------------
+    def export(self) -> Sequence[Segment]:
+        """The whole heap as one descriptor."""
+        if self._fd is None:
+            raise HeapClosedError("the heap is closed")
+        return (Segment(offset_bytes=0, nbytes=self._nbytes, fd=self._fd),)
+
+    def import_peer(self, rank: int, segments: Sequence[Segment]) -> PeerMapping:
+        """Map a peer's heap and close the received descriptors.
+
+        Raises:
+            HeapError: the descriptors do not describe one heap of this kind.
+        """
+        try:
+            if rank in self._peers:
+                return self._peers[rank][1]
+            if len(segments) != 1 or segments[0].fd is None or segments[0].offset_bytes != 0:
+                raise HeapError(f"rank {rank} did not send one memory file: its allocator is not 'host'")
+            nbytes, fd = segments[0].nbytes, segments[0].fd
+            if os.fstat(fd).st_size < nbytes:
+                raise HeapError(f"rank {rank}'s memory file has fewer than the promised {nbytes} bytes")
+            mapped = self._map_fd(fd, nbytes)
+            mapping = PeerMapping(rank=rank, base_ptr=_address(mapped), nbytes=nbytes)
+            self._peers[rank] = (mapped, mapping)
+            return mapping
+        finally:
+            for segment in segments:
+                if segment.fd is not None:
+                    os.close(segment.fd)
+
+    def close(self) -> None:
+        """Drop peers' mappings, then the own one; tensors that still live keep theirs."""
+        self._peers.clear()
+        if self._fd is not None:
+            self._fd = None
+            self._fd_guard()
+        self._view = None
+        self._map = None
+
+    def _map_fd(self, fd: int, nbytes: int) -> mmap.mmap:
+        try:
+            mapped = mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        except (OSError, ValueError, OverflowError) as e:
+            hint = ""
+            if isinstance(e, OSError) and e.errno == errno.ENOMEM:
+                hint = "; look at `ulimit -v` and vm.overcommit_memory, or choose a smaller heap_size"
+            raise HeapError(f"cannot map {nbytes} bytes of shared memory: {e}{hint}") from e
+        if self._huge_pages and sys.platform == "linux":
+            try:
+                mapped.madvise(mmap.MADV_HUGEPAGE)
+            except OSError as e:
+                raise HeapError(
+                    f"the kernel refuses huge pages for shared memory ({e.strerror}): unset IRIS_HOST__HUGE_PAGES"
+                ) from e
+        return mapped
+
+
+def _address(mapped: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

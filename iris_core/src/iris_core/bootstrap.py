@@ -1,0 +1,411 @@
+"""Who we are, and how ranks talk before there is a heap: the world, object and descriptor exchange.
+
+`connect()` chooses the world: torch.distributed where it is initialised, initialised from torchrun's variables where
+only those exist, and a world of one otherwise.  All exchanges of the host side go through a `World`; they run over a
+gloo group of our own, so the user's group (NCCL, say) and its stream are never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import select
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError, UnsupportedError
+from iris_core.fdchannel import FdChannel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch.distributed as dist
+
+    from iris_core.types import Segment
+
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class World(Protocol):
+    """The ranks that share one heap.  Every method but the attributes and `check_peers` is collective."""
+
+    rank: int
+    world_size: int
+
+    def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]:
+        """Gather a fixed number of 64-bit integers from every rank."""
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """Gather a picklable object from every rank."""
+
+    def broadcast_object(self, obj: Any, src: int) -> Any:
+        """Return rank `src`'s object on every rank."""
+
+    def barrier(self) -> None:
+        """Wait until every rank has arrived."""
+
+    def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
+        """Gather every rank's segments; the descriptors received from peers belong to the caller."""
+
+    def check_peers(self) -> None:
+        """Raise PeerLostError if a peer's process has ended.  Not collective."""
+
+    def close(self) -> None:
+        """Let go of everything; not collective."""
+
+
+class SingleWorld:
+    """A world of one rank: nothing to exchange."""
+
+    rank = 0
+    world_size = 1
+
+    def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the values alone."""
+        return [tuple(values)]
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """Return the object alone."""
+        return [obj]
+
+    def broadcast_object(self, obj: Any, src: int) -> Any:
+        """Return the object."""
+        _check_rank(src, 1)
+        return obj
+
+    def barrier(self) -> None:
+        """Return at once."""
+
+    def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
+        """Return the segments alone."""
+        return [list(segments)]
+
+    def check_peers(self) -> None:
+        """Nobody to look after."""
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class TorchWorld:
+    """Ranks of a torch.distributed process group.
+
+    Collective: every rank of `group` constructs it.
+
+    Args:
+        group: the process group whose ranks share the heap; None for the default group.
+        timeout_s: bound of every exchange in seconds.
+        owns_default_group: destroy the default process group on close, because `connect` made it.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, timeout_s: float, *, owns_default_group: bool = False) -> None:
+        import torch.distributed as dist
+
+        self._dist = dist
+        self._timeout_s = timeout_s
+        self._owns_default_group = owns_default_group
+        self.user_group = group
+        members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+        self.rank = dist.get_rank(group)
+        self.world_size = len(members)
+        if self.rank < 0:
+            raise IrisError("this process is not a member of the process group that was passed as group=")
+        self._calls = 0
+        self._group = self._guard(
+            "opening the world",
+            lambda: dist.new_group(
+                members,
+                backend="gloo",
+                timeout=datetime.timedelta(seconds=timeout_s),
+                use_local_synchronization=group is not None,
+            ),
+        )
+        self._pidfds: dict[int, int] = {}
+        self._channel: FdChannel | None = None
+        # one machine: pids mean something to each other only on the same host and in the same pid namespace
+        home = (_host_id(), os.getpid())
+        homes = self.all_gather_object(home)
+        self.same_host = len({h for h, _ in homes}) == 1
+        self._pids = [pid for _, pid in homes]
+        if self.same_host:
+            for rank, pid in enumerate(self._pids):
+                if rank != self.rank:
+                    self._pidfds[rank] = _pidfd(rank, pid)
+
+    # -- exchanges ----------------------------------------------------------------------------------------------------
+    def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]:
+        """Gather a fixed number of 64-bit integers from every rank.
+
+        Raises:
+            CollectiveTimeoutError: a rank did not arrive in time.
+            PeerLostError: a rank's process has ended.
+        """
+        import torch
+
+        mine = torch.tensor(values, dtype=torch.int64)
+        everyone = torch.empty(self.world_size, len(values), dtype=torch.int64)
+        rows = list(everyone.unbind(0))
+        self._guard("an exchange", lambda: self._dist.all_gather(rows, mine, group=self._group))
+        return [tuple(row) for row in everyone.tolist()]
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """Gather a picklable object from every rank.
+
+        Raises:
+            CollectiveTimeoutError: a rank did not arrive in time.
+            PeerLostError: a rank's process has ended.
+        """
+        out: list[Any] = [None] * self.world_size
+        self._guard("an exchange", lambda: self._dist.all_gather_object(out, obj, group=self._group))
+        return out
+
+    def broadcast_object(self, obj: Any, src: int) -> Any:
+        """Return rank `src`'s object on every rank.
+
+        Raises:
+            ValueError: no such rank.
+            CollectiveTimeoutError: a rank did not arrive in time.
+            PeerLostError: a rank's process has ended.
+        """
+        _check_rank(src, self.world_size)
+        box = [obj if self.rank == src else None]
+        root = self._dist.get_global_rank(self._group, src)
+        self._guard("a broadcast", lambda: self._dist.broadcast_object_list(box, src=root, group=self._group))
+        return box[0]
+
+    def barrier(self) -> None:
+        """Wait until every rank has arrived.
+
+        Raises:
+            CollectiveTimeoutError: a rank did not arrive in time.
+            PeerLostError: a rank's process has ended.
+        """
+        self._guard("a barrier", lambda: self._dist.barrier(group=self._group))
+
+    def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
+        """Gather every rank's segments, passing descriptors between the processes.
+
+        Raises:
+            UnsupportedError: descriptors are to be passed between different hosts.
+            CollectiveTimeoutError: a rank did not arrive in time.
+            PeerLostError: a rank's process has ended.
+        """
+        import dataclasses
+
+        plain = [(dataclasses.replace(s, fd=None), s.fd is not None) for s in segments]
+        everyone = self.all_gather_object(plain)
+        if not any(has_fd for row in everyone for _, has_fd in row):
+            return [[s for s, _ in row] for row in everyone]
+        if not self.same_host:
+            raise UnsupportedError(
+                "this allocator shares memory by file descriptor, which works within one host only, "
+                "but the ranks run on several hosts (or in several pid namespaces)"
+            )
+        if self._channel is None:
+            self._channel = FdChannel(self)
+        counts = [sum(has_fd for _, has_fd in row) for row in everyone]
+        received = self._channel.exchange([s.fd for s in segments if s.fd is not None], counts, self._timeout_s)
+        out: list[list[Segment]] = []
+        for rank, row in enumerate(everyone):
+            if rank == self.rank:
+                out.append(list(segments))
+                continue
+            fds = iter(received[rank])
+            out.append([dataclasses.replace(s, fd=next(fds)) if has_fd else s for s, has_fd in row])
+        return out
+
+    # -- peers --------------------------------------------------------------------------------------------------------
+    @property
+    def pids(self) -> list[int]:
+        """Process id of every rank."""
+        return list(self._pids)
+
+    def lost_peers(self) -> list[int]:
+        """Ranks whose process has ended, as far as this host can tell."""
+        if not self._pidfds:
+            return []
+        poll = select.poll()
+        ranks = {}
+        for rank, fd in self._pidfds.items():
+            poll.register(fd, select.POLLIN)
+            ranks[fd] = rank
+        return sorted(ranks[fd] for fd, _ in poll.poll(0))
+
+    def check_peers(self) -> None:
+        """Raise PeerLostError if a peer's process has ended."""
+        lost = self.lost_peers()
+        if lost:
+            raise PeerLostError(
+                f"rank {self.rank}: {_name_ranks(lost)} ended while this rank still needed {_them(lost)}; "
+                "look at the output of that process for the first error",
+                ranks=lost,
+            )
+
+    def close(self) -> None:
+        """Close descriptors; destroy the groups that were made here."""
+        for fd in self._pidfds.values():
+            os.close(fd)
+        self._pidfds.clear()
+        if self._dist.is_initialized():
+            if self._group is not None:
+                self._dist.destroy_process_group(self._group)
+            if self._owns_default_group:
+                self._dist.destroy_process_group()
+        self._group = None
+        self._owns_default_group = False
+
+    def _guard(self, what: str, call: Any) -> Any:
+        """Run one exchange; turn gloo's errors into ours, naming the ranks that are missing."""
+        self._calls += 1
+        start = time.monotonic()
+        try:
+            return call()
+        except (RuntimeError, ValueError) as e:
+            if getattr(self, "_pidfds", None):
+                # a peer's connection is reset a moment before its process is gone
+                deadline = time.monotonic() + 1.0
+                while not (lost := self.lost_peers()) and time.monotonic() < deadline:
+                    time.sleep(0.02)
+                if lost:
+                    raise PeerLostError(
+                        f"rank {self.rank}: {_name_ranks(lost)} ended during {what}; "
+                        "look at the output of that process for the first error",
+                        ranks=lost,
+                    ) from e
+            if time.monotonic() - start >= 0.9 * self._timeout_s or "timed out" in str(e).lower():
+                missing = self._missing()
+                who = _name_ranks(missing) if missing else "some rank"
+                raise CollectiveTimeoutError(
+                    f"rank {self.rank}: {what} did not complete within {self._timeout_s:g} s; {who} did not arrive. "
+                    "Either that rank failed, or it does not make the same calls, or IRIS_BARRIER_TIMEOUT is too short",
+                    missing_ranks=missing,
+                ) from e
+            raise PeerLostError(f"rank {self.rank}: {what} failed because a peer is gone: {e}") from e
+
+    def _missing(self) -> list[int]:
+        """After a time-out: who else reached this exchange?  Uses the store, which works when collectives do not."""
+        store = self._dist.distributed_c10d._get_default_store()
+        name = getattr(self._group, "group_name", "world")
+        key = f"iris/arrived/{name}/{self._calls}/"
+        store.set(key + str(self.rank), "1")
+        keys = [key + str(r) for r in range(self.world_size)]
+        deadline = time.monotonic() + min(2.0, self._timeout_s)
+        missing = list(range(self.world_size))
+        while missing and time.monotonic() < deadline:
+            time.sleep(0.05)
+            missing = [r for r in missing if not store.check([keys[r]])]
+        return missing
+
+
+def connect(group: dist.ProcessGroup | None, timeout_s: float, environ: Mapping[str, str] | None = None) -> World:
+    """Find the world of this process.
+
+    Collective: every rank of the world calls it.
+
+    Args:
+        group: ranks that share the heap; None for all.
+        timeout_s: bound of every exchange in seconds.
+        environ: the environment; os.environ by default.
+
+    Returns:
+        The torch.distributed world where that is initialised or torchrun's variables are set, else a world of one.
+
+    Raises:
+        CollectiveTimeoutError: the ranks did not find each other in time.
+        RankMismatchError: torchrun's variables contradict each other.
+    """
+    environ = os.environ if environ is None else environ
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return SingleWorld()
+    if dist.is_initialized():
+        return TorchWorld(group, timeout_s)
+    if group is not None:
+        raise IrisError("group= was given, but torch.distributed is not initialised")
+    present = [name for name in TORCHRUN_VARIABLES if name in environ]
+    if len(present) < len(TORCHRUN_VARIABLES):
+        return SingleWorld()
+    try:
+        rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+        _check_rank(rank, world_size)
+    except ValueError as e:
+        raise RankMismatchError(
+            f"the environment says RANK={environ['RANK']!r} and WORLD_SIZE={environ['WORLD_SIZE']!r}: {e}"
+        ) from e
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_s))
+    except (RuntimeError, ValueError) as e:
+        raise CollectiveTimeoutError(
+            f"rank {rank} of {world_size} could not join the process group at "
+            f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}: {e}"
+        ) from e
+    try:
+        return TorchWorld(None, timeout_s, owns_default_group=True)
+    except BaseException:
+        dist.destroy_process_group()
+        raise
+
+
+def check_agreement(world: World, facts: Mapping[str, str]) -> None:
+    """Compare what every rank was opened with.
+
+    Collective: every rank calls it with the same keys.
+
+    Args:
+        world: the ranks.
+        facts: what must be equal on all ranks ("heap_size": "1073741824", ...).
+
+    Raises:
+        RankMismatchError: something differs; the message shows it rank by rank.
+    """
+    everyone = world.all_gather_object(dict(facts))
+    differing = [key for key in everyone[0] if len({row.get(key) for row in everyone}) > 1]
+    differing += sorted({key for row in everyone for key in row} - set(everyone[0]))
+    if not differing:
+        return
+    lines = []
+    for key in differing:
+        by_value: dict[str, list[int]] = {}
+        for rank, row in enumerate(everyone):
+            by_value.setdefault(str(row.get(key, "absent")), []).append(rank)
+        lines.append(f"  {key}: " + "; ".join(f"{value} on {_name_ranks(ranks)}" for value, ranks in by_value.items()))
+    raise RankMismatchError(
+        "the ranks were not opened alike; all must have the same plugins, versions and sizes:\n" + "\n".join(lines)
+    )
+
+
+def _check_rank(rank: int, world_size: int) -> None:
+    if not 0 <= rank < world_size:
+        raise ValueError(f"there is no rank {rank} in a world of {world_size} (0 to {world_size - 1})")
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def _them(ranks: Sequence[int]) -> str:
+    return "it" if len(ranks) == 1 else "them"
+
+
+def _host_id() -> str:
+    """Equal for two processes exactly if they can pass descriptors and see each other's process ids."""
+    parts = [socket.gethostname()]
+    for path in ("/proc/sys/kernel/random/boot_id",):
+        with contextlib.suppress(OSError), open(path) as f:
+            parts.append(f.read().strip())
+    for name in ("pid", "net"):  # abstract sockets live in the network namespace
+        with contextlib.suppress(OSError):
+            parts.append(os.readlink(f"/proc/self/ns/{name}"))
+    return "|".join(parts)
+
+
+def _pidfd(rank: int, pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError as e:
+        raise PeerLostError(f"rank {rank} (process {pid}) ended while the world was opened", ranks=[rank]) from e
