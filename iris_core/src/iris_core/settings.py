@@ -1,0 +1,329 @@
+"""Settings: IRIS_* variables, arguments and plugin options, validated when `Iris()` is called.
+
+An argument beats the environment, the environment beats the default.  The core's settings are IRIS_HEAP_SIZE,
+IRIS_BACKEND, ...; a plugin's are IRIS_<NAME>__<FIELD> (a "-" in the name becomes "_") or `Iris(options={name: {...}})`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
+
+import pydantic
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import SettingsError as _DecodeError
+
+from iris_core.errors import SettingsError
+from iris_core.logs import LEVELS, logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+PREFIX = "IRIS_"
+NESTING = "__"
+
+_S = TypeVar("_S", bound="BaseSettings")
+
+
+class IrisSettingsWarning(UserWarning):
+    """A variable begins with IRIS_ but nothing reads it; probably its name is misspelt."""
+
+
+class PluginSettings(BaseSettings):
+    """Base of a plugin's settings class: frozen, unknown names are errors.
+
+    Fields have no aliases and a default each; the docstring below a field is its description in `iris config`.
+    Building the class directly reads no environment; the core calls `load_plugin_settings`, which does.
+
+    Example:
+        >>> class MySettings(PluginSettings):
+        ...     chunk_nbytes: ByteSize = ByteSize(1 << 20)
+        ...     "Bytes per chunk."
+    """
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_nested_delimiter=NESTING,
+        env_ignore_empty=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read arguments, then the environment if the core has given the plugin's prefix."""
+        # Without a prefix a field `path` would be read from PATH.
+        prefixed = isinstance(env_settings, EnvSettingsSource) and env_settings.env_prefix
+        return (init_settings, env_settings) if prefixed else (init_settings,)
+
+
+def _positive(value: ByteSize) -> ByteSize:
+    if value <= 0:
+        raise ValueError("a size must be larger than 0 bytes")
+    return value
+
+
+def _level(value: Any) -> Any:
+    name = value.strip().upper() if isinstance(value, str) else value
+    if name not in LEVELS:
+        raise ValueError(f"choose one of {', '.join(LEVELS)}")
+    return name
+
+
+def _names(value: Any) -> Any:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+class IrisSettings(BaseSettings):
+    """Settings of the core.  Sizes accept "64MiB", "1GiB" or a number of bytes."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_nested_delimiter=NESTING,
+        env_ignore_empty=True,
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        use_attribute_docstrings=True,
+    )
+
+    heap_size: Annotated[ByteSize, AfterValidator(_positive)] = ByteSize(1 << 30)
+    """Size of each rank's symmetric heap."""
+    allocator: Annotated[str, Field(min_length=1)] = "auto"
+    """Allocator by name, `name@distribution`, or "auto"."""
+    backend: Annotated[str, Field(min_length=1)] = "auto"
+    """Device backend by name, `name@distribution`, or "auto"."""
+    device: str | None = None
+    """Device of this rank ("cpu", "cuda", "cuda:1"); unset: a GPU where one is usable, otherwise the CPU."""
+    log_level: Annotated[str, BeforeValidator(_level)] = "WARNING"
+    """Level of the logger "iris": DEBUG, INFO, WARNING or ERROR."""
+    block: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
+    """Plugins that are never loaded: `name` or `name@distribution`, separated by commas."""
+    device_timeout: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    """Bound in seconds of every wait inside a kernel; unset: unbounded."""
+    barrier_timeout: Annotated[float, Field(gt=0, le=1e9)] = 300.0
+    """Bound in seconds of host barriers and exchanges between ranks."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read arguments, then the environment; neither .env files nor secret directories."""
+        return init_settings, env_settings
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """One setting as `iris config` shows it.
+
+    Attributes:
+        variable: environment variable that sets it.
+        type: what it accepts.
+        value: its value now.
+        source: "default", "environment" or "argument".
+        help: what it is for.
+        plugin: the plugin that it belongs to; empty for the core.
+    """
+
+    variable: str
+    type: str
+    value: Any
+    source: str
+    help: str
+    plugin: str = ""
+
+
+def plugin_prefix(name: str) -> str:
+    """Return what the variables of a plugin begin with: "IRIS_MY_PLUGIN__" for "my-plugin"."""
+    return PREFIX + name.upper().replace("-", "_") + NESTING
+
+
+def load_settings(**given: Any) -> IrisSettings:
+    """Read the core's settings.
+
+    Args:
+        **given: values of the caller, which beat the environment; None means "not given": the environment decides.
+
+    Raises:
+        SettingsError: a value is wrong or a name unknown; says which variable or argument, its value and source.
+    """
+    arguments = {name: value for name, value in given.items() if value is not None}
+    _refuse_unknown(arguments, IrisSettings, "argument {!r} is not a setting of Iris")
+    return _build(IrisSettings, PREFIX, arguments, "argument {name}={value!r}")
+
+
+def load_plugin_settings(
+    name: str, cls: type[PluginSettings], options: Mapping[str, Any] | None = None
+) -> PluginSettings:
+    """Read one plugin's settings from IRIS_<NAME>__<FIELD> and the caller's options.
+
+    Args:
+        name: the plugin's name.
+        cls: its settings class.
+        options: the caller's values, which beat the environment.
+
+    Raises:
+        SettingsError: a value is wrong or a name unknown; says which, where it came from, and close matches.
+    """
+    options = dict(options or {})
+    _refuse_unknown(options, cls, f"options[{name!r}] has {{!r}}, which is not a setting of plugin {name!r}")
+    prefix = plugin_prefix(name)
+    for variable in _environment(prefix):
+        field = variable[len(prefix) :].lower().split(NESTING)[0]
+        if field not in cls.model_fields:
+            known = [prefix + each.upper() for each in cls.model_fields]
+            raise SettingsError(
+                f"{variable} (from the environment) is not a setting of plugin {name!r}" + _nearest(variable.upper(), known, prefix)
+            )
+    return _build(cls, prefix, options, f"options[{name!r}][{{name!r}}]={{value!r}}")
+
+
+def warn_unknown_variables(plugin_names: Iterable[str]) -> tuple[str, ...]:
+    """Warn about every variable that begins with IRIS_ and that nobody reads, naming the nearest one that exists.
+
+    pydantic-settings itself ignores unknown variables silently.
+
+    Args:
+        plugin_names: names of all installed plugins; what begins with IRIS_<NAME>__ is theirs.
+
+    Returns:
+        The messages.
+    """
+    prefixes = [plugin_prefix(name) for name in plugin_names]
+    known = [PREFIX + field.upper() for field in IrisSettings.model_fields]
+    messages = []
+    for variable in _environment(PREFIX):
+        name = variable.upper()
+        if name in known or any(name.startswith(prefix) for prefix in prefixes):
+            continue
+        if NESTING in name:
+            head = name.partition(NESTING)[0]
+            message = f"{variable} is set, but no plugin of that name is installed"
+            message += _nearest(head + NESTING, prefixes, PREFIX)
+        else:
+            message = f"{variable} is set, but Iris has no such setting" + _nearest(name, known, PREFIX)
+        messages.append(message)
+        warnings.warn(message, IrisSettingsWarning, stacklevel=2)
+        logger.warning(message)
+    return tuple(messages)
+
+
+def describe(
+    plugins: Mapping[str, type[PluginSettings]] | None = None,
+    *,
+    given: Mapping[str, Any] | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+) -> tuple[SettingRow, ...]:
+    """Return every setting with type, value and source.
+
+    Args:
+        plugins: settings classes by plugin name.
+        given: arguments as for `load_settings`.
+        options: arguments by plugin name as for `load_plugin_settings`.
+
+    Raises:
+        SettingsError: a value is wrong or a name unknown.
+    """
+    arguments = {name: value for name, value in (given or {}).items() if value is not None}
+    rows = _rows(load_settings(**arguments), PREFIX, arguments)
+    for name, cls in sorted((plugins or {}).items()):
+        own = (options or {}).get(name, {})
+        rows += _rows(load_plugin_settings(name, cls, own), plugin_prefix(name), own, plugin=name)
+    return tuple(rows)
+
+
+def _environment(prefix: str) -> dict[str, str]:
+    """The variables that begin with `prefix` in any case; empty ones count as unset."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.upper().startswith(prefix) and value}
+
+
+def _nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """The end of a message about an unknown name; a common prefix does not make two names similar."""
+    rests = sorted(each.removeprefix(prefix) for each in known)
+    close = difflib.get_close_matches(name.removeprefix(prefix), rests, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {prefix}{close[0]}?"
+    return f"; known are {', '.join(prefix + rest for rest in rests)}" if rests else "; there are none"
+
+
+def _refuse_unknown(given: Mapping[str, Any], cls: type[BaseSettings], message: str) -> None:
+    for name in given:
+        if name not in cls.model_fields:
+            raise SettingsError(message.format(name) + _nearest(name, cls.model_fields))
+
+
+def _build(cls: type[_S], prefix: str, given: Mapping[str, Any], label: str) -> _S:
+    """Build a settings object; `label` tells how to name a value that the caller gave."""
+    try:
+        return cls(_env_prefix=prefix, **given)
+    except pydantic.ValidationError as error:
+        problems = [_problem(dict(detail), prefix, given, label) for detail in error.errors()]
+        raise SettingsError("; ".join(problems)) from error
+    except _DecodeError as error:  # a structured value that is not JSON
+        raise SettingsError(f"a variable {prefix}... is not valid JSON: {error}") from error
+
+
+def _problem(detail: dict[str, Any], prefix: str, given: Mapping[str, Any], label: str) -> str:
+    path = [str(part) for part in detail["loc"]]
+    reason = str(detail["msg"]).removeprefix("Value error, ")
+    variable = prefix + NESTING.join(path).upper()
+    environment = {name.upper(): value for name, value in _environment(prefix).items()}
+    if path and path[0] in given:
+        where = label.format(name=path[0], value=given[path[0]])
+    elif variable in environment:
+        where = f"{variable}={environment[variable]!r} (from the environment)"
+    elif detail["type"] == "missing":
+        return f"{variable} is required and not set"
+    else:  # part of a structured value, or a default that does not hold
+        where = f"{variable}={detail['input']!r}"
+    return f"{where} is not valid: {reason}"
+
+
+def _rows(settings: BaseSettings, prefix: str, given: Mapping[str, Any], plugin: str = "") -> list[SettingRow]:
+    environment = [name.upper() for name in _environment(prefix)]
+    rows = []
+    for name, field in type(settings).model_fields.items():
+        variable = prefix + name.upper()
+        if name in given:
+            source = "argument"
+        elif any(each == variable or each.startswith(variable + NESTING) for each in environment):
+            source = "environment"
+        else:
+            source = "default"
+        value = getattr(settings, name)
+        if isinstance(value, pydantic.BaseModel):
+            value = value.model_dump(mode="json")
+        rows.append(SettingRow(variable, _type_name(field.annotation), value, source, field.description or "", plugin))
+    return rows
+
+
+def _type_name(annotation: Any) -> str:
+    if annotation is ByteSize:
+        return "size"
+    if annotation is type(None):
+        return "unset"
+    if isinstance(annotation, type) and not get_args(annotation):
+        return annotation.__name__
+    if hasattr(annotation, "__metadata__"):  # Annotated[T, ...]
+        return _type_name(get_args(annotation)[0])
+    origin = str(getattr(annotation, "__origin__", ""))
+    if "tuple" in origin or "list" in origin:
+        return "names, separated by commas" if get_args(annotation)[0] is str else "list, as JSON"
+    return " | ".join(_type_name(part) for part in get_args(annotation)) or str(annotation)
