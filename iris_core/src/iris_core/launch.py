@@ -1,0 +1,168 @@
+"""Start a function on several ranks of this host, from an ordinary script or a notebook."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import tempfile
+import time
+import traceback
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from iris_core.errors import IrisError, PeerLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+R = TypeVar("R")
+_GRACE_S = 1.0
+
+
+class RankError(IrisError, RuntimeError):
+    """A rank raised; the message has that rank's traceback.
+
+    Attributes:
+        rank: the first rank that raised.
+    """
+
+    def __init__(self, rank: int, text: str) -> None:
+        super().__init__(f"rank {rank} raised:\n{text.rstrip()}")
+        self.rank = rank
+
+
+def run(fn: Callable[..., R], num_ranks: int, *args: Any, environ: Mapping[str, str] | None = None) -> list[R]:
+    """Call `fn(*args)` on `num_ranks` new processes and return their results in the order of ranks.
+
+    Inside `fn`, `Iris()` finds the other ranks.  When one rank raises, the others are ended.
+
+    Args:
+        fn: a function that can be pickled by name (defined at the top level of a module).
+        num_ranks: number of ranks, at least 1.
+        *args: its arguments, the same on every rank.
+        environ: variables to set in the ranks beside those of this process.
+
+    Returns:
+        One result per rank.
+
+    Raises:
+        RankError: a rank raised; holds the traceback of the first one.
+        PeerLostError: a rank's process ended without a result.
+
+    Example:
+        >>> import iris_core
+        >>> from iris_core.testing.jobs import rank_and_world
+        >>> iris_core.run(rank_and_world, 2)
+        [(0, 2), (1, 2)]
+    """
+    if num_ranks < 1:
+        raise ValueError(f"num_ranks must be at least 1, not {num_ranks}")
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    with tempfile.TemporaryDirectory(prefix="iris-run-") as folder:
+        try:
+            for rank in range(num_ranks):
+                ours, theirs = context.Pipe(duplex=False)
+                variables = {**(environ or {}), **rank_environment(rank, num_ranks)}
+                job = (theirs, variables, os.path.join(folder, "store"), rank, num_ranks, fn, args)
+                process = context.Process(target=_main, args=job, name=f"iris rank {rank}", daemon=True)
+                process.start()
+                theirs.close()
+                pipes.append(ours)
+                processes.append(process)
+            return _collect(pipes, processes)
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    process.terminate()
+            for process in processes:
+                process.join(5)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+            for pipe in pipes:
+                pipe.close()
+
+
+def rank_environment(rank: int, num_ranks: int) -> dict[str, str]:
+    """Variables of one rank: as torchrun's where they describe the rank, one OpenMP thread unless the user chose."""
+    variables = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+    }
+    if "OMP_NUM_THREADS" not in os.environ:
+        variables["OMP_NUM_THREADS"] = "1"  # ranks share the cores; more threads only get in each other's way
+    return variables
+
+
+def join_world(store: str, rank: int, num_ranks: int) -> None:
+    """Initialise torch.distributed through a file that all ranks of this host can reach."""
+    import torch
+    import torch.distributed as dist
+
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=dist.FileStore(store, num_ranks), rank=rank, world_size=num_ranks)
+
+
+def _main(
+    pipe: Connection,
+    variables: Mapping[str, str],
+    store: str,
+    rank: int,
+    num_ranks: int,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    os.environ.update(variables)
+    try:
+        import torch.distributed as dist
+
+        join_world(store, rank, num_ranks)
+        try:
+            answer = (True, fn(*args))
+        finally:
+            dist.destroy_process_group()
+        pickle.dumps(answer)
+    except BaseException:  # noqa: BLE001 - whatever it was, the parent has to hear of it
+        answer = (False, traceback.format_exc())
+    pipe.send(answer)
+    pipe.close()
+
+
+def _collect(pipes: list[Connection], processes: list[BaseProcess]) -> list[Any]:
+    results: dict[int, Any] = {}
+    failed: dict[int, IrisError] = {}
+    waiting = dict(enumerate(pipes))
+    grace_ends = float("inf")  # after a failure, others may still tell the cause of it
+    while waiting and time.monotonic() < grace_ends:
+        for ready in wait(list(waiting.values()), timeout=None if not failed else _GRACE_S):
+            rank = next(r for r, p in waiting.items() if p is ready)
+            del waiting[rank]
+            try:
+                ok, value = pipes[rank].recv()
+            except EOFError:
+                processes[rank].join(5)
+                code = processes[rank].exitcode
+                failed[rank] = PeerLostError(
+                    f"rank {rank} ended with exit code {code} before it had a result", ranks=[rank]
+                )
+            else:
+                if ok:
+                    results[rank] = value
+                else:
+                    failed[rank] = RankError(rank, value)
+        if failed and grace_ends == float("inf"):
+            grace_ends = time.monotonic() + _GRACE_S
+    if failed:
+        raise failed[min(failed, key=lambda r: (_is_consequence(failed[r]), r))]
+    return [results[r] for r in range(len(pipes))]
+
+
+def _is_consequence(error: IrisError) -> bool:
+    """Whether the error only says that another rank is gone."""
+    return isinstance(error, RankError) and "PeerLostError" in str(error)

@@ -1,0 +1,206 @@
+"""A persistent pool of rank processes.
+
+Starting a process costs one to two seconds (importing torch and triton), so tests keep the processes and only make new
+process groups.  One pool serves every world size up to its largest: a job of n ranks runs on the first n workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any
+
+from iris_core.errors import CollectiveTimeoutError, PeerLostError
+from iris_core.launch import RankError, join_world, rank_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+
+class RankPool:
+    """Processes that run jobs as ranks of one world.
+
+    Args:
+        warm: modules that every worker imports at start.
+        timeout_s: bound of one job in seconds.
+
+    Example:
+        >>> from iris_core.testing import RankPool
+        >>> from iris_core.testing.jobs import rank_and_world
+        >>> with RankPool() as pool:
+        ...     pool.run(rank_and_world, 2)
+        [(0, 2), (1, 2)]
+    """
+
+    def __init__(self, *, warm: Sequence[str] = ("torch",), timeout_s: float = 120.0) -> None:
+        self._warm = tuple(warm)
+        self._timeout_s = timeout_s
+        self._workers: list[_Worker] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="iris-pool-")
+        self._worlds = 0
+        self._size = 0  # of the world that the workers are in now
+
+    def run(self, fn: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float | None = None) -> list[Any]:
+        """Call `fn(*args)` on `num_ranks` ranks.
+
+        Args:
+            fn: function that can be pickled by name.
+            num_ranks: number of ranks.
+            *args: arguments, the same on every rank.
+            timeout_s: bound of this job; the pool's by default.
+
+        Returns:
+            One result per rank.
+
+        Raises:
+            RankError: a rank raised.  The pool stays usable: its workers are restarted if they do not come back.
+            PeerLostError: a worker died.
+            CollectiveTimeoutError: the job took too long; the message names the ranks that were still running.
+        """
+        while len(self._workers) < num_ranks:
+            self._workers.append(_Worker(len(self._workers), self._warm))
+        if self._size != num_ranks:
+            self._worlds += 1
+            self._size = num_ranks
+        store = os.path.join(self._folder.name, f"world-{self._worlds}")
+        workers = self._workers[:num_ranks]
+        for rank, worker in enumerate(workers):
+            worker.pipe.send((store, rank, num_ranks, fn, args))
+        try:
+            return self._collect(workers, timeout_s or self._timeout_s)
+        except BaseException:
+            # ranks of a failed job may be anywhere inside it: start afresh
+            self._restart(num_ranks)
+            raise
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in self._workers:
+            worker.stop()
+        self._workers.clear()
+        self._folder.cleanup()
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _restart(self, num_ranks: int) -> None:
+        """Keep workers that finished the job; replace those that hang or died."""
+        for i, worker in enumerate(self._workers[:num_ranks]):
+            if worker.busy:
+                worker.kill()
+                self._workers[i] = _Worker(i, self._warm)
+        self._size = 0  # a new world for the next job
+
+    def _collect(self, workers: Sequence[_Worker], timeout_s: float) -> list[Any]:
+        results: dict[int, Any] = {}
+        failed: dict[int, str] = {}
+        died: list[int] = []
+        for worker in workers:
+            worker.busy = True
+        deadline = time.monotonic() + timeout_s
+        while waiting := {r: w for r, w in enumerate(workers) if w.busy and r not in died}:
+            left = deadline - time.monotonic()
+            ready = wait([w.pipe for w in waiting.values()], timeout=max(left, 0))
+            if not ready:
+                if failed or died:
+                    break
+                ranks = sorted(waiting)
+                raise CollectiveTimeoutError(f"ranks {ranks} still ran after {timeout_s:g} s", missing_ranks=ranks)
+            for rank, worker in waiting.items():
+                if worker.pipe not in ready:
+                    continue
+                try:
+                    ok, value = worker.pipe.recv()
+                except (EOFError, ConnectionError):
+                    died.append(rank)
+                    continue
+                worker.busy = False
+                if ok:
+                    results[rank] = value
+                else:
+                    failed[rank] = value
+            if failed or died:  # the others get a moment to notice by themselves
+                deadline = min(deadline, time.monotonic() + 5.0)
+        if died:
+            text = "".join(f"\nrank {r} raised:\n{failed[r]}" for r in sorted(failed))
+            raise PeerLostError(f"the processes of ranks {died} ended during the job{text}", ranks=died)
+        if failed:
+            rank = min(failed, key=lambda r: ("PeerLostError" in failed[r], r))
+            raise RankError(rank, failed[rank])
+        return [results[r] for r in range(len(workers))]
+
+
+class _Worker:
+    def __init__(self, rank: int, warm: tuple[str, ...]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        # spawn passes sys.path on, so jobs may live in test modules
+        self.process: BaseProcess = context.Process(
+            target=_serve, args=(theirs, rank, warm, list(sys.path)), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        self.busy = False
+
+    def stop(self) -> None:
+        with contextlib.suppress(OSError):  # it may be dead already
+            self.pipe.send(None)
+        self.process.join(2)
+        self.kill()
+
+    def kill(self) -> None:
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def _serve(pipe: Connection, rank: int, warm: tuple[str, ...], path: list[str]) -> None:
+    sys.path[:] = path
+    os.environ.update(rank_environment(rank, rank + 1))
+    for name in warm:
+        importlib.import_module(name)
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    current = ""
+    while True:
+        try:
+            job = pipe.recv()
+        except EOFError:  # the pool's process is gone
+            return
+        except (ImportError, AttributeError):  # the job's function cannot be found here
+            pipe.send((False, traceback.format_exc()))
+            continue
+        if job is None:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            return
+        store, rank, num_ranks, fn, args = job
+        try:
+            if store != current:
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+                os.environ.update(rank_environment(rank, num_ranks))
+                join_world(store, rank, num_ranks)
+                current = store
+            answer = (True, fn(*args))
+        except BaseException:  # noqa: BLE001 - whatever it was, the pool has to hear of it
+            answer = (False, traceback.format_exc())
+        try:
+            pipe.send(answer)
+        except (TypeError, AttributeError, ValueError) as e:  # a result that cannot be pickled
+            pipe.send((False, f"the job's result cannot be sent back: {e}"))
