@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Block,
         CollectiveRequest,
         CompileCase,
+        Demo,
         PeerMapping,
         PluginInfo,
         Segment,
@@ -138,6 +139,13 @@ class DeviceBackend(Protocol):
 
     def compile_cases(self) -> Sequence[CompileCase]:
         """Kernels that must compile for every GPU target, without a GPU."""
+
+
+class SupportsDemos(Protocol):
+    """A backend that brings programs for `iris demo`."""
+
+    def demos(self) -> Sequence[Demo]:
+        """The programs, in the order in which they are shown."""
 
 
 class Work(Protocol):

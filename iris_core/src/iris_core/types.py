@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -233,6 +233,41 @@ class CompileCase:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     expect: Mapping[DeviceType, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """What one rank found in a demonstration.
+
+    Attributes:
+        error: largest deviation from the same computation by torch on one process.
+        tolerance: what may be expected of the arithmetic.
+        detail: one line for the table.
+    """
+
+    error: float
+    tolerance: float
+    detail: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether the result is right; a NaN is not."""
+        return self.error <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """A program that shows what a backend can do, for `iris demo`.
+
+    Attributes:
+        name: short name, for the command line.
+        title: one line for the table.
+        run: called on every rank with the context and a function `progress(done)`, 0 to 1.
+    """
+
+    name: str
+    title: str
+    run: Callable[[Any, Callable[[float], None]], DemoResult]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,553 @@
+"""The host API: one `Iris` per rank opens the world, owns the heap and closes everything again.
+
+The path of a context: connect to the world -> choose plugins -> agree with the other ranks -> allocator -> heap ->
+backend -> context tensor -> (tensors, kernels, barriers) -> close.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from iris_core import bootstrap, device_context, selection
+from iris_core.errors import DeviceError, HeapClosedError, IrisError, PeerLostError, SettingsError
+from iris_core.heap import SymmetricHeap
+from iris_core.logs import rank_logger, set_logger_level
+from iris_core.observers import notify
+from iris_core.registry import default_registry
+from iris_core.settings import load_plugin_settings, load_settings, warn_unknown_variables
+from iris_core.tensors import TensorFactories
+from iris_core.types import CreateRequest, DeviceTarget, DeviceType, HeapStats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import torch
+    import torch.distributed as dist
+
+    from iris_core.protocols import Allocator, DeviceBackend
+    from iris_core.selection import Plan
+
+
+class Iris(TensorFactories):
+    """One rank's view of the symmetric heap and of the world.
+
+    Collective: every rank of the world constructs it with the same arguments.
+
+    torch.distributed is used where it is initialised, initialised from torchrun's variables where only those exist; a
+    process with neither is a world of one.
+
+    Args:
+        heap_size: bytes of each rank's heap, as a number or "64MiB", "1GiB"; IRIS_HEAP_SIZE or 1 GiB by default.
+        allocator: allocator by name, `name@distribution`, or "auto" (then IRIS_ALLOCATOR, then the best usable one).
+        backend: device backend by name, `name@distribution`, or "auto" (then IRIS_BACKEND, then the best usable one).
+        device: "cpu", "cuda", "cuda:1"; by default a GPU where one is usable, else the CPU.
+        group: the process group whose ranks share the heap; all ranks by default.
+        options: settings of plugins by plugin name, `{"host": {"huge_pages": True}}`; they beat the environment.
+
+    Raises:
+        SettingsError: a size, name or option is wrong.
+        PluginError: the requested allocator or backend is not installed, broken, or cannot be used here.
+        CapabilityError: allocator and backend do not fit together.
+        RankMismatchError: the ranks were opened with different versions, plugins or sizes.
+        CollectiveTimeoutError: a rank did not arrive in time.
+        HeapError: the heap cannot be made.
+
+    Example:
+        >>> from iris_core import Iris
+        >>> with Iris(heap_size="16MiB", device="cpu") as ctx:
+        ...     x = ctx.zeros(4, 4)
+        ...     ctx.barrier()
+        ...     ctx.is_symmetric(x)
+        True
+    """
+
+    def __init__(
+        self,
+        heap_size: int | str | None = None,
+        *,
+        allocator: str = "auto",
+        backend: str = "auto",
+        device: str | torch.device | None = None,
+        group: dist.ProcessGroup | None = None,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self._closed = True  # until everything is open
+        settings = load_settings(
+            heap_size=heap_size,
+            allocator=None if allocator == "auto" else allocator,
+            backend=None if backend == "auto" else backend,
+            device=None if device is None else str(device),
+        )
+        set_logger_level(settings.log_level)
+        registry = default_registry()
+        warn_unknown_variables(registry.names())
+        options = dict(options or {})
+        for name in options:
+            if name not in registry.names():
+                installed = ", ".join(registry.names())
+                raise SettingsError(f"options has settings for {name!r}, but only these are installed: {installed}")
+        self.settings = settings
+        with contextlib.ExitStack() as undo:
+            self._world = bootstrap.connect(group, settings.barrier_timeout)
+            undo.callback(self._world.close)
+            self._log = rank_logger(self._world.rank, self._world.world_size)
+            self._plan, self.target = self._everywhere(
+                "choosing plugins", lambda: _choose(registry, settings, self._world.rank)
+            )
+            plan = self._plan
+            bootstrap.check_agreement(self._world, plan_facts(plan, int(settings.heap_size)))
+            self.device = self.target.torch_device
+            if self.target.type is not DeviceType.CPU:
+                import torch
+
+                torch.cuda.set_device(self.target.index)
+            self._allocator: Allocator = self._everywhere(
+                f"creating allocator {plan.allocator.name!r}", lambda: self._create(plan.allocator, options)
+            )
+            undo.callback(self._allocator.close)
+            self.backend: DeviceBackend = self._everywhere(
+                f"creating backend {plan.backend.name!r}", lambda: self._create(plan.backend, options)
+            )
+            # a weak method: the heap must not keep a dropped context alive
+            on_allocated = weakref.WeakMethod(self._allocated)
+            self.heap = SymmetricHeap(
+                self._allocator,
+                self._world,
+                on_allocated=lambda *block: method(*block) if (method := on_allocated()) is not None else None,
+            )
+            self._everywhere("opening the heap", self.heap.open)
+            undo.callback(self.heap.close)
+            self._everywhere("making the device context", self._make_context)
+            self.backend.attach(self.heap)
+            undo.callback(self.backend.detach)
+            self._world.barrier()
+            closing = undo.pop_all()
+        self._closed = False
+        # A context that is dropped without close() still gives everything back, without waiting for the others.
+        self._finalizer = weakref.finalize(self, closing.close)
+        notify("iris_opened", context=self)
+
+    def _everywhere(self, what: str, step: Callable[[], Any]) -> Any:
+        """Run a local step; if it fails on any rank, every rank raises instead of waiting for the failed one."""
+        problem: BaseException | None = None
+        result = None
+        try:
+            result = step()
+        except Exception as e:  # noqa: BLE001 - re-raised below, after the other ranks know
+            problem = e
+        if isinstance(problem, PeerLostError | TimeoutError):
+            raise problem  # the exchange below could only fail again
+        answers = self._world.all_gather_object(None if problem is None else f"{type(problem).__name__}: {problem}")
+        if problem is not None:
+            raise problem
+        failed = [f"rank {rank}: {text}" for rank, text in enumerate(answers) if text is not None]
+        if failed:
+            raise IrisError(f"{what} failed on other ranks:\n" + "\n".join(failed))
+        return result
+
+    def _create(self, record: Any, options: Mapping[str, Mapping[str, Any]]) -> Any:
+        registry = default_registry()
+        given = options.get(record.name, {})
+        settings = load_plugin_settings(record.name, registry.settings_class(record), given)
+        request = CreateRequest(
+            target=self.target,
+            rank=self._world.rank,
+            world_size=self._world.world_size,
+            heap_nbytes=int(self.settings.heap_size),
+            settings=settings,
+        )
+        return registry.create(record, request)
+
+    def _make_context(self) -> None:
+        import torch
+
+        timeout_s = self.settings.device_timeout
+        self._status = torch.zeros(device_context.STATUS_WORDS, dtype=torch.int64, device=self.device)
+        spec = device_context.ContextSpec(
+            rank=self._world.rank,
+            world_size=self._world.world_size,
+            heap_bases=self.heap.heap_bases,
+            timeout_ns=0 if timeout_s is None else max(1, int(timeout_s * 1e9)),
+            status_ptr=self._status.data_ptr(),
+            device=self.device,
+        )
+        self._context = self.backend.make_context(spec)
+
+    def _allocated(self, offset_bytes: int, nbytes: int) -> None:
+        notify("iris_allocated", context=self, offset_bytes=offset_bytes, nbytes=nbytes)
+
+    # -- who and where ------------------------------------------------------------------------------------------------
+    @property
+    def cur_rank(self) -> int:
+        """This rank."""
+        return self._world.rank
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks that share the heap."""
+        return self._world.world_size
+
+    @property
+    def heap_size(self) -> int:
+        """Size of each rank's heap in bytes."""
+        return self.heap.nbytes
+
+    @property
+    def gpu_id(self) -> int:
+        """Index of this rank's device; 0 on the CPU."""
+        return self.target.index
+
+    @property
+    def heap_bases(self) -> torch.Tensor:
+        """Same as `get_heap_bases()`."""
+        return self.get_heap_bases()
+
+    def get_rank(self) -> int:
+        """Return this rank."""
+        return self._world.rank
+
+    def get_num_ranks(self) -> int:
+        """Return the number of ranks that share the heap."""
+        return self._world.world_size
+
+    def get_device(self) -> str:
+        """Return torch's name of this rank's device: "cpu" or "cuda:N"."""
+        return self.device
+
+    def get_device_id(self) -> int:
+        """Return the index of this rank's device; 0 on the CPU."""
+        return self.target.index
+
+    def get_cu_count(self) -> int:
+        """Return the number of the device's compute units (SMs, CUs); on the CPU, of cores this process may use."""
+        if self.target.type is DeviceType.CPU:
+            return len(os.sched_getaffinity(0))
+        import torch
+
+        return int(torch.cuda.get_device_properties(self.target.index).multi_processor_count)
+
+    def get_heap_bases(self) -> torch.Tensor:
+        """Return every rank's heap base as this process sees it: int64[num_ranks] on the device.
+
+        Raises:
+            HeapClosedError: the context is closed.
+        """
+        return self.get_device_context()[2 : 2 + self.num_ranks]
+
+    def get_device_context(self) -> torch.Tensor:
+        """Return the context tensor that kernels decode: int64 on the device; its layout is the backend's business.
+
+        It never changes while the context is open, so it can be captured in a graph.
+
+        Raises:
+            HeapClosedError: the context is closed.
+        """
+        self._check_open()
+        return self._context
+
+    def explain(self) -> str:
+        """Return why this allocator, backend and device were chosen, and why others were not."""
+        return self._plan.explain()
+
+    # -- synchronisation ----------------------------------------------------------------------------------------------
+    def barrier(self, stream: Any = None, group: dist.ProcessGroup | None = None) -> None:
+        """Finish this rank's device work, then wait for the other ranks.
+
+        Collective: every rank of the world, or of `group`, calls it.
+        Stream: waits for all work of the device, or of `stream` alone where one is given.
+
+        A barrier of the whole world also compares the ranks' allocation histories and frees what every rank has
+        dropped; a barrier of a group does not.
+
+        Args:
+            stream: a torch stream; None for the whole device.  On the CPU a kernel is finished when its launch returns.
+            group: a process group of torch.distributed; None for the whole world.
+
+        Raises:
+            HeapClosedError: the context is closed.
+            SymmetryError: the ranks' allocation histories differ.
+            DeviceTimeoutError: a wait inside a kernel of this rank reached IRIS_DEVICE_TIMEOUT.
+            CollectiveTimeoutError: a rank did not arrive in time.
+            PeerLostError: a rank's process ended.
+        """
+        self._check_open()
+        self._synchronize(stream)
+        if group is None:
+            self.heap.barrier_agreement()
+        else:
+            import torch.distributed
+
+            torch.distributed.barrier(group=group)
+        self._raise_device_errors()
+
+    def _synchronize(self, stream: Any) -> None:
+        if self.target.type is DeviceType.CPU:
+            return
+        import torch
+
+        if stream is None:
+            torch.cuda.synchronize(self.target.index)
+        else:
+            stream.synchronize()
+
+    def _raise_device_errors(self) -> None:
+        if self.settings.device_timeout is None:
+            return  # waits are unbounded, so none can have given up
+        error = device_context.status_error(self._status.tolist())
+        if error is not None:
+            self._status.zero_()
+            raise error
+
+    def broadcast(self, value: Any, src: int = 0, *, source_rank: int | None = None) -> Any:
+        """Return rank `src`'s value on every rank.
+
+        Collective: every rank calls it; `value` counts on rank `src` only.
+
+        Args:
+            value: tensors, numpy arrays and lists of numbers come back as numpy arrays; everything else that can be
+                pickled comes back as it is.
+            src: the rank whose value is sent.
+            source_rank: older name of `src`.
+
+        Raises:
+            HeapClosedError: the context is closed.
+            ValueError: no such rank.
+            CollectiveTimeoutError: a rank did not arrive in time.
+            PeerLostError: a rank's process ended.
+        """
+        self._check_open()
+        root = src if source_rank is None else source_rank
+        payload = _broadcastable(value) if self.cur_rank == root else None
+        return self._world.broadcast_object(payload, root)
+
+    # -- heap ---------------------------------------------------------------------------------------------------------
+    def allocate_symmetric(self, *size: Any, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return an uninitialised tensor on the heap and its address on every rank.
+
+        Collective: every rank calls it in the same order.
+
+        Args:
+            *size: the shape, as numbers or one sequence.
+            dtype: element type; torch's default dtype by default.
+
+        Returns:
+            (tensor, peer_bases): peer_bases is int64[num_ranks] on the device; entry r is the address of this tensor on
+            rank r, and the entry of this rank equals `tensor.data_ptr()`.
+
+        Raises:
+            HeapExhaustedError: no free block is large enough.
+            HeapClosedError: the context is closed.
+        """
+        self._check_open()
+        return self.heap.allocate_symmetric(*size, dtype=dtype)
+
+    def as_symmetric(self, external: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on the heap with the content of `external`.
+
+        Collective: every rank calls it with a tensor of the same size.
+
+        Where the allocator can share memory (capability "import-tensor"), the result shares `external`'s; elsewhere it
+        is a copy.  A tensor that is on the heap already is returned as it is.
+
+        Raises:
+            DeviceError: `external` is on another device.
+            HeapExhaustedError: no free block is large enough.
+            HeapClosedError: the context is closed.
+        """
+        self._check_open()
+        return self.heap.as_symmetric(external)
+
+    def is_symmetric(self, tensor: torch.Tensor) -> bool:
+        """Return whether the whole extent of a tensor lies on this rank's heap.
+
+        Raises:
+            HeapClosedError: the context is closed.
+        """
+        self._check_open()
+        return self.heap.is_symmetric(tensor)
+
+    def free(self, tensor: torch.Tensor) -> None:
+        """Give a tensor's block back.
+
+        Collective: every rank frees the same tensor at the same place in its sequence of calls; nobody waits.  The
+        block is handed out again after the next barrier, when no rank can still be writing to it.
+
+        Raises:
+            NotOnHeapError: the tensor is not one of this heap's allocations.
+            HeapError: it was freed before.
+            HeapClosedError: the context is closed.
+        """
+        self._check_open()
+        self.heap.free(tensor)
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Any]:
+        """Free every tensor that is allocated in the block when it ends; `keep(t)` of the scope lets one escape.
+
+        Collective: every rank enters and leaves it at the same place in its sequence of calls.
+
+        Example:
+            >>> with Iris(heap_size="1MiB", device="cpu") as ctx:
+            ...     with ctx.scope() as scope:
+            ...         a, b = ctx.zeros(8), ctx.zeros(8)
+            ...         b = scope.keep(b)
+            ...     ctx.heap.stats().num_blocks
+            1
+        """
+        self._check_open()
+        with self.heap.scope() as scope:
+            yield scope
+
+    def stats(self) -> HeapStats:
+        """Return the heap's figures; see `HeapStats`."""
+        self._check_open()
+        return self.heap.stats()
+
+    # -- logging ------------------------------------------------------------------------------------------------------
+    def debug(self, message: str) -> None:
+        """Log at level DEBUG with this rank in the record."""
+        self._log.debug(message)
+
+    def info(self, message: str) -> None:
+        """Log at level INFO with this rank in the record."""
+        self._log.info(message)
+
+    def warning(self, message: str) -> None:
+        """Log at level WARNING with this rank in the record."""
+        self._log.warning(message)
+
+    def error(self, message: str) -> None:
+        """Log at level ERROR with this rank in the record."""
+        self._log.error(message)
+
+    # -- end ----------------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Wait for the other ranks, then give everything back.  Idempotent.
+
+        Collective: every rank calls it.  If a rank is gone or does not come, the others close all the same and log it.
+        Tensors that still live keep their memory and can be read; kernels must not use them any more.
+        """
+        self._close(synchronize=True)
+
+    def _close(self, *, synchronize: bool) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        notify("iris_closing", context=self)
+        try:
+            if synchronize:
+                self._synchronize(None)
+                self._world.barrier()
+        except (PeerLostError, TimeoutError) as e:
+            self.warning(f"closing without the other ranks: {e}")
+        finally:
+            self._finalizer()
+
+    def __enter__(self) -> Iris:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        # after an error this rank may be anywhere in its sequence of calls: do not wait for the others
+        self._close(synchronize=kind is None)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise HeapClosedError("this Iris context is closed; open a new one")
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return "<Iris, closed>"
+        return (
+            f"<Iris rank {self.cur_rank} of {self.num_ranks} on {self.device}, backend {self._plan.backend.name!r}, "
+            f"allocator {self._plan.allocator.name!r}, heap of {self.heap_size} bytes>"
+        )
+
+
+def plan_facts(plan: Plan, heap_nbytes: int) -> dict[str, str]:
+    """What must be equal on all ranks, for `bootstrap.check_agreement`."""
+    import torch
+
+    import iris_core
+
+    return {
+        "iris-core": iris_core.__version__,
+        "torch": torch.__version__,
+        "heap_size": str(heap_nbytes),
+        "device type": plan.target.type.value,
+        "allocator": f"{plan.allocator.name} ({plan.allocator.distribution} {plan.allocator.version})",
+        "backend": f"{plan.backend.name} ({plan.backend.distribution} {plan.backend.version})",
+        "context layout": str(device_context.CONTEXT_LAYOUT),
+    }
+
+
+def _choose(registry: Any, settings: Any, rank: int) -> tuple[Plan, DeviceTarget]:
+    targets = device_targets(settings.device, rank)
+    plan = selection.select(registry, settings, allocator=settings.allocator, backend=settings.backend, targets=targets)
+    return plan, plan.target
+
+
+def device_targets(device: str | None, rank: int) -> list[DeviceTarget]:
+    """Return the devices that a rank may use, the preferred one first.
+
+    Args:
+        device: "cpu", "cuda", "cuda:1", or None for any.
+        rank: this rank; LOCAL_RANK, where set, decides which GPU it gets.
+
+    Raises:
+        DeviceError: the device does not exist here.
+    """
+    import torch
+
+    cpu = DeviceTarget(DeviceType.CPU)
+    if device is not None:
+        try:
+            wanted = torch.device(device)
+        except RuntimeError as e:
+            raise DeviceError(f"device {device!r} is no device of torch: say 'cpu', 'cuda' or 'cuda:1'") from e
+        if wanted.type == "cpu":
+            return [cpu]
+        if wanted.type != "cuda":
+            raise DeviceError(f"device {device!r} is not supported: say 'cpu', 'cuda' or 'cuda:1'")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device is None and count == 0:
+        return [cpu]
+    if count == 0:
+        raise DeviceError(f"device {device!r} was asked for, but torch sees no GPU here; device='cpu' always works")
+    index = int(os.environ.get("LOCAL_RANK", rank)) % count
+    if device is not None and wanted.index is not None:
+        index = wanted.index
+    if index >= count:
+        raise DeviceError(f"device {device!r} was asked for, but there are only {count} GPUs here")
+    gpu = _gpu_target(index)
+    return [gpu] if device is not None else [gpu, cpu]
+
+
+def _gpu_target(index: int) -> DeviceTarget:
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    if torch.version.hip is not None:
+        arch = str(properties.gcnArchName).split(":")[0]
+        warp_size = int(getattr(properties, "warp_size", 64))
+        return DeviceTarget(DeviceType.HIP, index, arch, warp_size)
+    return DeviceTarget(DeviceType.CUDA, index, f"sm_{properties.major}{properties.minor}", 32)
+
+
+def _broadcastable(value: Any) -> Any:
+    """Tensors, arrays and numeric lists become numpy arrays; the rest stays what it is."""
+    import numpy as np
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        if value.dtype is torch.bfloat16:
+            value = value.float()  # numpy has no bfloat16; float32 holds every value of it
+        return value.numpy()
+    if isinstance(value, list):
+        array = np.asarray(value) if value and all(isinstance(v, int | float | complex) for v in value) else None
+        if array is not None and array.dtype != object:
+            return array
+    return value
