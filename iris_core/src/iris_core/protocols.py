@@ -1,7 +1,7 @@
 """Protocols between the core and its plugins.
 
-Structural types: a plugin's class need not inherit from them.  `isinstance` is deliberately not offered (a runtime check
-sees names, not signatures); mypy and the conformance kit (`iris_core.testing`) check implementations.
+Structural types: a plugin's class need not inherit from them.  `isinstance` is deliberately not offered (a runtime
+check sees names, not signatures); mypy and the conformance kit (`iris_core.testing`) check implementations.
 
 Allocators never communicate.  Only the heap runs collective exchanges, so an allocator cannot deadlock and the order of
 exchanges is the same on all ranks.
@@ -69,7 +69,10 @@ class Allocator(Protocol):
         """Describe the memory for peers.  Descriptors stay the allocator's."""
 
     def import_peer(self, rank: int, segments: Sequence[Segment]) -> PeerMapping:
-        """Map a peer's memory.  Takes over the descriptors in `segments`, also when it raises.  Repeating it is harmless."""
+        """Map a peer's memory; repeating it is harmless.
+
+        Takes over the descriptors in `segments`, also when it raises.
+        """
 
     def close(self) -> None:
         """Unmap peers, then release own memory once its last tensor is gone.  Idempotent."""

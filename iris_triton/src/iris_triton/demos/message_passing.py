@@ -1,0 +1,72 @@
+"""Producer and consumer: each rank sends blocks to the next one and works on what the previous one sends.
+
+One launch per rank holds both sides.  Program i < blocks produces block i for the next rank: it waits until the slot
+is empty (a credit from the consumer), puts the block there and raises the slot's flag.  Program blocks + i consumes: it
+waits for the flag, works on the block, and returns the credit.  Flags and credits only ever grow, so nothing is reset
+between rounds.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from iris_core.types import DemoResult
+from iris_triton.context import DeviceContext
+
+BLOCK = 1024
+BLOCKS = 4
+ROUNDS = 5
+
+
+@triton.jit
+def pass_messages(
+    source, slots, result, flags, credits, context, rank: tl.constexpr, world_size: tl.constexpr,
+    rounds, num_blocks, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Send `rounds` times every block of `source` to the next rank; add up what arrives in `result`."""
+    ctx = DeviceContext.initialize(context, rank, world_size)
+    succ = (rank + 1) % world_size
+    pred = (rank + world_size - 1) % world_size
+    program = tl.program_id(0)
+    lanes = tl.arange(0, BLOCK)
+    if program < num_blocks:
+        block = program * BLOCK + lanes
+        for r in range(rounds):
+            ctx.wait(credits + program, r, cmp="ge")
+            data = tl.load(source + block) * (r + 1)
+            ctx.store(slots + block, data, succ)
+            ctx.signal(flags + program, r + 1, succ)
+    else:
+        slot = program - num_blocks
+        block = slot * BLOCK + lanes
+        total = tl.zeros((BLOCK,), dtype=tl.float32)
+        for r in range(rounds):
+            ctx.wait(flags + slot, r + 1, cmp="ge")
+            total += tl.load(slots + block)
+            ctx.signal(credits + slot, r + 1, pred)
+        tl.store(result + block, total)
+
+
+def run(ctx, progress) -> DemoResult:
+    """Run it on every rank of `ctx` and compare with the sum computed directly."""
+    rank, world = ctx.cur_rank, ctx.num_ranks
+    numel = BLOCK * BLOCKS
+    slots = ctx.zeros(numel, dtype=torch.float32)
+    flags = ctx.zeros(BLOCKS, dtype=torch.int64)
+    credits = ctx.zeros(BLOCKS, dtype=torch.int64)
+    source = _source(rank, numel).to(ctx.device)
+    result = torch.full((numel,), float("nan"), device=ctx.device)
+    ctx.barrier()
+    progress(0.1)
+    pass_messages[(2 * BLOCKS,)](
+        source, slots, result, flags, credits, ctx.get_device_context(), rank, world, ROUNDS, BLOCKS, BLOCK=BLOCK
+    )
+    ctx.barrier()
+    progress(1.0)
+    expected = _source((rank - 1) % world, numel) * sum(range(1, ROUNDS + 1))
+    error = (result.cpu() - expected).abs().max().item()
+    return DemoResult(error, 1e-4, f"{ROUNDS} rounds x {BLOCKS} blocks of {BLOCK}")
+
+
+def _source(rank: int, numel: int) -> torch.Tensor:
+    return torch.linspace(-1, 1, numel) + rank
