@@ -1,0 +1,63 @@
+"""Settings of the CPU executor, one set per process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from iris_core.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class CpuConfig:
+    """How kernels run on the CPU.
+
+    Attributes:
+        bounds_check: refuse accesses outside live blocks and tensor arguments.  Without it a stray pointer ends the
+            process with a segmentation fault.
+        timeout_s: seconds that all programs of a launch may wait for memory that does not change, before DeadlockError.
+    """
+
+    bounds_check: bool = True
+    timeout_s: float = 60.0
+
+
+_current = CpuConfig()
+
+
+def configuration() -> CpuConfig:
+    """Return the settings that the next launch uses."""
+    return _current
+
+
+def configure(*, bounds_check: bool | None = None, timeout_s: float | None = None) -> CpuConfig:
+    """Change settings for all later launches of this process; None keeps a value.
+
+    Args:
+        bounds_check: see `CpuConfig`.
+        timeout_s: see `CpuConfig`; seconds, positive.
+
+    Returns:
+        The settings now in force.
+
+    Raises:
+        SettingsError: `timeout_s` is not positive.
+    """
+    global _current
+    if timeout_s is not None and not timeout_s > 0:
+        raise SettingsError(f"timeout_s of the CPU executor must be positive, got {timeout_s}")
+    changes = {"bounds_check": bounds_check, "timeout_s": timeout_s}
+    _current = replace(_current, **{name: value for name, value in changes.items() if value is not None})
+    return _current
+
+
+@contextlib.contextmanager
+def configured(*, bounds_check: bool | None = None, timeout_s: float | None = None) -> Iterator[CpuConfig]:
+    """Change settings within a `with` block, for tests; arguments as for `configure`."""
+    global _current
+    before = _current
+    try:
+        yield configure(bounds_check=bounds_check, timeout_s=timeout_s)
+    finally:
+        _current = before

@@ -1,0 +1,243 @@
+"""Where kernels may read and write: blocks of symmetric heaps, regions named by the user, tensor arguments.
+
+`Regions` is an immutable sorted table; it is rebuilt only when a heap's `version` or the registrations change.  A
+`BoundsChecker` belongs to one launch: the table plus the launch's tensor arguments.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iris_triton.cpu.errors import OutOfBoundsError
+
+if TYPE_CHECKING:
+    from iris_core.protocols import MemoryMap
+
+Array = NDArray[Any]
+
+_lock = threading.Lock()
+_tokens = itertools.count(1)
+_heaps: dict[int, MemoryMap] = {}
+_extra: dict[int, tuple[int, int, str]] = {}
+_cache: tuple[tuple[Any, ...], Regions] | None = None
+
+
+def register_memory(memory: MemoryMap) -> int:
+    """Make a symmetric heap known: its live blocks, on every rank, become accessible to kernels.
+
+    Args:
+        memory: the heap; kept until `unregister_memory`.
+
+    Returns:
+        A token for `unregister_memory`.
+    """
+    token = next(_tokens)
+    with _lock:
+        _heaps[token] = memory
+    return token
+
+
+def allow_region(address: int, nbytes: int, label: str = "") -> int:
+    """Make memory accessible that kernels reach through addresses stored in other memory.
+
+    Args:
+        address: first byte.
+        nbytes: size in bytes.
+        label: name for messages.
+
+    Returns:
+        A token for `unregister_memory`.  The caller unregisters the region before it frees the memory.
+
+    Raises:
+        ValueError: the region is empty or lies outside the address space.
+    """
+    if nbytes <= 0 or address <= 0 or address + nbytes > 2**64:
+        raise ValueError(f"no region of {nbytes} bytes at {address:#x}: give a positive address and size in bytes")
+    token = next(_tokens)
+    with _lock:
+        _extra[token] = (address, nbytes, label)
+    return token
+
+
+def unregister_memory(token: int) -> None:
+    """Forget a heap or region; unknown tokens are ignored, so that closing twice is harmless."""
+    with _lock:
+        _heaps.pop(token, None)
+        _extra.pop(token, None)
+
+
+def registered_heaps() -> list[MemoryMap]:
+    """Return the heaps that are registered now."""
+    with _lock:
+        return list(_heaps.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One accessible range; `heap_rank` is None outside symmetric heaps."""
+
+    start: int
+    nbytes: int
+    label: str = ""
+    heap_rank: int | None = None
+    offset_bytes: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + self.nbytes
+
+    def describe(self) -> str:
+        name = f"block {self.label!r}" if self.label else "block"
+        if self.heap_rank is None:
+            return f"{name if self.label else 'memory'} of {self.nbytes} bytes at {self.start:#x}"
+        return f"{name} of {self.nbytes} bytes at offset {self.offset_bytes} of the heap of rank {self.heap_rank}"
+
+
+class Regions:
+    """Sorted table of accessible ranges.  Blocks of a heap are stored once; ranks only shift them."""
+
+    def __init__(self, heaps: Sequence[MemoryMap], extra: Sequence[tuple[int, int, str]]) -> None:
+        self.heap_ranges = [(base, base + heap.nbytes) for heap in heaps for base in heap.heap_bases]
+        self._sources: list[Any] = []
+        starts, sizes, source, index = [], [], [], []
+        for heap in heaps:
+            blocks = [block for block in heap.live_blocks() if block.nbytes > 0]
+            offsets = np.array([block.offset_bytes for block in blocks], np.uint64)
+            nbytes = np.array([block.nbytes for block in blocks], np.uint64)
+            for rank, base in enumerate(heap.heap_bases):
+                starts.append(offsets + np.uint64(base))
+                sizes.append(nbytes)
+                source.append(np.full(len(blocks), len(self._sources)))
+                index.append(np.arange(len(blocks)))
+                self._sources.append((rank, blocks))
+        starts.append(np.array([start for start, _, _ in extra], np.uint64))
+        sizes.append(np.array([size for _, size, _ in extra], np.uint64))
+        source.append(np.full(len(extra), len(self._sources)))
+        index.append(np.arange(len(extra)))
+        self._sources.append((None, extra))
+        start = np.concatenate(starts)
+        order = np.argsort(start, kind="stable")
+        self.starts: Array = start[order]
+        self.ends: Array = (start + np.concatenate(sizes))[order]
+        self._source, self._index = np.concatenate(source)[order], np.concatenate(index)[order]
+        self.start_list: list[int] = self.starts.tolist()
+        self.end_list: list[int] = self.ends.tolist()
+
+    def region(self, position: int) -> Region:
+        """Describe the range at a position of the table."""
+        rank, items = self._sources[int(self._source[position])]
+        item = items[int(self._index[position])]
+        if rank is None:
+            return Region(item[0], item[1], item[2])
+        start = self.start_list[position]
+        return Region(start, item.nbytes, item.label, rank, item.offset_bytes)
+
+    def on_heap(self, start: int, end: int) -> bool:
+        """Whether a range lies in the address range of a registered heap, live or not."""
+        return any(low <= start and end <= high for low, high in self.heap_ranges)
+
+
+def current_regions() -> Regions:
+    """Return the table of everything that is registered now; cheap if nothing has changed."""
+    global _cache
+    with _lock:
+        key = (tuple((token, heap.version) for token, heap in _heaps.items()), tuple(_extra))
+        if _cache is None or _cache[0] != key:
+            _cache = (key, Regions(list(_heaps.values()), list(_extra.values())))
+        return _cache[1]
+
+
+class BoundsChecker:
+    """Decides for one launch whether an access is allowed."""
+
+    def __init__(self, regions: Regions, arguments: Sequence[tuple[int, int, str]]) -> None:
+        """Take the table and the storages of the tensor arguments: (first byte, size in bytes, argument's name)."""
+        self._regions = regions
+        self._arguments = [
+            Region(start, nbytes, name)
+            for start, nbytes, name in arguments
+            if nbytes and not regions.on_heap(start, start + nbytes)
+        ]
+        # Ranges in which accesses were found lately come first: kernels touch few ranges over and over.
+        self._recent = [(region.start, region.end) for region in self._arguments]
+
+    def allows(self, low: int, high: int) -> bool:
+        """Whether all bytes of [low, high) lie in one accessible range."""
+        for start, end in self._recent:
+            if start <= low and high <= end:
+                return True
+        regions = self._regions
+        position = bisect_right(regions.start_list, low) - 1
+        if position >= 0 and high <= regions.end_list[position]:
+            recent = (regions.start_list[position], regions.end_list[position])
+            self._recent = [recent, *self._recent[: len(self._arguments) + 8]]
+            return True
+        return False
+
+    def outside(self, addresses: Array, nbytes: int) -> Array:
+        """Return a mask of the addresses at which an element of `nbytes` bytes is not accessible."""
+        bad = np.ones(addresses.shape, bool)
+        last = addresses + np.uint64(nbytes)
+        wrapped = last < addresses  # an element cannot span the end of the address space
+        if len(self._regions.starts):
+            position = np.searchsorted(self._regions.starts, addresses, side="right") - 1
+            bad = (position < 0) | (last > self._regions.ends[np.maximum(position, 0)])
+        for region in self._arguments:
+            bad &= (addresses < np.uint64(region.start)) | (last > np.uint64(region.end))
+        result: Array = bad | wrapped
+        return result
+
+    def nearest(self, address: int) -> Region | None:
+        """Return the accessible range that is closest to an address, or None if there is none at all."""
+        candidates = list(self._arguments)
+        position = bisect_right(self._regions.start_list, address) - 1
+        for near in (position, position + 1):
+            if 0 <= near < len(self._regions.start_list):
+                candidates.append(self._regions.region(near))
+        return min(candidates, key=lambda region: _distance(region, address), default=None)
+
+    def describe(self, address: int) -> str:
+        """Say in which range an address lies; just the address if in none."""
+        near = self.nearest(address)
+        if near is None or _distance(near, address):
+            return f"{address:#x}"
+        return f"{address:#x} (byte {address - near.start} of {near.describe()})"
+
+    def error(
+        self, kernel: str, program: tuple[int, int, int], access: str, addresses: Array, lanes: Array, nbytes: int
+    ) -> OutOfBoundsError:
+        """Describe the first inaccessible element among `addresses`; `lanes` are their places within the block."""
+        bad = self.outside(addresses, nbytes)
+        first = int(np.argmax(bad))
+        address, lane = int(addresses[first]), int(lanes[first])
+        others = int(bad.sum()) - 1
+        near = self.nearest(address)
+        message = f"kernel {kernel!r}, program {program}, lane {lane}: {access} of {nbytes} bytes at {address:#x} is "
+        if near is None:
+            message += "out of bounds: no memory is accessible to this launch"
+        elif address >= near.end:
+            message += f"out of bounds: it begins {address - near.end} bytes past the end of {near.describe()}"
+        elif address < near.start:
+            message += f"out of bounds: it begins {near.start - address} bytes before {near.describe()}"
+        else:
+            message += f"out of bounds: it ends {address + nbytes - near.end} bytes past the end of {near.describe()}"
+        message += f"; {others} more lanes are out of bounds as well" if others else ""
+        message += (
+            ". Mask the access, or, if the address was loaded from memory and is right, pass the tensor as an argument "
+            "or call iris_triton.cpu.allow_region."
+        )
+        return OutOfBoundsError(
+            message, kernel=kernel, program=program, lane=lane, access=access, address=address, nbytes=nbytes
+        )
+
+
+def _distance(region: Region, address: int) -> int:
+    return max(region.start - address, address - region.end + 1, 0)
