@@ -190,7 +190,8 @@ def load_plugin_settings(
         if field not in cls.model_fields:
             known = [prefix + each.upper() for each in cls.model_fields]
             raise SettingsError(
-                f"{variable} (from the environment) is not a setting of plugin {name!r}" + _nearest(variable.upper(), known, prefix)
+                f"{variable} (from the environment) is not a setting of plugin {name!r}"
+                + _nearest(variable.upper(), known, prefix)
             )
     return _build(cls, prefix, options, f"options[{name!r}][{{name!r}}]={{value!r}}")
 

@@ -1,0 +1,56 @@
+"""Observers: plugins of the group iris.plugins that are told what happens.
+
+An observer that fails to load or that raises is logged with its name and hurts neither the program nor other observers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from iris_core.errors import PluginError
+from iris_core.hooks import OBSERVER_HOOKS
+from iris_core.logs import logger
+from iris_core.types import PluginKind, PluginState
+
+if TYPE_CHECKING:
+    from iris_core.registry import PluginRecord, Registry
+
+
+class Observers:
+    """The observers of one context, loaded when it opens.
+
+    Args:
+        registry: the plugins.  Blocked observers are left out; broken and conflicting ones are logged and left out.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._watching: dict[str, list[PluginRecord]] = {hook: [] for hook in OBSERVER_HOOKS}
+        for record in registry.records(PluginKind.OBSERVER):
+            if record.state is PluginState.BLOCKED:
+                continue
+            if record.state is PluginState.CONFLICTING:
+                logger.error("%s is left out: %s", record.label, record.reason)
+                continue
+            try:
+                for hook in registry.observed_hooks(record):
+                    self._watching[hook].append(record)
+            except PluginError as error:
+                logger.error("an observer is left out: %s", error)
+
+    def watched(self, hook: str) -> bool:
+        """Whether any observer implements a hook; lets a caller skip the preparation of its arguments."""
+        return bool(self._watching[hook])
+
+    def notify(self, hook: str, **arguments: Any) -> None:
+        """Tell every observer that implements a hook.
+
+        Args:
+            hook: "iris_opened", "iris_closing", "iris_allocated" or "iris_collective".
+            **arguments: the hook's arguments, all of them (see `iris_core.hooks`).
+        """
+        for record in self._watching[hook]:
+            try:
+                self._registry.observe(record, hook, **arguments)
+            except Exception:
+                logger.exception("%s raised in %s", record.label, hook)

@@ -1,0 +1,328 @@
+"""Registry of plugins: discover -> load -> check -> register.
+
+The only room that touches pluggy and importlib_metadata.  Discovering reads entry points and imports nothing; a plugin
+is imported when it is chosen.  Nothing is thrown away: a plugin that cannot be used stays listed with its state and
+reason, and never hurts another one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+from iris_core.errors import (
+    IrisError,
+    NoUsablePluginError,
+    PluginConflictError,
+    PluginError,
+    PluginLoadError,
+    PluginNotFoundError,
+)
+from iris_core.hooks import OBSERVER_HOOKS
+from iris_core.logs import logger
+from iris_core.registry.checks import check_info, validate_hooks, wrong_result
+from iris_core.registry.discovery import discover, import_plugin
+from iris_core.registry.records import PluginRecord, canonical, error_text, qualified
+from iris_core.types import Availability, CreateRequest, DeviceTarget, PluginKind, PluginState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from iris_core.settings import PluginSettings
+
+__all__ = ["REGISTERED", "PluginRecord", "Registry", "default_registry", "reset_default_registry"]
+
+REGISTERED = "(registered)"
+"""Distribution of plugins that a program registered itself."""
+
+_SIBLINGS = {
+    (PluginKind.ALLOCATOR, "host"): "iris-allocators",
+    (PluginKind.BACKEND, "triton"): "iris-triton",
+    (PluginKind.BACKEND, "gluon"): "iris-gluon",
+}
+
+
+class Registry:
+    """The plugins of one process.  `default_registry()` is the one that `Iris()` uses.
+
+    Args:
+        search_path: directories with installed distributions; default is the interpreter's path.
+        block: names of plugins that are never loaded, as `name` or `name@distribution`.
+    """
+
+    def __init__(self, *, search_path: Sequence[str] | None = None, block: Iterable[str] = ()) -> None:
+        self._lock = threading.RLock()  # importing a plugin may come back here
+        self._blocked: frozenset[str] = frozenset()
+        self._records = discover(search_path)
+        self._settle()
+        self.block(block)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+    def records(self, kind: PluginKind | None = None) -> tuple[PluginRecord, ...]:
+        """Return all plugins, or those of one kind, by kind, name and distribution.  Imports nothing."""
+        order = list(PluginKind)
+        chosen = [record for record in self._records if kind in (None, record.kind)]
+        return tuple(sorted(chosen, key=lambda record: (order.index(record.kind), record.name, record.distribution)))
+
+    def resolve(self, kind: PluginKind, name: str) -> PluginRecord:
+        """Return the one plugin that a name means.  Imports nothing.
+
+        Args:
+            kind: what the plugin provides.
+            name: "gluon", or "gluon@iris-gluon" where two distributions offer the same name.
+
+        Raises:
+            PluginNotFoundError: no installed plugin has this name.
+            PluginConflictError: several distributions offer it.
+        """
+        plain, _, distribution = name.partition("@")
+        named = [record for record in self.records(kind) if record.name == plain]
+        if distribution:
+            named = [record for record in named if canonical(record.distribution) == canonical(distribution)]
+        if not named:
+            raise self._not_found(kind, name)
+        usable = [record for record in named if record.state is not PluginState.BLOCKED] or named
+        if len(usable) > 1:
+            offers = ", ".join(f"{record.distribution} {record.version}" for record in usable)
+            ways = " or ".join(repr(record.qualified_name) for record in usable)
+            raise PluginConflictError(
+                f"{kind} {plain!r} is offered by several distributions: {offers}. Choose one by {ways}, "
+                "or block the others with IRIS_BLOCK"
+            )
+        return usable[0]
+
+    def _not_found(self, kind: PluginKind, name: str) -> PluginNotFoundError:
+        installed = sorted({record.name for record in self.records(kind)})
+        qualified_names = [record.qualified_name for record in self.records(kind)]
+        close = difflib.get_close_matches(name, qualified_names if "@" in name else installed, n=3, cutoff=0.5)
+        message = f"no {kind} named {name!r} is installed; "
+        message += f"installed are {', '.join(installed)}" if installed else f"no {kind} is installed at all"
+        if close:
+            message += f". Did you mean {' or '.join(map(repr, close))}?"
+        if sibling := _SIBLINGS.get((kind, name.partition("@")[0])):
+            message += f". It comes with the distribution {sibling}: pip install ./{sibling.replace('-', '_')}"
+        else:
+            message += f". A distribution adds one with an entry point in the group {kind.group!r}"
+        return PluginNotFoundError(message, name=name, close_matches=close)
+
+    # -- changing -----------------------------------------------------------------------------------------------------
+    def block(self, names: Iterable[str]) -> None:
+        """Block these plugins and no others; a blocked plugin is never loaded or chosen.
+
+        Args:
+            names: `name` or `name@distribution`; a name blocks plugins of every kind.
+        """
+        with self._lock:
+            wanted = frozenset(qualified(name) for name in names)
+            known = {name for record in self._records for name in record.block_names}
+            for name in sorted(wanted - known - self._blocked):
+                close = difflib.get_close_matches(name, sorted(known), n=1)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                logger.warning("IRIS_BLOCK names %r, which is not installed%s", name, hint)
+            if wanted != self._blocked:
+                self._blocked = wanted
+                self._settle()
+
+    def register(self, kind: PluginKind, plugin: Any, name: str | None = None) -> PluginRecord:
+        """Add a plugin object without an entry point, for tests and notebooks.
+
+        Args:
+            kind: what it provides.
+            plugin: object whose methods are marked with `hookimpl`.
+            name: its name; default is what the plugin says of itself.
+
+        Raises:
+            PluginLoadError: the object is not a valid plugin of this kind.
+            PluginAPIVersionError: it was written for another plugin API.
+            PluginConflictError: the name is taken.
+        """
+        with self._lock:
+            record = PluginRecord(kind, name or "", REGISTERED, "", type(plugin).__qualname__, plugin=plugin)
+            self._check(record)
+            if not record.name:
+                raise PluginLoadError(f"{kind} {plugin!r} does not say its name: pass register(..., name=...)")
+            if rivals := self._rivals(record):
+                raise PluginConflictError(
+                    f"{kind} {record.name!r} is there already, from {', '.join(rivals)}: "
+                    "register it under another name, or block the other one"
+                )
+            self._records.append(record)
+            self._settle()
+            return record
+
+    def unregister(self, record: PluginRecord) -> None:
+        """Take a plugin out again that `register` added."""
+        with self._lock:
+            self._records.remove(record)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Derive who is blocked and who conflicts; what was loaded before stays loaded."""
+        for record in self._records:
+            if record.block_names & self._blocked:
+                record.state, record.reason = PluginState.BLOCKED, "IRIS_BLOCK names it"
+            elif record.state in (PluginState.BLOCKED, PluginState.CONFLICTING):
+                if record.error is not None:
+                    record.show_error()
+                else:
+                    record.state = PluginState.DISCOVERED if record.manager is None else PluginState.LOADED
+                    record.reason = ""
+        for record in self._records:
+            if record.state is PluginState.DISCOVERED and (rivals := self._rivals(record)):
+                record.state = PluginState.CONFLICTING
+                record.reason = f"{', '.join(rivals)} offers this name too; choose {record.qualified_name!r}"
+
+    def _rivals(self, record: PluginRecord) -> list[str]:
+        return [
+            other.distribution
+            for other in self._records
+            if (other.kind, other.name) == (record.kind, record.name)
+            and other is not record
+            and other.state is not PluginState.BLOCKED
+        ]
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+    def load(self, record: PluginRecord) -> PluginRecord:
+        """Import and check a plugin; does nothing if that is done.
+
+        A conflicting plugin is loaded: whoever has its record has chosen it.
+
+        Raises:
+            NoUsablePluginError: it is blocked.
+            PluginLoadError: importing or validating it failed; the cause is chained.
+            PluginAPIVersionError: it was written for another plugin API.
+        """
+        with self._lock:
+            if record.state is PluginState.BLOCKED:
+                raise NoUsablePluginError(
+                    f"{record.label} is blocked: take it out of IRIS_BLOCK", reasons={record.name: record.reason}
+                )
+            if record.error is not None:
+                raise record.error.with_traceback(None)  # else every call would lengthen its traceback
+            if record.manager is None:
+                if record.plugin is None:
+                    try:
+                        record.plugin = import_plugin(record)
+                    except PluginLoadError as error:
+                        record.fail(error)
+                        raise
+                self._check(record)
+            return record
+
+    def _check(self, record: PluginRecord) -> None:
+        try:
+            record.manager = validate_hooks(record, record.plugin)
+            if _implements(record, "iris_plugin_info"):
+                record.info = check_info(record, self._call(record, "iris_plugin_info"))
+                record.name = record.name or record.info.name
+        except PluginError as error:
+            record.fail(error)
+            raise
+        record.state, record.reason = PluginState.LOADED, ""
+
+    def load_all(self) -> tuple[PluginRecord, ...]:
+        """Load every plugin and probe it on each device type it names; never raises for a plugin that fails.
+
+        Returns:
+            All records; `state` and `reason` say what became of each.
+        """
+        for record in self.records():
+            if record.state not in (PluginState.BLOCKED, PluginState.CONFLICTING):
+                try:
+                    self._survey(record)
+                except PluginError as error:
+                    logger.debug("%s", error, exc_info=error)  # the record keeps it
+        return self.records()
+
+    def _survey(self, record: PluginRecord) -> None:
+        self.load(record)
+        if record.info is None or record.kind is PluginKind.OBSERVER or record.state is PluginState.CREATED:
+            return
+        answers = [self.probe(record, DeviceTarget(device)) for device in sorted(record.info.devices)]
+        available = not answers or any(answers)
+        record.state = PluginState.LOADED if available else PluginState.UNAVAILABLE
+        record.reason = "" if available else "; ".join(dict.fromkeys(answer.reason for answer in answers))
+
+    # -- calling one plugin -------------------------------------------------------------------------------------------
+    def settings_class(self, record: PluginRecord) -> type[PluginSettings]:
+        """Return the class of a plugin's settings.
+
+        Raises:
+            PluginLoadError: the plugin raised or returned something else; or as `load`.
+        """
+        from iris_core.settings import PluginSettings  # pydantic is heavy, and listing plugins does not need it
+
+        self.load(record)
+        cls = self._call(record, "iris_plugin_settings")
+        if not (isinstance(cls, type) and issubclass(cls, PluginSettings)):
+            raise record.fail(wrong_result(record, "iris_plugin_settings", "a subclass of PluginSettings", cls))
+        return cls
+
+    def probe(self, record: PluginRecord, target: DeviceTarget) -> Availability:
+        """Ask a plugin whether it can be used on a device.
+
+        Raises:
+            PluginLoadError: the plugin raised or returned something else; or as `load`.
+        """
+        self.load(record)
+        answer = self._call(record, "iris_plugin_probe", target=target)
+        if not isinstance(answer, Availability):
+            raise record.fail(wrong_result(record, "iris_plugin_probe", "an Availability", answer))
+        return answer
+
+    def create(self, record: PluginRecord, request: CreateRequest) -> Any:
+        """Let a plugin create its allocator, backend or collective.
+
+        Raises:
+            IrisError: whatever the plugin raises of Iris's own errors.
+            PluginError: it raised another error, which is chained; or as `load`.
+        """
+        self.load(record)
+        created = self._call(record, "iris_plugin_create", request=request)
+        record.state, record.reason = PluginState.CREATED, ""
+        return created
+
+    def observed_hooks(self, record: PluginRecord) -> tuple[str, ...]:
+        """Return the observer hooks that an observer implements; raises as `load`."""
+        self.load(record)
+        return tuple(hook for hook in OBSERVER_HOOKS if _implements(record, hook))
+
+    def observe(self, record: PluginRecord, hook: str, **arguments: Any) -> None:
+        """Call one hook of one loaded observer; whatever it raises comes through."""
+        _caller(record, hook)(**arguments)
+
+    def _call(self, record: PluginRecord, hook: str, **arguments: Any) -> Any:
+        """Call a provider hook; what a plugin raises becomes one of our errors, with the cause chained."""
+        try:
+            results = _caller(record, hook)(**arguments)
+        except Exception as error:
+            if hook != "iris_plugin_create":
+                raise record.fail(PluginLoadError(f"{record.label}: {hook} raised {error_text(error)}")) from error
+            if isinstance(error, IrisError):  # an exhausted device, say: no fault of the plugin
+                raise
+            raise PluginError(f"{record.label} could not be created: {error_text(error)}") from error
+        if len(results) != 1:  # pluggy drops None
+            raise record.fail(wrong_result(record, hook, "one result", results or None))
+        return results[0]
+
+
+def _caller(record: PluginRecord, hook: str) -> Any:
+    assert record.manager is not None, f"{record.label} is not loaded"
+    return getattr(record.manager.hook, hook)
+
+
+def _implements(record: PluginRecord, hook: str) -> bool:
+    return bool(_caller(record, hook).get_hookimpls())
+
+
+@functools.cache
+def default_registry() -> Registry:
+    """Return this process's registry; made at the first call."""
+    return Registry()
+
+
+def reset_default_registry() -> None:
+    """Forget the process's registry: the next call discovers again (after an installation, in tests)."""
+    default_registry.cache_clear()
