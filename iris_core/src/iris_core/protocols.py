@@ -89,11 +89,20 @@ class SupportsDecommit(Protocol):
         """Bytes backed by memory now."""
 
 
-class SupportsImportTensor(Protocol):
-    """An allocator that can put an existing tensor's memory on the heap without a copy."""
+class SupportsImportTensor(SupportsDecommit, Protocol):
+    """An allocator that can put an existing tensor's memory on the heap without a copy; `decommit` takes it off."""
 
-    def import_tensor(self, offset_bytes: int, tensor: torch.Tensor) -> torch.Tensor:
-        """Map the tensor's memory at an offset of the heap and return a tensor that shares it."""
+    def import_extent(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """Return how many bytes of the heap the tensor's memory needs, and where its storage will begin in them.
+
+        The size is a multiple of `granularity`.  UnsupportedError if this tensor's memory cannot be imported.
+        """
+
+    def import_tensor(self, offset_bytes: int, tensor: torch.Tensor, on_release: Callable[[], None]) -> torch.Tensor:
+        """Map the tensor's memory at an offset of the heap and return a tensor of the same shape that shares it.
+
+        `on_release` is called as by `Allocator.tensor`.  The offset is a multiple of `granularity`.
+        """
 
 
 class MemoryMap(Protocol):

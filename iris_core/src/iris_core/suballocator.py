@@ -1,0 +1,178 @@
+"""Deterministic sub-allocation of one address range, in offsets only.
+
+The symmetric heap rests on one property of this module: the same sequence of calls gives the same offsets, in every
+process.  Nothing here depends on time, addresses, hashes of strings or the order of a set.
+
+Best fit: the smallest free block that can hold the request, and of equals the one at the lowest offset.  Adjacent free
+blocks are merged at once, so the free list is a function of the live blocks alone.  Finding a block is a binary search;
+updating the sorted list moves machine words, which stays below the search's cost for any list met in practice.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from iris_core.errors import HeapError, HeapExhaustedError
+
+MIN_ALIGNMENT = 256
+"""Default alignment in bytes: a cache line of any device, and more than any vector access needs."""
+
+
+class SubAllocator:
+    """Hands out and takes back parts of the range [0, nbytes).
+
+    Args:
+        nbytes: size of the range; what is beyond the last multiple of `alignment` is not used.
+        alignment: granule of every block in bytes, a power of two.
+
+    Example:
+        >>> sub = SubAllocator(4096)
+        >>> sub.allocate(100), sub.allocate(100, alignment=1024)
+        (0, 1024)
+        >>> sub.free(0)
+        256
+    """
+
+    def __init__(self, nbytes: int, alignment: int = MIN_ALIGNMENT) -> None:
+        check_alignment(alignment)
+        self.alignment = alignment
+        self.nbytes = nbytes // alignment * alignment
+        if self.nbytes <= 0:
+            raise ValueError(f"a heap of {nbytes} bytes is too small: the smallest block has {alignment} bytes")
+        self._live: dict[int, int] = {}  # offset -> size
+        self._by_size: list[tuple[int, int]] = [(self.nbytes, 0)]  # free blocks as (size, offset), sorted
+        self._by_start: dict[int, int] = {0: self.nbytes}  # free blocks: offset -> size
+        self._by_end: dict[int, int] = {self.nbytes: 0}  # free blocks: end -> offset
+        self._allocated = 0
+        self._peak = 0
+
+    def rounded(self, nbytes: int) -> int:
+        """Size of the block that a request of `nbytes` gets; a request for nothing gets the smallest block."""
+        return (nbytes + self.alignment - 1) // self.alignment * self.alignment if nbytes > 0 else self.alignment
+
+    def allocate(self, nbytes: int, alignment: int = MIN_ALIGNMENT) -> int:
+        """Take a block.
+
+        Args:
+            nbytes: size in bytes; 0 takes the smallest block, so that every block has an offset of its own.
+            alignment: what the offset must be a multiple of; any power of two.
+
+        Returns:
+            The block's offset.
+
+        Raises:
+            ValueError: negative size, or an alignment that is no power of two.
+            HeapExhaustedError: no free block is large enough.
+        """
+        if nbytes < 0:
+            raise ValueError(f"cannot allocate {nbytes} bytes")
+        granule = self.alignment
+        if alignment != granule:
+            check_alignment(alignment)
+        size = (nbytes + granule - 1) // granule * granule if nbytes else granule
+        by_size = self._by_size
+        # blocks of the right size come first; with a large alignment some of them may not hold an aligned offset
+        for i in range(bisect_left(by_size, (size, 0)), len(by_size)):
+            free_size, start = by_size[i]
+            offset = start if alignment <= granule else (start + alignment - 1) // alignment * alignment
+            if offset + size <= start + free_size:
+                break
+        else:
+            raise HeapExhaustedError(
+                f"no free block of {size} bytes (alignment {alignment}): "
+                f"{self.free_bytes} bytes are free, {self.largest_free} of them in one piece",
+                requested_bytes=size,
+                free_bytes=self.free_bytes,
+                largest_free_bytes=self.largest_free,
+            )
+        del by_size[i]
+        end, free_end = offset + size, start + free_size
+        del self._by_start[start]
+        del self._by_end[free_end]
+        if offset > start:
+            self._add_free(start, offset)
+        if free_end > end:
+            self._add_free(end, free_end)
+        self._live[offset] = size
+        self._allocated += size
+        if self._allocated > self._peak:
+            self._peak = self._allocated
+        return offset
+
+    def free(self, offset: int) -> int:
+        """Give a block back.
+
+        Args:
+            offset: what `allocate` returned.
+
+        Returns:
+            The size of the block in bytes, as rounded.
+
+        Raises:
+            HeapError: no live block begins there (it was freed before, or the offset points into a block).
+        """
+        size = self._live.pop(offset, None)
+        if size is None:
+            raise HeapError(f"no live block begins at offset {offset}: it was freed before, or is no block's start")
+        self._allocated -= size
+        start, end = offset, offset + size
+        before = self._by_end.pop(start, None)
+        if before is not None:
+            self._remove_free(before)
+            start = before
+        after = self._by_start.get(end)
+        if after is not None:
+            del self._by_end[end + after]
+            self._remove_free(end)
+            end += after
+        self._add_free(start, end)
+        return size
+
+    def size_of(self, offset: int) -> int:
+        """Size in bytes, as rounded, of the live block that begins at `offset`; KeyError if there is none."""
+        return self._live[offset]
+
+    def live(self) -> list[tuple[int, int]]:
+        """Live blocks as (offset, size), by offset."""
+        return sorted(self._live.items())
+
+    def free_blocks(self) -> list[tuple[int, int]]:
+        """Free blocks as (offset, size), by offset; no two are adjacent."""
+        return sorted(self._by_start.items())
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes in live blocks."""
+        return self._allocated
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes in free blocks."""
+        return self.nbytes - self._allocated
+
+    @property
+    def largest_free(self) -> int:
+        """Bytes in the largest free block."""
+        return self._by_size[-1][0] if self._by_size else 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were in live blocks at any time."""
+        return self._peak
+
+    def _add_free(self, start: int, end: int) -> None:
+        size = end - start
+        self._by_start[start] = size
+        self._by_end[end] = start
+        insort(self._by_size, (size, start))
+
+    def _remove_free(self, start: int) -> None:
+        """Forget a free block but for its end, which the caller has taken out already."""
+        size = self._by_start.pop(start)
+        del self._by_size[bisect_left(self._by_size, (size, start))]
+
+
+def check_alignment(alignment: int) -> None:
+    """Raise ValueError unless `alignment` is a power of two."""
+    if alignment <= 0 or alignment & (alignment - 1):
+        raise ValueError(f"alignment must be a power of two, not {alignment}")
