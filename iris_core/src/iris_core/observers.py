@@ -5,11 +5,13 @@ An observer that fails to load or that raises is logged with its name and hurts 
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import PluginError
 from iris_core.hooks import OBSERVER_HOOKS
 from iris_core.logs import logger
+from iris_core.registry import default_registry
 from iris_core.types import PluginKind, PluginState
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Observers:
-    """The observers of one context, loaded when it opens.
+    """The observers of a registry, loaded at construction.
 
     Args:
         registry: the plugins.  Blocked observers are left out; broken and conflicting ones are logged and left out.
@@ -52,5 +54,24 @@ class Observers:
         for record in self._watching[hook]:
             try:
                 self._registry.observe(record, hook, **arguments)
-            except Exception:
+            except Exception:  # noqa: BLE001 - an observer may raise anything
                 logger.exception("%s raised in %s", record.label, hook)
+
+
+@functools.lru_cache(maxsize=1)
+def _current(registry: Registry, revision: int) -> Observers:
+    return Observers(registry)
+
+
+def notify(hook: str, **arguments: Any) -> None:
+    """Tell this process's observers; they are loaded at the first call and again when plugins were blocked or added.
+
+    Args:
+        hook: "iris_opened", "iris_closing", "iris_allocated" or "iris_collective".
+        **arguments: the hook's arguments, all of them (see `iris_core.hooks`).
+
+    Example:
+        >>> notify("iris_allocated", context=ctx, offset_bytes=0, nbytes=256)
+    """
+    registry = default_registry()
+    _current(registry, registry.revision).notify(hook, **arguments)

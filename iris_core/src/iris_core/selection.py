@@ -106,8 +106,8 @@ def select(
         raise ValueError("select needs at least one target")
     registry.block(settings.block)
     reasons: list[Reason] = []
-    allocators = _candidates(registry, PluginKind.ALLOCATOR, allocator, settings.allocator, reasons)
-    backends = _candidates(registry, PluginKind.BACKEND, backend, settings.backend, reasons)
+    allocators = _candidates(registry, PluginKind.ALLOCATOR, allocator, settings, reasons)
+    backends = _candidates(registry, PluginKind.BACKEND, backend, settings, reasons)
     _check_explicit_pair(allocators, backends)
     ever_usable: list[_Candidate] = []
     for target in targets:
@@ -144,14 +144,17 @@ def _nothing_usable(
 
 
 def _candidates(
-    registry: Registry, kind: PluginKind, argument: str, setting: str, reasons: list[Reason]
+    registry: Registry, kind: PluginKind, argument: str, settings: IrisSettings, reasons: list[Reason]
 ) -> list[_Candidate]:
     """The loaded candidates of one kind, best first; an explicit choice is the only one."""
-    if argument != AUTO or setting != AUTO:
-        name, asked_by = (argument, "the argument") if argument != AUTO else (setting, f"IRIS_{kind.upper()}")
+    setting: str = getattr(settings, kind.value)
+    name = setting if argument == AUTO else argument
+    if name != AUTO:
+        from_environment = name == setting and settings.source(kind.value) == "environment"
         record = registry.load(registry.resolve(kind, name))
         assert record.info is not None
-        return [_Candidate(record, record.info, f"{asked_by} names it")]
+        asked_by = f"IRIS_{kind.upper()} names it" if from_environment else f"the argument {kind}={name!r} names it"
+        return [_Candidate(record, record.info, asked_by)]
     found = []
     for record in registry.records(kind):
         if record.state in (PluginState.BLOCKED, PluginState.CONFLICTING):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import pydantic
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, PrivateAttr
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as _DecodeError
 
@@ -116,6 +116,12 @@ class IrisSettings(BaseSettings):
     barrier_timeout: Annotated[float, Field(gt=0, le=1e9)] = 300.0
     """Bound in seconds of host barriers and exchanges between ranks."""
 
+    _given: frozenset[str] = PrivateAttr(default=frozenset())
+
+    def source(self, name: str) -> str:
+        """Return where a setting's value came from: "argument", "environment" or "default"."""
+        return _source(name, PREFIX, self._given)
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -166,7 +172,9 @@ def load_settings(**given: Any) -> IrisSettings:
     """
     arguments = {name: value for name, value in given.items() if value is not None}
     _refuse_unknown(arguments, IrisSettings, "argument {!r} is not a setting of Iris")
-    return _build(IrisSettings, PREFIX, arguments, "argument {name}={value!r}")
+    settings = _build(IrisSettings, PREFIX, arguments, "argument {name}={value!r}")
+    settings._given = frozenset(arguments)
+    return settings
 
 
 def load_plugin_settings(
@@ -298,21 +306,22 @@ def _problem(detail: dict[str, Any], prefix: str, given: Mapping[str, Any], labe
 
 
 def _rows(settings: BaseSettings, prefix: str, given: Mapping[str, Any], plugin: str = "") -> list[SettingRow]:
-    environment = [name.upper() for name in _environment(prefix)]
     rows = []
     for name, field in type(settings).model_fields.items():
-        variable = prefix + name.upper()
-        if name in given:
-            source = "argument"
-        elif any(each == variable or each.startswith(variable + NESTING) for each in environment):
-            source = "environment"
-        else:
-            source = "default"
         value = getattr(settings, name)
         if isinstance(value, pydantic.BaseModel):
             value = value.model_dump(mode="json")
+        variable, source = prefix + name.upper(), _source(name, prefix, given)
         rows.append(SettingRow(variable, _type_name(field.annotation), value, source, field.description or "", plugin))
     return rows
+
+
+def _source(name: str, prefix: str, given: Iterable[str]) -> str:
+    if name in given:
+        return "argument"
+    variable = prefix + name.upper()
+    read = [each.upper() for each in _environment(variable)]
+    return "environment" if any(each == variable or each.startswith(variable + NESTING) for each in read) else "default"
 
 
 def _type_name(annotation: Any) -> str:

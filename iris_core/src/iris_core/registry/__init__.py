@@ -55,6 +55,7 @@ class Registry:
     def __init__(self, *, search_path: Sequence[str] | None = None, block: Iterable[str] = ()) -> None:
         self._lock = threading.RLock()  # importing a plugin may come back here
         self._blocked: frozenset[str] = frozenset()
+        self._revision = 0
         self._records = discover(search_path)
         self._settle()
         self.block(block)
@@ -65,6 +66,15 @@ class Registry:
         order = list(PluginKind)
         chosen = [record for record in self._records if kind in (None, record.kind)]
         return tuple(sorted(chosen, key=lambda record: (order.index(record.kind), record.name, record.distribution)))
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all plugins, sorted, each once.  Imports nothing."""
+        return tuple(sorted({record.name for record in self._records}))
+
+    @property
+    def revision(self) -> int:
+        """Grows whenever plugins are registered, unregistered, blocked or unblocked."""
+        return self._revision
 
     def resolve(self, kind: PluginKind, name: str) -> PluginRecord:
         """Return the one plugin that a name means.  Imports nothing.
@@ -160,6 +170,7 @@ class Registry:
 
     def _settle(self) -> None:
         """Derive who is blocked and who conflicts; what was loaded before stays loaded."""
+        self._revision += 1
         for record in self._records:
             if record.block_names & self._blocked:
                 record.state, record.reason = PluginState.BLOCKED, "IRIS_BLOCK names it"

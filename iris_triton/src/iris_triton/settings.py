@@ -1,0 +1,18 @@
+"""Settings of the Triton backend."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from iris_core.settings import PluginSettings
+
+
+class TritonSettings(PluginSettings):
+    """Settings of the "triton" backend: IRIS_TRITON__..., or `options={"triton": {...}}`."""
+
+    bounds_check: bool = True
+    """On the CPU: check that every access of a kernel lies in a live block of the heap or in one of its arguments."""
+    cpu_timeout: Annotated[float, Field(gt=0, le=1e9)] = 60.0
+    """On the CPU: seconds that all programs of a launch may wait for memory that does not change (deadlock)."""
