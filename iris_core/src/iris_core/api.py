@@ -248,6 +248,11 @@ class Iris(TensorFactories):
         self._check_open()
         return self._context
 
+    @property
+    def plugin_names(self) -> dict[str, str]:
+        """Names of the plugins in use, by kind."""
+        return {"allocator": self._plan.allocator.name, "backend": self._plan.backend.name}
+
     def explain(self) -> str:
         """Return why this allocator, backend and device were chosen, and why others were not."""
         return self._plan.explain()

@@ -156,7 +156,10 @@ def _receive_fds(connection: socket.socket, count: int, peer: int) -> list[int]:
     fds: list[int] = []
     try:
         while len(fds) < count:
-            _, new, flags, _ = socket.recv_fds(connection, 1, _FDS_PER_MESSAGE, socket.MSG_CMSG_CLOEXEC)
+            try:
+                _, new, flags, _ = socket.recv_fds(connection, 1, _FDS_PER_MESSAGE, socket.MSG_CMSG_CLOEXEC)
+            except TimeoutError:
+                new, flags = [], 0
             fds += new
             if not new or flags & socket.MSG_CTRUNC:
                 raise IrisError(

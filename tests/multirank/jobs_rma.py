@@ -1,0 +1,124 @@
+"""Kernels and rank jobs of test_rma: loads, stores and copies through every form of the device API."""
+
+import torch
+import triton
+import triton.language as tl
+
+import iris_triton as iris
+from iris_core import Iris
+from iris_triton import DeviceContext
+
+BLOCK = 256
+NUMEL = 4 * BLOCK - 19  # the last program is partly masked
+DTYPES = (torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32)
+
+
+@triton.jit
+def rma(
+    op: tl.constexpr, form: tl.constexpr, x, y, out, bases, context, rank: tl.constexpr, world: tl.constexpr,
+    peer, far, n, masked: tl.constexpr, hint: tl.constexpr, BLOCK: tl.constexpr,
+    load_cache: tl.constexpr = None, store_cache: tl.constexpr = None, volatile: tl.constexpr = False,
+):  # fmt: skip
+    """One operation between this rank, `peer` and (copy) `far`; `form` is functional or object-oriented."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if masked:
+        mask = i < n
+        other = 7
+    else:
+        mask = None
+        other = None
+    if form == "functional":
+        if op == "load":
+            value = iris.load(
+                x + i,
+                rank,
+                peer,
+                bases,
+                mask=mask,
+                other=other,
+                cache_modifier=load_cache,
+                volatile=volatile,
+                hint=hint,
+            )
+            tl.store(out + i, value)
+        elif op == "store":
+            iris.store(y + i, tl.load(x + i), rank, peer, bases, mask=mask, hint=hint, cache_modifier=store_cache)
+        elif op == "get":
+            iris.get(x + i, y + i, rank, peer, bases, mask, other, load_cache, store_cache, hint)
+        elif op == "put":
+            iris.put(x + i, y + i, rank, peer, bases, mask, other, load_cache, store_cache, hint)
+        elif op == "copy":
+            iris.copy(x + i, y + i, peer, far, rank, bases, mask, other, load_cache, store_cache, hint)
+    else:
+        ctx = DeviceContext.initialize(context, rank, world)
+        if op == "load":
+            value = ctx.load(
+                x + i, peer, mask=mask, other=other, cache_modifier=load_cache, volatile=volatile, hint=hint
+            )
+            tl.store(out + i, value)
+        elif op == "store":
+            ctx.store(y + i, tl.load(x + i), peer, mask=mask, cache_modifier=store_cache, hint=hint)
+        elif op == "get":
+            ctx.get(x + i, y + i, peer, mask, other, load_cache, store_cache, hint)
+        elif op == "put":
+            ctx.put(x + i, y + i, peer, mask, other, load_cache, store_cache, hint)
+        elif op == "copy":
+            ctx.copy(x + i, y + i, peer, far, mask, other, load_cache, store_cache, hint)
+
+
+def values(rank: int, dtype: torch.dtype) -> torch.Tensor:
+    """Distinct per rank and position, exact in every dtype."""
+    return ((torch.arange(4 * BLOCK) * 7 + rank * 31) % 120 - 60).to(dtype)
+
+
+def run_rma(op: str, cache_modifiers: bool) -> list[str]:
+    """Try an operation in all dtypes, masks, hints and both forms; return what went wrong."""
+    problems = []
+    with Iris("8MiB", device="cpu") as ctx:
+        rank, world = ctx.cur_rank, ctx.num_ranks
+        peer, far = (rank + (world + 1) // 2) % world, (rank + 1) % world
+        writer = {"store": (rank - (world + 1) // 2) % world, "put": (rank - (world + 1) // 2) % world}
+        for dtype in DTYPES:
+            x = ctx.empty(4 * BLOCK, dtype=dtype)
+            x.copy_(values(rank, dtype))
+            y = ctx.empty(4 * BLOCK, dtype=dtype)
+            out = torch.empty(4 * BLOCK, dtype=dtype)
+            for form in ("functional", "object"):
+                for masked, hint, caches in variants(cache_modifiers):
+                    y.fill_(-3)
+                    out.fill_(-3)
+                    ctx.barrier()
+                    rma[(4,)](
+                        op, form, x, y, out, ctx.get_heap_bases(), ctx.get_device_context(), rank, world,
+                        peer, far, NUMEL, masked=masked, hint=hint, BLOCK=BLOCK, **caches,
+                    )  # fmt: skip
+                    ctx.barrier()
+                    if op in ("load", "get"):
+                        expected = values(peer, dtype)
+                    elif op == "copy":  # rank r copies from r + half to r + 1, so ours came from rank - 1 + half
+                        expected = values((rank - 1 + (world + 1) // 2) % world, dtype)
+                    else:
+                        expected = values(writer[op], dtype)
+                    if masked:
+                        expected[NUMEL:] = 7 if op == "load" else -3
+                    found = out if op == "load" else y
+                    if not torch.equal(found, expected):
+                        wrong = int((found != expected).sum())
+                        problems.append(
+                            f"rank {rank}: {op} {form} {dtype} masked={masked} {hint} {caches}: {wrong} wrong"
+                        )
+                    ctx.barrier()
+    return problems
+
+
+def variants(cache_modifiers: bool):
+    if not cache_modifiers:
+        yield False, None, {}
+        yield True, None, {}
+        yield False, 16, {}
+        yield False, (16,), {}
+        return
+    for load_cache in (None, ".ca", ".cg", ".cv"):
+        for store_cache in (None, ".wb", ".cg", ".cs", ".wt"):
+            yield True, None, {"load_cache": load_cache, "store_cache": store_cache}
+    yield True, None, {"volatile": True}

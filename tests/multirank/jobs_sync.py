@@ -1,0 +1,141 @@
+"""Kernels and rank jobs of test_sync: signal, wait, put_signal and barrier on the device."""
+
+import os
+import time
+
+import torch
+import triton
+import triton.language as tl
+
+import iris_triton as iris
+from iris_core import Iris
+from iris_core.errors import DeviceTimeoutError
+from iris_triton import DeviceContext
+
+BLOCK = 128
+
+
+@triton.jit
+def ring(
+    data, flag, out, context, rank: tl.constexpr, world: tl.constexpr, rounds, form: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Pass a block around the ring `rounds` times; every rank adds one."""
+    ctx = DeviceContext.initialize(context, rank, world)
+    i = tl.arange(0, BLOCK)
+    succ = (rank + 1) % world
+    for r in range(rounds):
+        if rank == 0:
+            value = tl.zeros((BLOCK,), tl.int32) + r
+        else:
+            ctx.wait(flag, r + 1)
+            value = tl.load(data + i)
+        if form == "store":
+            if rank < world - 1:
+                ctx.store(data + i, value + 1, succ)
+                ctx.signal(flag, r + 1, succ)
+        else:
+            tl.store(out + i, value + 1)
+            tl.debug_barrier()
+            if rank < world - 1:
+                ctx.put_signal(out + i, data + i, flag, r + 1, succ)
+        if rank == world - 1:  # the end of the ring hands the token back, so that round r + 1 cannot overtake
+            tl.store(out + i, value + 1)
+            ctx.signal(flag, r + 1, 0)
+        if rank == 0:
+            ctx.wait(flag, r + 1)
+
+
+@triton.jit
+def count_signals(flag, context, rank: tl.constexpr, world: tl.constexpr, rounds):
+    """Every rank signals rank 0 by adding; rank 0 waits for all of them."""
+    ctx = DeviceContext.initialize(context, rank, world)
+    for _ in range(rounds):
+        ctx.signal(flag, 1, 0, op="add")
+    if rank == 0:
+        ctx.wait(flag, rounds * world, cmp="eq")
+
+
+@triton.jit
+def compare(flag, value, out, cmp: tl.constexpr):
+    """Wait alone: the comparison must hold at once."""
+    tl.store(out, iris.wait(flag, value, cmp=cmp))
+
+
+@triton.jit
+def barriers(
+    flags, data, bad, context, rank: tl.constexpr, world: tl.constexpr, rounds,
+    start: tl.constexpr, stride: tl.constexpr, size: tl.constexpr
+):  # fmt: skip
+    """Between two barriers every member writes its slot on every member; all must see all."""
+    ctx = DeviceContext.initialize(context, rank, world)
+    for r in range(rounds):
+        for m in range(size):
+            ctx.store(data + rank, r + 1, start + m * stride)
+        ctx.barrier(flags, start, stride, size)
+        for m in range(size):
+            if tl.load(data + start + m * stride, volatile=True) != r + 1:
+                tl.store(bad, r + 1)
+        ctx.barrier(flags, start, stride, size)
+
+
+@triton.jit
+def wait_for_nothing(flag, context, rank: tl.constexpr, world: tl.constexpr):
+    """A signal that nobody sends."""
+    ctx = DeviceContext.initialize(context, rank, world)
+    ctx.wait(flag, 42)
+
+
+def run_ring(form: str, rounds: int) -> list[int]:
+    with Iris("4MiB", device="cpu") as ctx:
+        data, flag = ctx.zeros(BLOCK, dtype=torch.int32), ctx.zeros(1, dtype=torch.int64)
+        out = torch.zeros(BLOCK, dtype=torch.int32)
+        ctx.barrier()
+        ring[(1,)](data, flag, out, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks, rounds, form, BLOCK=BLOCK)
+        ctx.barrier()
+        return sorted(set(out.tolist()))
+
+
+def run_count(dtype_name: str, rounds: int) -> int:
+    with Iris("4MiB", device="cpu") as ctx:
+        flag = ctx.zeros(1, dtype=getattr(torch, dtype_name))
+        ctx.barrier()
+        count_signals[(1,)](flag, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks, rounds)
+        ctx.barrier()
+        return flag.item()
+
+
+def run_barrier(start: int, stride: int, size: int, rounds: int, launches: int) -> int:
+    """Return the first round that saw a stale slot, 0 if none did."""
+    with Iris("4MiB", device="cpu") as ctx:
+        rank, world = ctx.cur_rank, ctx.num_ranks
+        flags = ctx.zeros(world + 1, dtype=torch.int64)
+        data, bad = ctx.zeros(world, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+        ctx.barrier()
+        for _ in range(launches):  # no reset of the flags in between
+            if rank in range(start, start + stride * size, stride):
+                barriers[(1,)](flags, data, bad, ctx.get_device_context(), rank, world, rounds, start, stride, size)
+        ctx.barrier()
+        return bad.item()
+
+
+def run_timeout() -> tuple[str, bool]:
+    """Rank 1 waits for a signal that never comes; returns its error and whether the context works afterwards."""
+    os.environ["IRIS_DEVICE_TIMEOUT"] = "0.3"
+    try:
+        with Iris("4MiB", device="cpu") as ctx:
+            flag = ctx.zeros(1, dtype=torch.int64)
+            ctx.barrier()
+            begin = time.monotonic()
+            if ctx.cur_rank == 1:
+                wait_for_nothing[(1,)](flag, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks)
+            took = time.monotonic() - begin
+            text = ""
+            try:
+                ctx.barrier()
+            except DeviceTimeoutError as e:
+                text = str(e)
+            ctx.barrier()  # reported once
+            assert took < 20
+            return text, hex(flag.data_ptr()) in text
+    finally:
+        del os.environ["IRIS_DEVICE_TIMEOUT"]

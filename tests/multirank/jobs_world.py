@@ -1,0 +1,143 @@
+"""Rank jobs of test_world: what happens when ranks differ, die or diverge."""
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+from iris_core import Iris
+from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError, SymmetryError
+
+
+def different_heap_sizes() -> str:
+    try:
+        Iris("1MiB" if dist.get_rank() == 0 else "2MiB", device="cpu")
+    except RankMismatchError as e:
+        return str(e)
+    return ""
+
+
+def different_allocators() -> str:
+    """Only one rank asks for something that does not exist: the others must hear of it."""
+    try:
+        Iris("1MiB", device="cpu", allocator="host" if dist.get_rank() else "hots")
+    except IrisError as e:
+        return f"{type(e).__name__}: {e}"
+    return ""
+
+
+def diverging_allocations() -> str:
+    with Iris("1MiB", device="cpu") as ctx:
+        ctx.zeros(4)
+        ctx.zeros(8 if ctx.cur_rank != 1 else 9999)
+        try:
+            ctx.barrier()
+        except SymmetryError as e:
+            return str(e)
+    return ""
+
+
+def a_rank_dies() -> str:
+    ctx = Iris("1MiB", device="cpu")
+    ctx.barrier()
+    if ctx.cur_rank == 1:
+        os._exit(3)
+    begin = time.monotonic()
+    try:
+        ctx.barrier()
+    except PeerLostError as e:
+        assert time.monotonic() - begin < 20
+        return str(e)
+    finally:
+        ctx.close()
+    return ""
+
+
+def a_rank_stays_away() -> str:
+    os.environ["IRIS_BARRIER_TIMEOUT"] = "3"
+    try:
+        with Iris("1MiB", device="cpu") as ctx:
+            if ctx.cur_rank == 1:
+                time.sleep(6)
+                return "late"
+            ctx.barrier()
+    except CollectiveTimeoutError as e:
+        return f"{e.missing_ranks} {e}"
+    finally:
+        del os.environ["IRIS_BARRIER_TIMEOUT"]
+    return ""
+
+
+def heap_of_64_gib() -> tuple[float, int]:
+    """Return (seconds to open, bytes of shared memory that came into being)."""
+    with Iris("1MiB", device="cpu"):
+        pass  # imports are not what is measured
+    before = _shared_kib()
+    begin = time.perf_counter()
+    ctx = Iris("64GiB", device="cpu")
+    took = time.perf_counter() - begin
+    far = ctx.empty(60 << 30, dtype=torch.uint8)
+    far[-1] = 1
+    grown = _shared_kib() - before
+    ctx.close()
+    return took, grown * 1024
+
+
+def use_after_close() -> list[float]:
+    ctx = Iris("1MiB", device="cpu")
+    x = ctx.ones(1000)
+    view = x[10:20]
+    ctx.close()
+    ctx.close()
+    x += 1
+    del x
+    return view.tolist()
+
+
+def subgroups() -> tuple[int, int, float]:
+    """Two worlds of two ranks inside a world of four."""
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = halves[dist.get_rank() // 2]
+    with Iris("1MiB", device="cpu", group=mine) as ctx:
+        x = ctx.full((4,), float(dist.get_rank()))
+        ctx.barrier()
+        ctx.barrier(group=mine)
+        other = ctx.broadcast(x, src=1)
+        return ctx.cur_rank, ctx.num_ranks, float(other[0])
+
+
+def broadcasts() -> list[str]:
+    with Iris("1MiB", device="cpu") as ctx:
+        mine = ctx.cur_rank == 1
+        sent = [torch.arange(3), [1, 2, 3], {"a": 1}, "text", None, True, 2.5, torch.ones(2, dtype=torch.bfloat16)]
+        back = [ctx.broadcast(v if mine else None, src=1) for v in sent]
+        back.append(ctx.broadcast(ctx.cur_rank, source_rank=0))
+        return [f"{type(v).__name__} {v}" for v in back]
+
+
+def broadcast_from_nowhere() -> None:
+    with Iris("1MiB", device="cpu") as ctx:
+        ctx.broadcast(1, src=5)
+
+
+def translated_addresses() -> bool:
+    """The address that a rank computes for a peer's tensor shows the peer's data."""
+    import ctypes
+
+    with Iris("1MiB", device="cpu") as ctx:
+        x, bases = ctx.allocate_symmetric(4, dtype=torch.int32)
+        x.fill_(ctx.cur_rank + 100)
+        ctx.barrier()
+        ok = bases[ctx.cur_rank].item() == x.data_ptr()
+        for peer in range(ctx.num_ranks):
+            there = ctx.heap.translate(x.data_ptr(), ctx.cur_rank, peer)
+            ok &= there == bases[peer].item()
+            ok &= ctypes.c_int32.from_address(there).value == peer + 100
+        ctx.barrier()
+        return ok
+
+
+def _shared_kib() -> int:
+    with open("/proc/self/status") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith("RssShmem"))

@@ -1,0 +1,73 @@
+"""The world of ranks: agreement, failures, lifetime."""
+
+import jobs_world as jobs
+import pytest
+
+from iris_core.errors import PeerLostError
+from iris_core.launch import RankError
+
+
+def test_different_heap_sizes_are_shown_rank_by_rank(pool):
+    texts = pool.run(jobs.different_heap_sizes, 3)
+    for text in texts:
+        assert "heap_size: 1048576 on rank 0; 2097152 on ranks 1, 2" in text
+
+
+def test_a_failure_on_one_rank_is_told_to_the_others(pool):
+    first, second = pool.run(jobs.different_allocators, 2)
+    assert first.startswith("PluginNotFoundError")
+    assert "host" in first
+    assert "rank 0" in second
+    assert "PluginNotFoundError" in second
+
+
+def test_diverging_allocations_are_named_on_every_rank(pool):
+    for text in pool.run(jobs.diverging_allocations, 3):
+        assert "rank 1" in text
+        assert "9999" in text
+
+
+def test_the_others_raise_when_a_rank_dies(pool):
+    with pytest.raises(PeerLostError, match=r"\[1\]"):
+        pool.run(jobs.a_rank_dies, 3)
+    assert pool.run(jobs.use_after_close, 3)  # the pool recovers
+
+
+def test_a_rank_that_does_not_arrive_is_named(pool):
+    text, late = pool.run(jobs.a_rank_stays_away, 2)
+    assert late == "late"
+    assert text.startswith("(1,)")
+    assert "rank 1 did not arrive" in text
+
+
+def test_a_heap_of_64_gib_opens_at_once_and_touches_nothing(pool):
+    for seconds, nbytes in pool.run(jobs.heap_of_64_gib, 2):
+        assert nbytes < 4 << 20
+        assert seconds < 1.0  # with the exchanges of two ranks on a busy machine
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_tensors_outlive_their_context(pool, num_ranks):
+    assert pool.run(jobs.use_after_close, num_ranks) == [[2.0] * 10] * num_ranks
+
+
+def test_worlds_of_subgroups(pool):
+    assert pool.run(jobs.subgroups, 4) == [(0, 2, 1.0), (1, 2, 1.0), (0, 2, 3.0), (1, 2, 3.0)]
+
+
+def test_broadcast(pool):
+    expected = [
+        "ndarray [0 1 2]", "ndarray [1 2 3]", "dict {'a': 1}", "str text", "NoneType None", "bool True", "float 2.5",
+        "ndarray [1. 1.]", "int 0",
+    ]  # fmt: skip
+    assert pool.run(jobs.broadcasts, 3) == [expected] * 3
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+def test_translated_addresses(pool, num_ranks):
+    assert pool.run(jobs.translated_addresses, num_ranks) == [True] * num_ranks
+
+
+def test_a_rank_that_raises_is_quoted(pool):
+    with pytest.raises(RankError, match="there is no rank 5"):
+        pool.run(jobs.broadcast_from_nowhere, 2)
