@@ -1,3 +1,126 @@
-"""Triton device backend of Iris."""
+"""Triton device backend of Iris.
+
+    import iris_triton as iris
+
+    ctx = iris.iris(heap_size="64MiB")           # host: a symmetric heap, tensors on it, barriers
+
+    @triton.jit
+    def kernel(x, context_tensor, rank: tl.constexpr, world_size: tl.constexpr):
+        dev = iris.DeviceContext.initialize(context_tensor, rank, world_size)
+        dev.store(x, 1.0, (rank + 1) % world_size)
+
+Importing this package pulls in neither torch nor triton; its names are loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from iris_core.api import Iris as Iris
+    from iris_core.logs import DEBUG as DEBUG
+    from iris_core.logs import ERROR as ERROR
+    from iris_core.logs import INFO as INFO
+    from iris_core.logs import WARNING as WARNING
+    from iris_core.logs import logger as logger
+    from iris_core.logs import set_logger_level as set_logger_level
+    from iris_triton.context import DeviceContext as DeviceContext
+    from iris_triton.host import get_device_id_for_rank as get_device_id_for_rank
+    from iris_triton.host import iris as iris
+    from iris_triton.language import atomic_add as atomic_add
+    from iris_triton.language import atomic_and as atomic_and
+    from iris_triton.language import atomic_cas as atomic_cas
+    from iris_triton.language import atomic_max as atomic_max
+    from iris_triton.language import atomic_min as atomic_min
+    from iris_triton.language import atomic_or as atomic_or
+    from iris_triton.language import atomic_sub as atomic_sub
+    from iris_triton.language import atomic_xchg as atomic_xchg
+    from iris_triton.language import atomic_xor as atomic_xor
+    from iris_triton.language import barrier as barrier
+    from iris_triton.language import copy as copy
+    from iris_triton.language import get as get
+    from iris_triton.language import load as load
+    from iris_triton.language import put as put
+    from iris_triton.language import put_signal as put_signal
+    from iris_triton.language import signal as signal
+    from iris_triton.language import store as store
+    from iris_triton.language import wait as wait
 
 __version__ = "0.2.0"
+
+_HOMES = {
+    "DEBUG": "iris_core.logs",
+    "DeviceContext": "iris_triton.context",
+    "ERROR": "iris_core.logs",
+    "INFO": "iris_core.logs",
+    "Iris": "iris_core.api",
+    "WARNING": "iris_core.logs",
+    "atomic_add": "iris_triton.language",
+    "atomic_and": "iris_triton.language",
+    "atomic_cas": "iris_triton.language",
+    "atomic_max": "iris_triton.language",
+    "atomic_min": "iris_triton.language",
+    "atomic_or": "iris_triton.language",
+    "atomic_sub": "iris_triton.language",
+    "atomic_xchg": "iris_triton.language",
+    "atomic_xor": "iris_triton.language",
+    "barrier": "iris_triton.language",
+    "copy": "iris_triton.language",
+    "get": "iris_triton.language",
+    "get_device_id_for_rank": "iris_triton.host",
+    "iris": "iris_triton.host",
+    "load": "iris_triton.language",
+    "logger": "iris_core.logs",
+    "put": "iris_triton.language",
+    "put_signal": "iris_triton.language",
+    "set_logger_level": "iris_core.logs",
+    "signal": "iris_triton.language",
+    "store": "iris_triton.language",
+    "wait": "iris_triton.language",
+}
+
+__all__ = [
+    "DEBUG",
+    "ERROR",
+    "INFO",
+    "WARNING",
+    "DeviceContext",
+    "Iris",
+    "__version__",
+    "atomic_add",
+    "atomic_and",
+    "atomic_cas",
+    "atomic_max",
+    "atomic_min",
+    "atomic_or",
+    "atomic_sub",
+    "atomic_xchg",
+    "atomic_xor",
+    "barrier",
+    "copy",
+    "get",
+    "get_device_id_for_rank",
+    "iris",
+    "load",
+    "logger",
+    "put",
+    "put_signal",
+    "set_logger_level",
+    "signal",
+    "store",
+    "wait",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value  # kernels look the device functions up often
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

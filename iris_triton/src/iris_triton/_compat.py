@@ -38,7 +38,7 @@ else:
 
 
 # -- for compile_only -------------------------------------------------------------------------------------------------
-class TargetDriver(DriverBase):
+class TargetDriver(DriverBase):  # type: ignore[misc]  # Triton is untyped here
     """Stands in for a GPU's driver while compiling without one; cannot launch."""
 
     def __init__(self, target: GPUTarget) -> None:

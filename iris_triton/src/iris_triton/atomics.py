@@ -80,9 +80,7 @@ def atomic_cas(
     """
     target = translate(pointer, from_rank, to_rank, heap_bases, hint)
     element: tl.constexpr = pointer.dtype.element_ty
-    return tl.atomic_cas(
-        target, tl.cast(cmp, element), tl.cast(val, element), sem=sem, scope=scope_or_sys(scope)
-    )
+    return tl.atomic_cas(target, tl.cast(cmp, element), tl.cast(val, element), sem=sem, scope=scope_or_sys(scope))
 
 
 @triton.jit
@@ -97,7 +95,7 @@ def atomic_xchg(
     scope: tl.constexpr = None,
     hint: tl.constexpr = None,
 ):
-    """Atomically store `val` to to_rank's memory at `pointer` and return the old value.  Element type of 32 or 64 bits."""
+    """Atomically store `val` to to_rank's memory at `pointer` and return the old value.  32- or 64-bit elements."""
     target = translate(pointer, from_rank, to_rank, heap_bases, hint)
     return tl.atomic_xchg(target, val, mask=mask, sem=sem, scope=scope_or_sys(scope))
 

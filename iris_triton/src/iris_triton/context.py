@@ -3,8 +3,8 @@
 
 import triton
 import triton.language as tl
-from iris_core import device_context as _layout
 
+from iris_core import device_context as _layout
 from iris_triton import language
 from iris_triton._compat import aggregate
 

@@ -49,7 +49,7 @@ def clock_ns():
 
 @triton.jit
 def uniform_clock_ns():
-    """Time in nanoseconds (int64), the same for all threads of a program.  Synchronises them: not for divergent code."""
+    """Time in nanoseconds (int64).  Uniform: synchronises the threads of the program, so not for divergent code."""
     # A maximum over a block that covers every thread ends in a value that all of them read from shared memory.
     lanes = tl.arange(0, _LANES)
     if is_cuda():

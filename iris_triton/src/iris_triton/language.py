@@ -1,11 +1,11 @@
 """Device functions: remote loads, stores, copies and atomics, and the synchronisation built from them.
 
-A *symmetric pointer* is an address in one rank's heap.  The functions take it together with two ranks: the first is the
-rank in whose address space the pointer is (normally the caller), the second is the rank to be accessed.  The access goes
-to `pointer - heap_bases[first] + heap_bases[second]`.
+A *symmetric pointer* is an address in one rank's heap.  The functions take it together with two ranks: the first is
+the rank in whose address space the pointer is (normally the caller), the second is the rank to be accessed.  The access
+goes to `pointer - heap_bases[first] + heap_bases[second]`.
 
     heap_bases      int64[world_size] tensor: address of every rank's heap in this process (`ctx.get_heap_bases()`).
-                    Bases are multiples of HEAP_ALIGNMENT bytes, which the host checks.  Therefore a translated pointer
+                    Bases are multiples of 4096 bytes, which the host checks.  Therefore a translated pointer
                     is as aligned and as contiguous as the original, and Triton's analysis can prove it: accesses of 16
                     bytes survive without hints.
     mask, other     as in tl.load and tl.store.
@@ -38,10 +38,9 @@ from iris_triton.atomics import (
     atomic_xor,
 )
 from iris_triton.sync import barrier, put_signal, signal, wait
-from iris_triton.translation import HEAP_ALIGNMENT, promise, translate
+from iris_triton.translation import promise, translate
 
 __all__ = [
-    "HEAP_ALIGNMENT",
     "atomic_add",
     "atomic_and",
     "atomic_cas",
@@ -59,7 +58,6 @@ __all__ = [
     "put_signal",
     "signal",
     "store",
-    "translate",
     "wait",
 ]
 

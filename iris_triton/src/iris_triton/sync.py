@@ -7,8 +7,8 @@ integer.  The sender stores data and signals (release); the receiver waits (acqu
 
 import triton
 import triton.language as tl
-from iris_core import device_context as _layout
 
+from iris_core import device_context as _layout
 from iris_triton.intrinsics import uniform_clock_ns, wait_stores
 from iris_triton.translation import promise, translate
 
@@ -158,7 +158,7 @@ def _missing(seen, expected, cmp: tl.constexpr):
 
 @triton.jit
 def _given_up(status_word):
-    """Whether some wait of this rank has timed out already: what follows is lost anyway, so do not wait as long again."""
+    """Whether a wait of this rank has timed out before: the results are lost, so nobody waits that long again."""
     given_up = status_word != 0
     if given_up:
         code = tl.atomic_add(status_word.to(tl.pointer_type(tl.int64)) + _CODE, 0, sem="relaxed", scope="sys")
@@ -201,9 +201,7 @@ def _look_at_clock(start, timeout_ns, status_word):
 
 
 @triton.jit
-def _spin(
-    pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
-):
+def _spin(pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank):
     polls = 0
     late = polls != 0
     start = tl.cast(0, tl.int64)
@@ -212,7 +210,7 @@ def _spin(
         # carry a block round a `while`.
         while (_missing(_poll(pointer, sem, scope), expected, cmp) > 0) & ~late:
             polls += 1
-            if timeout_ns > 0:
+            if timeout_ns > 0:  # noqa: SIM102 - decided at compile time where it is a constexpr
                 if polls % _POLLS_PER_CLOCK == 0:
                     late, start = _look_at_clock(start, timeout_ns, status_word)
         seen = _poll(pointer, sem, scope)
@@ -220,11 +218,11 @@ def _spin(
         seen = _poll(pointer, sem, scope)
         while (_missing(seen, expected, cmp) > 0) & ~late:
             polls += 1
-            if timeout_ns > 0:
+            if timeout_ns > 0:  # noqa: SIM102 - decided at compile time where it is a constexpr
                 if polls % _POLLS_PER_CLOCK == 0:
                     late, start = _look_at_clock(start, timeout_ns, status_word)
             seen = _poll(pointer, sem, scope)
-    if timeout_ns > 0:
+    if timeout_ns > 0:  # noqa: SIM102
         if late:
             _report(status_word, rank, pointer, expected, seen, cmp)
     return seen
@@ -260,9 +258,7 @@ def wait(
     """
     tl.static_assert(_known(cmp), 'cmp of wait must be "eq", "ne", "gt", "ge", "lt" or "le"')
     element: tl.constexpr = pointer.dtype.element_ty
-    tl.static_assert(
-        element.is_int() and element.primitive_bitwidth >= 32, "flags must be integers of 32 or 64 bits"
-    )
+    tl.static_assert(element.is_int() and element.primitive_bitwidth >= 32, "flags must be integers of 32 or 64 bits")
     if status is None:
         status_word = tl.cast(0, tl.int64)
     else:

@@ -1,0 +1,102 @@
+"""The device backend "triton": one object per rank, created by the plugin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from iris_core.device_context import STATUS_WORDS, encode
+from iris_core.errors import CapabilityError
+from iris_core.types import DeviceType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+    from iris_core.device_context import ContextSpec
+    from iris_core.protocols import MemoryMap
+    from iris_core.types import CompileCase, CreateRequest, Demo, PluginInfo
+
+
+class TritonBackend:
+    """Kernels in Triton; on the CPU they run in the executor of `iris_triton.cpu`."""
+
+    def __init__(self, request: CreateRequest) -> None:
+        """Prepare the backend of one rank.
+
+        Args:
+            request: what the plugin was asked to create; its settings are `TritonSettings`.
+        """
+        self._target = request.target
+        self._settings: Any = request.settings
+        self._tokens: list[int] = []
+
+    @property
+    def info(self) -> PluginInfo:
+        """The plugin's description."""
+        from iris_triton._plugin import plugin
+
+        return plugin.iris_plugin_info()
+
+    def make_context(self, spec: ContextSpec) -> torch.Tensor:
+        """Encode the context tensor (int64, on the rank's device) that `DeviceContext` decodes.
+
+        Raises:
+            CapabilityError: a heap base is not aligned as address translation needs it.
+        """
+        import torch
+
+        from iris_triton.translation import HEAP_ALIGNMENT
+
+        crooked = [f"rank {rank} at {base:#x}" for rank, base in enumerate(spec.heap_bases) if base % HEAP_ALIGNMENT]
+        if crooked:
+            raise CapabilityError(
+                f"backend 'triton' needs heaps that begin at multiples of {HEAP_ALIGNMENT} bytes, but the allocator "
+                f"placed {', '.join(crooked)}; choose another allocator"
+            )
+        if self._on_cpu and spec.status_ptr:
+            from iris_triton import cpu
+
+            self._tokens.append(cpu.allow_region(spec.status_ptr, STATUS_WORDS * 8, "status words"))
+        return torch.tensor(encode(spec), dtype=torch.int64, device=spec.device)
+
+    def attach(self, memory: MemoryMap) -> None:
+        """Let the CPU executor know the heap; nothing to do on a GPU."""
+        if not self._on_cpu:
+            return
+        from iris_triton import cpu
+
+        cpu.enable()
+        cpu.configure(bounds_check=self._settings.bounds_check, timeout_s=self._settings.cpu_timeout)
+        self._tokens.append(cpu.register_memory(memory))
+
+    def detach(self) -> None:
+        """Take the heap away from the CPU executor, which stays enabled for other contexts.  Idempotent."""
+        while self._tokens:
+            from iris_triton import cpu
+
+            cpu.unregister_memory(self._tokens.pop())
+
+    def device_api(self) -> Mapping[str, Any]:
+        """The device functions by name (load, store, ...), and the class DeviceContext."""
+        from iris_triton import language
+        from iris_triton.context import DeviceContext
+
+        functions = {name: getattr(language, name) for name in language.__all__}
+        return {**functions, "DeviceContext": DeviceContext}
+
+    def compile_cases(self) -> Sequence[CompileCase]:
+        """Kernels that must compile for every GPU target, without a GPU."""
+        from iris_triton.cases import compile_cases
+
+        return compile_cases()
+
+    def demos(self) -> Sequence[Demo]:
+        """The programs of `iris demo`."""
+        from iris_triton.demos import demos
+
+        return demos()
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self._target.type is DeviceType.CPU
