@@ -4,8 +4,9 @@ Every message says what failed, why, and the way out.  Errors that callers may w
 derive from it as well: `except MemoryError` catches an exhausted heap, `except ValueError` a tensor off the heap.
 
     IrisError
-      PluginError -> PluginNotFoundError, PluginLoadError, PluginConflictError, PluginAPIVersionError, NoUsablePluginError
-      SettingsError, CapabilityError, UnsupportedError
+      PluginError -> PluginNotFoundError, PluginLoadError, PluginConflictError, PluginAPIVersionError,
+                     NoUsablePluginError
+      SettingsError, CapabilityError, ArgumentError, UnsupportedError -> LayoutError
       DeviceError -> DriverError, PeerAccessError, DeviceTimeoutError
       HeapError   -> HeapExhaustedError, NotOnHeapError, SymmetryError, HeapClosedError
       RankMismatchError, CollectiveTimeoutError, PeerLostError
@@ -71,6 +72,14 @@ class CapabilityError(IrisError):
 
 class UnsupportedError(IrisError, NotImplementedError):
     """What was asked for is not supported here; the message says by whom and what is."""
+
+
+class LayoutError(UnsupportedError, ValueError):
+    """A tensor layout other than torch.strided was asked for."""
+
+
+class ArgumentError(IrisError, ValueError, RuntimeError):
+    """A tensor factory got an argument that cannot be; a RuntimeError as in torch, and a ValueError."""
 
 
 # -- device -----------------------------------------------------------------------------------------------------------
