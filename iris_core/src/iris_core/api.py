@@ -19,7 +19,7 @@ from iris_core.observers import notify
 from iris_core.registry import default_registry
 from iris_core.settings import load_plugin_settings, load_settings, warn_unknown_variables
 from iris_core.tensors import TensorFactories
-from iris_core.types import CreateRequest, DeviceTarget, DeviceType, HeapStats
+from iris_core.types import CreateRequest, DeviceTarget, DeviceType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from iris_core.protocols import Allocator, DeviceBackend
+    from iris_core.registry import PluginRecord, Registry
     from iris_core.selection import Plan
+    from iris_core.settings import IrisSettings
+    from iris_core.types import HeapStats
 
 
 class Iris(TensorFactories):
@@ -94,10 +97,11 @@ class Iris(TensorFactories):
             self._world = bootstrap.connect(group, settings.barrier_timeout)
             undo.callback(self._world.close)
             self._log = rank_logger(self._world.rank, self._world.world_size)
-            self._plan, self.target = self._everywhere(
+            self._plan: Plan = self._everywhere(
                 "choosing plugins", lambda: _choose(registry, settings, self._world.rank)
             )
             plan = self._plan
+            self.target = plan.target
             bootstrap.check_agreement(self._world, plan_facts(plan, int(settings.heap_size)))
             self.device = self.target.torch_device
             if self.target.type is not DeviceType.CPU:
@@ -111,17 +115,18 @@ class Iris(TensorFactories):
             self.backend: DeviceBackend = self._everywhere(
                 f"creating backend {plan.backend.name!r}", lambda: self._create(plan.backend, options)
             )
-            # a weak method: the heap must not keep a dropped context alive
-            on_allocated = weakref.WeakMethod(self._allocated)
+            # weak methods: the heap must not keep a dropped context alive
+            on_allocated, synchronize = weakref.WeakMethod(self._allocated), weakref.WeakMethod(self._synchronize)
             self.heap = SymmetricHeap(
                 self._allocator,
                 self._world,
-                on_allocated=lambda *block: method(*block) if (method := on_allocated()) is not None else None,
+                on_allocated=lambda *block: _call(on_allocated, *block),
+                synchronize=lambda: _call(synchronize),
             )
             self._everywhere("opening the heap", self.heap.open)
             undo.callback(self.heap.close)
             self._everywhere("making the device context", self._make_context)
-            self.backend.attach(self.heap)
+            self._everywhere("attaching the backend", lambda: self.backend.attach(self.heap))
             undo.callback(self.backend.detach)
             self._world.barrier()
             closing = undo.pop_all()
@@ -148,7 +153,7 @@ class Iris(TensorFactories):
             raise IrisError(f"{what} failed on other ranks:\n" + "\n".join(failed))
         return result
 
-    def _create(self, record: Any, options: Mapping[str, Mapping[str, Any]]) -> Any:
+    def _create(self, record: PluginRecord, options: Mapping[str, Mapping[str, Any]]) -> Any:
         registry = default_registry()
         given = options.get(record.name, {})
         settings = load_plugin_settings(record.name, registry.settings_class(record), given)
@@ -183,7 +188,7 @@ class Iris(TensorFactories):
     @property
     def cur_rank(self) -> int:
         """This rank."""
-        return self._world.rank
+        return int(self._world.rank)
 
     @property
     def num_ranks(self) -> int:
@@ -288,7 +293,7 @@ class Iris(TensorFactories):
             torch.distributed.barrier(group=group)
         self._raise_device_errors()
 
-    def _synchronize(self, stream: Any) -> None:
+    def _synchronize(self, stream: Any = None) -> None:
         if self.target.type is DeviceType.CPU:
             return
         import torch
@@ -444,7 +449,7 @@ class Iris(TensorFactories):
         notify("iris_closing", context=self)
         try:
             if synchronize:
-                self._synchronize(None)
+                self._synchronize()
                 self._world.barrier()
         except (PeerLostError, TimeoutError) as e:
             self.warning(f"closing without the other ranks: {e}")
@@ -471,6 +476,12 @@ class Iris(TensorFactories):
         )
 
 
+def _call(method: weakref.WeakMethod[Callable[..., None]], *args: Any) -> None:
+    alive = method()
+    if alive is not None:
+        alive(*args)
+
+
 def plan_facts(plan: Plan, heap_nbytes: int) -> dict[str, str]:
     """What must be equal on all ranks, for `bootstrap.check_agreement`."""
     import torch
@@ -488,10 +499,8 @@ def plan_facts(plan: Plan, heap_nbytes: int) -> dict[str, str]:
     }
 
 
-def _choose(registry: Any, settings: Any, rank: int) -> tuple[Plan, DeviceTarget]:
-    targets = device_targets(settings.device, rank)
-    plan = selection.select(registry, settings, allocator=settings.allocator, backend=settings.backend, targets=targets)
-    return plan, plan.target
+def _choose(registry: Registry, settings: IrisSettings, rank: int) -> Plan:
+    return selection.select(registry, settings, targets=device_targets(settings.device, rank))
 
 
 def device_targets(device: str | None, rank: int) -> list[DeviceTarget]:

@@ -1,0 +1,56 @@
+"""What the README shows is what happens."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def run(*command):
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("IRIS_")}
+    variables["CUDA_VISIBLE_DEVICES"] = ""
+    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, check=False, cwd=ROOT)
+
+
+def test_the_program_is_the_example_and_prints_what_is_shown():
+    name, code = re.search(r"<!-- example: (\S+) -->\n```python\n(.*?)```", README, re.DOTALL).groups()
+    assert code == (ROOT / name).read_text()
+    shown = re.search(r"<!-- output -->\n```text\n(.*?)```", README, re.DOTALL).group(1)
+    done = run(sys.executable, name)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == shown
+
+
+def test_the_host_snippet_runs(tmp_path):
+    (snippet,) = re.findall(r"## On the host\n\n```python\n(.*?)```", README, re.DOTALL)
+    script = tmp_path / "snippet.py"
+    script.write_text(snippet)
+    done = run(sys.executable, str(script))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("0 ")
+
+
+@pytest.mark.parametrize("target", re.findall(r"^make (\w+)", README, re.MULTILINE))
+def test_make_targets_exist(target):
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_links_point_to_files():
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert links
+    for link in links:
+        assert (ROOT / link).exists(), link
+
+
+def test_every_command_of_the_command_line_is_there():
+    commands = re.findall(r"^iris (\w+)", README, re.MULTILINE)
+    assert commands
+    for command in commands:
+        done = run(sys.executable, "-m", "iris_core.cli", command, "--help")
+        assert done.returncode == 0, done.stderr
