@@ -104,17 +104,18 @@ class Registry:
         return usable[0]
 
     def _not_found(self, kind: PluginKind, name: str) -> PluginNotFoundError:
+        plain = name.partition("@")[0]
         installed = sorted({record.name for record in self.records(kind)})
         qualified_names = [record.qualified_name for record in self.records(kind)]
         close = difflib.get_close_matches(name, qualified_names if "@" in name else installed, n=3, cutoff=0.5)
-        message = f"no {kind} named {name!r} is installed; "
-        message += f"installed are {', '.join(installed)}" if installed else f"no {kind} is installed at all"
+        hints = [f"installed are {', '.join(installed)}" if installed else f"no {kind} is installed at all"]
         if close:
-            message += f". Did you mean {' or '.join(map(repr, close))}?"
-        if sibling := _SIBLINGS.get((kind, name.partition("@")[0])):
-            message += f". It comes with the distribution {sibling}: pip install ./{sibling.replace('-', '_')}"
-        else:
-            message += f". A distribution adds one with an entry point in the group {kind.group!r}"
+            hints.append(f"did you mean {' or '.join(map(repr, close))}?")
+        if plain not in installed and (sibling := _SIBLINGS.get((kind, plain))):
+            hints.append(f"it comes with the distribution {sibling}: pip install ./{sibling.replace('-', '_')}")
+        elif not close:
+            hints.append(f"a distribution adds one with an entry point in the group {kind.group!r}")
+        message = f"no {kind} named {name!r} is installed; {'; '.join(hints)}"
         return PluginNotFoundError(message, name=name, close_matches=close)
 
     # -- changing -----------------------------------------------------------------------------------------------------

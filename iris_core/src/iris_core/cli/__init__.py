@@ -1,0 +1,68 @@
+"""The command `iris`.
+
+Each subcommand is a module of this package with `add_parser(subparsers)` and `run(args) -> int`.  Only the module of
+the chosen subcommand is imported; modules import heavy packages inside `run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from iris_core.errors import IrisError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS = ("demo", "plugins", "config", "doctor")
+"""Subcommands, which are the names of their modules."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: the arguments; default is those of the process.
+
+    Returns:
+        The exit status: 0 if all is well, 1 if something is broken or failed, 2 for wrong usage.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = [argument for argument in arguments if argument in COMMANDS][:1]
+    parser = argparse.ArgumentParser(prog="iris", description="Symmetric memory for multi-GPU programs in Triton.")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in chosen or COMMANDS}
+    for module in modules.values():
+        module.add_parser(subparsers)
+    try:
+        args = parser.parse_args(arguments)
+        if args.version:
+            print(_version())
+            return 0
+        if args.command is None:
+            parser.print_help(sys.stderr)
+            return 2
+        return int(modules[args.command].run(args))
+    except IrisError as error:
+        print(f"iris: {error}", file=sys.stderr)
+        return 1
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+            return 1
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `iris plugins | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _version() -> str:
+    from iris_core import __version__
+
+    return f"iris-core {__version__}"

@@ -1,0 +1,72 @@
+"""`iris config`: every setting with its value and where the value came from."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+    from iris_core.registry import Registry
+    from iris_core.settings import PluginSettings
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the subcommand to the command line."""
+    parser = subparsers.add_parser(
+        "config",
+        help="list every setting with type, value and source",
+        description="List the IRIS_* variables of the core and of the installed plugins.",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """List the settings; a wrong value is an error."""
+    from iris_core.cli._output import print_json, print_table
+    from iris_core.registry import default_registry
+    from iris_core.settings import IrisSettingsWarning, describe, load_settings, warn_unknown_variables
+
+    registry = default_registry()
+    registry.block(load_settings().block)
+    rows = describe(settings_classes(registry))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IrisSettingsWarning)  # the logger says the same
+        unknown = warn_unknown_variables(registry.names())
+    if args.json:
+        print_json({"settings": [asdict(row) for row in rows], "warnings": unknown})
+    else:
+        print_table(
+            ("VARIABLE", "TYPE", "VALUE", "SOURCE", "FOR"),
+            [(row.variable, row.type, _shown(row.value), row.source, row.help) for row in rows],
+        )
+    return 0
+
+
+def settings_classes(registry: Registry) -> dict[str, type[PluginSettings]]:
+    """Return the settings classes of all plugins that can be loaded, by plugin name."""
+    from iris_core.errors import PluginError
+    from iris_core.logs import logger
+    from iris_core.types import PluginKind, PluginState
+
+    classes = {}
+    for record in registry.records():
+        if record.kind is PluginKind.OBSERVER or record.state in (PluginState.BLOCKED, PluginState.CONFLICTING):
+            continue
+        try:
+            classes[record.name] = registry.settings_class(record)
+        except PluginError as error:
+            logger.warning("the settings of a plugin are not listed: %s", error)
+    return classes
+
+
+def _shown(value: Any) -> str:
+    from pydantic import ByteSize
+
+    if value is None or value == ():
+        return "-"
+    if isinstance(value, ByteSize):
+        return value.human_readable(separator=" ")
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

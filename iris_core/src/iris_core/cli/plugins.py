@@ -1,0 +1,51 @@
+"""`iris plugins`: every installed plugin and where it stands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the subcommand to the command line."""
+    parser = subparsers.add_parser(
+        "plugins",
+        help="list the installed plugins and their states",
+        description="Load every installed plugin and list it with its state. Exit status 1 if any is broken.",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """List the plugins; 1 if any is broken."""
+    from iris_core.cli._output import print_json, print_table
+    from iris_core.registry import default_registry
+    from iris_core.settings import load_settings
+    from iris_core.types import PluginState
+
+    registry = default_registry()
+    registry.block(load_settings().block)
+    records = registry.load_all()
+    if args.json:
+        print_json([record.to_json() for record in records])
+    elif records:
+        print_table(
+            ("KIND", "NAME", "DISTRIBUTION", "VERSION", "API", "STATE", "ABOUT"),
+            [
+                (
+                    r.kind,
+                    r.name,
+                    r.distribution,
+                    r.version,
+                    r.api,
+                    r.state,
+                    r.reason or (r.info.summary if r.info else ""),
+                )
+                for r in records
+            ],
+        )
+    else:
+        print("no plugin is installed: pip install ./iris_allocators ./iris_triton")
+    return int(any(record.state is PluginState.BROKEN for record in records))
