@@ -1,16 +1,44 @@
 """The one place that knows which Triton versions exist and where their private interfaces lie.
 
 Everything here is private to Triton and may move in any release; the table says for which releases it was tried.
+
+    what                              3.6        3.7        3.8        3.9
+    aggregate                         core._aggregate       triton.aggregate
+    cache hints of loads and stores   cache modifier, eviction         one policy
+    comparisons with Python numbers   typed like tensors               typed like scalars
+    block pointers                    builder operations    in Python  removed
+    bool arguments of launches        refused by the stock interpreter accepted
+
+Importing it undoes TRITON_INTERPRET=1: kernels stay `JITFunction`s, and the CPU executor runs those.
 """
 
+from __future__ import annotations
+
 import contextlib
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
+from triton.language import core as core
+from triton.language import target_info as target_info
+from triton.language.semantic import TritonSemantic as TritonSemantic
 from triton.runtime import driver
+from triton.runtime.autotuner import Autotuner as Autotuner
+from triton.runtime.interpreter import InterpretedFunction as InterpretedFunction
+from triton.runtime.interpreter import InterpreterBuilder as InterpreterBuilder
+from triton.runtime.interpreter import InterpreterOptions as InterpreterOptions
+from triton.runtime.jit import ConstexprFunction as ConstexprFunction
+from triton.runtime.jit import JITCallable as JITCallable
+from triton.runtime.jit import JITFunction as JITFunction
+from triton.runtime.jit import mangle_type as mangle_type
+from triton.tools.tensor_descriptor import TensorDescriptor as TensorDescriptor
+
+from iris_core.errors import UnsupportedError
 
 TESTED = ((3, 6), (3, 7), (3, 8), (3, 9))
 """(major, minor) of the Triton releases that the test suite was run with."""
@@ -30,14 +58,139 @@ def version_problem() -> str:
     return f"Triton {triton.__version__} is not one of the versions that Iris was tested with ({known})"
 
 
+try:
+    from triton._C.libtriton import interpreter as native
+    from triton._C.libtriton import ir as ir
+except ImportError as error:  # the executor's memory accesses are these functions
+    raise UnsupportedError(
+        f"this Triton ({triton.__version__}) has no interpreter in its native library, which the CPU executor needs. "
+        + version_problem()
+    ) from error
+
 # `triton.aggregate` is public from 3.8 on; before, only the language's core has it.
-if hasattr(triton, "aggregate"):
-    aggregate = triton.aggregate
-else:
-    from triton.language.core import _aggregate as aggregate  # noqa: F401
+aggregate = triton.aggregate if hasattr(triton, "aggregate") else core._aggregate
 
 
-# -- for compile_only -------------------------------------------------------------------------------------------------
+# -- jitted functions -------------------------------------------------------------------------------------------------
+def definition_line(function: Any) -> int:
+    """Line of a jitted function's `def` in its file."""
+    for index, line in enumerate(function.raw_src):
+        if line.lstrip().startswith("def "):
+            return int(function.starting_line_number + index)
+    return int(function.starting_line_number)
+
+
+def is_gluon(function: Any) -> bool:
+    """Whether a jitted function is written in Gluon."""
+    return bool(function.is_gluon())
+
+
+def launch_option_names() -> frozenset[str]:
+    """Names of the compiler options that a launch may carry, over all GPU backends of this installation."""
+    from triton.backends import backends
+
+    names = {"debug", "instrumentation_mode", "maxnreg", "num_warps", "num_ctas", "num_stages"}
+    for backend in backends.values():
+        module = inspect.getmodule(backend.compiler)
+        for value in vars(module).values():
+            if isinstance(value, type) and value.__module__ == module.__name__ and value.__name__.endswith("Options"):
+                names.update(getattr(value, "__dataclass_fields__", ()))
+    return frozenset(names)
+
+
+def pointer_type_of(argument: Any) -> Any:
+    """Triton's pointer type for a tensor or anything else with a data_ptr."""
+    return tl.str_to_ty(mangle_type(argument), None)
+
+
+def scalar_type(name: str) -> Any:
+    """Triton's type for the annotation of a scalar parameter ("i64", "fp32"), or None for another annotation."""
+    if not name or name.startswith("*"):
+        return None
+    return tl.str_to_ty(name, None)
+
+
+def stock_functions(package: Any) -> Mapping[str, Any]:
+    """Interpreted functions that Triton made of its own because TRITON_INTERPRET was set when it was imported."""
+    return {name: value for name, value in vars(package).items() if isinstance(value, InterpretedFunction)}
+
+
+def disable_stock_interpreter() -> None:
+    """Undo TRITON_INTERPRET=1, also for Triton's own device functions if they have been made already."""
+    if not triton.knobs.runtime.interpret:
+        return
+    triton.knobs.runtime.interpret = False
+    replaced: dict[int, Any] = {}
+    for package in (tl, tl.standard, tl.random, core, tl.math, core.tensor):
+        for name, value in stock_functions(package).items():
+            setattr(package, name, replaced.setdefault(id(value), triton.jit(value.fn)))
+
+
+disable_stock_interpreter()
+
+
+# -- builtins of the language -----------------------------------------------------------------------------------------
+def is_builtin(function: Any) -> bool:
+    """Whether the compiler calls `function` with its own arguments `_semantic` and `_generator`."""
+    return bool(getattr(function, "__triton_builtin__", False))
+
+
+def builtin_body(function: Any) -> Any:
+    """The function inside a builtin's wrapper, which only checks that it is called from a kernel."""
+    return getattr(function, "__wrapped__", function) if isinstance(function, FunctionType) else function
+
+
+def compiler_arguments(function: Any) -> frozenset[str]:
+    """Which of `_semantic` and `_generator` a builtin takes."""
+    signature = getattr(function, "signature", None) or inspect.signature(function)
+    return frozenset(signature.parameters) & {"_semantic", "_generator"}
+
+
+def vendor_function(function: Any) -> Any:
+    """The CUDA function behind a portable name of tl.extra.libdevice, or None; the compiler does the same mapping."""
+    from triton.language.extra.cuda import libdevice
+
+    return getattr(libdevice, function.__name__, None)
+
+
+PORTABLE_LIBDEVICE = "triton.language.extra.libdevice"
+"""Module whose functions are only names."""
+
+TARGET_QUESTIONS = tuple(value for value in vars(target_info).values() if isinstance(value, ConstexprFunction))
+"""is_cuda() and the like: false on the CPU, also in a process that has a GPU."""
+
+
+def python_minimum() -> Any:
+    """What the builtin `min` means in a kernel."""
+    return getattr(core, "builtin_min", tl.minimum)
+
+
+def python_maximum() -> Any:
+    """What the builtin `max` means in a kernel."""
+    return getattr(core, "builtin_max", tl.maximum)
+
+
+def combine_function(region_builder: Callable[..., Any]) -> Any:
+    """The jitted function that a reduction or scan combines with, if the region builder shows it, else None."""
+    free = region_builder.__code__.co_freevars
+    if "combine_fn" not in free or region_builder.__closure__ is None:
+        return None
+    return region_builder.__closure__[free.index("combine_fn")].cell_contents
+
+
+def is_uncached(policy: tuple[Any, ...]) -> bool:
+    """Whether the cache hints of a load ask for fresh data (".cv")."""
+    return bool(policy) and policy[0] in (ir.CACHE_MODIFIER.CV, "cv", ".cv")
+
+
+# -- atomics ----------------------------------------------------------------------------------------------------------
+NATIVE_OPS = {
+    op: getattr(native.RMW_OP, op.name) for op in InterpreterBuilder.ir_rmw_op_to_interpreter_rmw_op
+}
+NATIVE_SEMS = dict(InterpreterBuilder.ir_sem_to_interpreter_sem)
+
+
+# -- compiling without a device (compile_only) ------------------------------------------------------------------------
 class TargetDriver(DriverBase):  # type: ignore[misc]  # Triton is untyped here
     """Stands in for a GPU's driver while compiling without one; cannot launch."""
 

@@ -11,10 +11,15 @@ _ALIGNMENT_LOG2 = tl.constexpr(HEAP_ALIGNMENT.bit_length() - 1)
 
 
 @triton.constexpr_function
+def _carrier(element_type):
+    """An element type of another width, see `translate`."""
+    return tl.int16 if element_type.primitive_bitwidth == 8 else tl.int8
+
+
+@triton.constexpr_function
 def _elements_per_alignment(element_type):
-    """Elements in HEAP_ALIGNMENT bytes; bool is stored as a byte, a pointer as eight."""
-    bits = 64 if element_type.is_ptr() else element_type.primitive_bitwidth
-    return HEAP_ALIGNMENT // max(1, bits // 8)
+    """Elements in HEAP_ALIGNMENT bytes."""
+    return HEAP_ALIGNMENT // (element_type.primitive_bitwidth // 8)
 
 
 @triton.jit
@@ -37,7 +42,11 @@ def translate(pointer, from_rank, to_rank, heap_bases, hint: tl.constexpr = None
         hint: alignment and contiguity in bytes and elements, see the module.
     """
     distance = tl.load(heap_bases + to_rank).to(tl.int64) - tl.load(heap_bases + from_rank).to(tl.int64)
+    # The pointer is shifted as a pointer to another type, for the sake of AMD: the compiler takes 32 bits for enough to
+    # address a small tensor from its argument, and would cut the distance down; behind a cast it knows of no argument.
+    # Through an integer it would forget alignment and contiguity as well.
+    carrier: tl.constexpr = _carrier(pointer.dtype.element_ty)
     # Whole alignment units times a constant: in this form the compiler sees that the distance keeps the alignment.
-    units: tl.constexpr = _elements_per_alignment(pointer.dtype.element_ty)
-    moved = pointer + (distance >> _ALIGNMENT_LOG2) * units
-    return promise(moved, hint)
+    units: tl.constexpr = _elements_per_alignment(carrier)
+    moved = pointer.to(tl.pointer_type(carrier), bitcast=True) + (distance >> _ALIGNMENT_LOG2) * units
+    return promise(moved.to(pointer.dtype, bitcast=True), hint)
