@@ -11,7 +11,7 @@ import enum
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from iris_core.errors import SymmetryError
+from iris_core.errors import HeapError, SymmetryError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +69,6 @@ class Report(NamedTuple):
         alignment: alignment asked for, for steps that allocate.
         ok: 0 if its local part of the step failed.
         dirty: 1 if its allocator has something new for the peers.
-        extra: one number for the step's own use.
         num_dropped: how many blocks it has dropped since the last step.
     """
 
@@ -80,7 +79,6 @@ class Report(NamedTuple):
     alignment: int
     ok: int
     dirty: int
-    extra: int
     num_dropped: int
 
 
@@ -117,7 +115,6 @@ def agree(
     label: Label = (),
     ok: bool = True,
     dirty: bool = False,
-    extra: int = 0,
     num_dropped: int = 0,
 ) -> list[Report]:
     """Take a step together and compare histories.
@@ -133,7 +130,6 @@ def agree(
         label: what asks for it, for messages.
         ok: whether this rank's part of the step has worked so far.
         dirty: whether this rank's allocator has something new for the peers.
-        extra: one number for the step's own use.
         num_dropped: how many blocks this rank has dropped since the last step.
 
     Returns:
@@ -144,7 +140,7 @@ def agree(
         CollectiveTimeoutError: a rank did not arrive in time.
         PeerLostError: a rank's process has ended.
     """
-    mine = Report(op, history.calls, history.digest, nbytes, alignment, ok, dirty, extra, num_dropped)
+    mine = Report(op, history.calls, history.digest, nbytes, alignment, ok, dirty, num_dropped)
     reports = [Report(*row) for row in world.all_gather_ints(mine)]
     if all(report[:5] == mine[:5] for report in reports):
         return reports
@@ -153,6 +149,15 @@ def agree(
     recent = [*history.recent(), now]
     everyone = world.all_gather_object([call._replace(label=(format_label(call.label),)) for call in recent])
     raise SymmetryError(explain_difference(everyone))
+
+
+def raise_failure(error: Exception | None, reports: Sequence[Report], what: str) -> None:
+    """Raise on every rank if the local part of a step failed on any: the error itself there, a HeapError elsewhere."""
+    if error is not None:
+        raise error
+    failed = [rank for rank, report in enumerate(reports) if not report.ok]
+    if failed:
+        raise HeapError(f"{name_ranks(failed)} {what}; see the error there")
 
 
 def explain_difference(tails: Sequence[Sequence[Call]]) -> str:

@@ -4,14 +4,10 @@ Peers are mapped once, when the heap opens, so `heap_bases` never change.  Block
 sub-allocator: the same calls on every rank give the same offsets, and an allocation communicates only when memory
 grows or runs out.
 
-A block goes through these states:
-
-    live     --free(t), end of a scope-->             pending  --agreement of all ranks-->  free
-    live     --dropped by the garbage collector on all ranks, and agreed-->                 free
-
-Nothing is reused before all ranks agree, because a peer that has not reached its own free may still write to the block.
-They agree at every barrier of the whole world and when an allocation finds no room.  In a world of one rank there is
-nobody to ask: a freed block is free at once, a dropped one at the next allocation.
+Nothing is reused before all ranks agree that nobody needs it, because a peer that has not reached its own free may
+still write to the block (`iris_core.blocks` has the states).  They agree at every barrier of the whole world and when
+an allocation finds no room.  In a world of one rank there is nobody to ask: a freed block is free at once, a dropped
+one at the next allocation.
 
 One thread allocates and frees; only the release of dropped tensors may come from any thread.
 """
@@ -19,54 +15,31 @@ One thread allocates and frees; only the release of dropped tensors may come fro
 from __future__ import annotations
 
 import gc
-import os
-from collections import deque
-from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 
-from iris_core.agreement import History, Label, Op, Report, agree, format_label, name_ranks
+from iris_core.agreement import History, Label, Op, Report, agree, format_label, raise_failure
+from iris_core.blocks import BlockTable, Record, Scope
 from iris_core.errors import (
     HeapClosedError,
     HeapError,
     HeapExhaustedError,
+    LayoutError,
     NotOnHeapError,
-    PeerAccessError,
     UnsupportedError,
 )
+from iris_core.importing import TensorImporter
+from iris_core.peers import PeerMap
 from iris_core.residency import Residency
 from iris_core.suballocator import MIN_ALIGNMENT, SubAllocator, check_alignment
 from iris_core.types import Block, Capability, HeapStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
     from iris_core.bootstrap import World
-    from iris_core.protocols import Allocator, SupportsImportTensor
-
-
-class _Record:
-    """What the heap knows of one block."""
-
-    __slots__ = ("imported", "label", "nbytes", "number", "offset", "pending", "scope", "start", "storage")
-
-    def __init__(
-        self, number: int, offset: int, nbytes: int, start: int, storage: int, label: Label, scope: Scope | None
-    ) -> None:
-        self.number = number  # counts allocations; the same block has the same number on every rank
-        self.offset = offset  # of the block
-        self.nbytes = nbytes  # as asked for
-        self.start = start  # offset of the tensor's storage; differs from `offset` only for imported memory
-        self.storage = storage  # identity of the storage, which tells it from an earlier one at the same address
-        self.label = label
-        self.scope = scope
-        self.pending = False
-        self.imported = False
-
-    def __str__(self) -> str:
-        return f"{format_label(self.label)} at offset {self.offset}"
+    from iris_core.protocols import Allocator
 
 
 class SymmetricHeap:
@@ -96,23 +69,10 @@ class SymmetricHeap:
         self._sub = SubAllocator(allocator.nbytes)
         self._residency = Residency(allocator)
         self._history = History()
-        self._bases: tuple[int, ...] = ()
-        self._max_alignment = 0
-        self._exchanged_generation = -1
+        self._table = BlockTable(allocator.base_ptr, allocator.nbytes, self._history)
+        self._peers = PeerMap(allocator, world)
         self._open = False
         self._closed = False
-        self._device: torch.device | None = None
-
-        self._numbers = 0
-        self._live: dict[int, _Record] = {}  # by number
-        self._by_start: dict[int, _Record] = {}  # live and pending, by offset of the storage
-        self._pending: list[_Record] = []
-        self._released: deque[int] = deque()  # numbers whose storage is gone; filled by finalizers, from any thread
-        self._dropped: list[int] = []  # of these, the live ones that the other ranks have not been told of
-        self._votes: dict[int, int] = {}  # number -> how many ranks have dropped it; equal on all ranks
-        self._scopes: list[Scope] = []
-        self._version = 0
-        self._blocks: tuple[int, tuple[Block, ...]] = (-1, ())  # live_blocks() as of a version
 
     # -- opening and closing ------------------------------------------------------------------------------------------
     def open(self) -> None:
@@ -128,9 +88,7 @@ class SymmetricHeap:
         """
         if self._open or self._closed:
             raise HeapError("a heap is opened once")
-        self._exchange()
-        lowest_bits = [base & -base for base in self._bases]
-        self._max_alignment = min(row[0] for row in self._world.all_gather_ints([min(lowest_bits)]))
+        self._peers.open()
         self._open = True
 
     def close(self) -> None:
@@ -153,7 +111,7 @@ class SymmetricHeap:
             PeerAccessError: another rank could not map a peer's heap.
         """
         self._check_open()
-        self._exchange_if_dirty(agree(self._world, self._history, Op.REFRESH, dirty=self._dirty))
+        self._exchange_if_dirty(agree(self._world, self._history, Op.REFRESH, dirty=self._peers.dirty))
 
     # -- allocating ---------------------------------------------------------------------------------------------------
     def allocate(self, num_elements: int, dtype: torch.dtype, alignment: int = MIN_ALIGNMENT) -> torch.Tensor:
@@ -229,8 +187,8 @@ class SymmetricHeap:
         like = torch.empty(*size, dtype=dtype, device="meta")
         shape = tuple(like.shape)
         out = self.empty_strided(shape, like.stride(), like.dtype, ("allocate_symmetric", shape, like.dtype))
-        offset = out.untyped_storage().data_ptr() - self._base
-        return out, torch.tensor([base + offset for base in self._bases], dtype=torch.int64, device=out.device)
+        offset = out.untyped_storage().data_ptr() - self._allocator.base_ptr
+        return out, torch.tensor([base + offset for base in self._peers.bases], dtype=torch.int64, device=out.device)
 
     def as_symmetric(self, external: torch.Tensor) -> torch.Tensor:
         """Bring a tensor onto the heap.
@@ -249,45 +207,52 @@ class SymmetricHeap:
         if self.is_symmetric(external):
             return external
         if external.layout is not torch.strided:
-            raise UnsupportedError(f"only strided tensors can be on the heap, not {external.layout}")
+            raise LayoutError(f"as_symmetric: only torch.strided tensors can be on the heap, not {external.layout}")
         label = ("as_symmetric", tuple(external.shape), external.dtype)
         if Capability.IMPORT_TENSOR in self._allocator.info.provides:
-            return self._import(external.detach(), label)
+            record, out = self._importer().run(external.detach(), label)
+            self._register(record, Op.IMPORT, self._allocator.granularity)
+            return out
         like = torch.empty_like(external, device="meta")
         out = self.empty_strided(tuple(like.shape), like.stride(), like.dtype, label)
         return out.copy_(external.detach())
 
+    def _importer(self) -> TensorImporter:
+        return TensorImporter(
+            self._allocator,
+            self._world,
+            self._history,
+            self._table,
+            self._peers,
+            self._residency,
+            self._sub,
+            self._reserve,
+        )
+
     def _allocate(self, nbytes: int, alignment: int, label: Label) -> torch.Tensor:
         """Take a block and return the bytes of it; nothing has changed if it raises."""
         self._check_open()
-        if self._released and self._world.world_size == 1:
+        if self._table.has_released and self._world.world_size == 1:
             self._reclaim_dropped()
-        sub = self._sub
         offset = self._reserve(nbytes, alignment, label)
-        self._numbers = number = self._numbers + 1
+        number, on_release = self._table.next_number()
         try:
             if self._residency.needs_growth(offset, nbytes):
                 self._grow(offset, nbytes, alignment, label)
             else:
                 self._residency.commit(offset, nbytes)
             # a storage without bytes would have no address, so an empty tensor's storage has the whole block
-            on_release = partial(self._released.append, number)
-            raw = self._allocator.tensor(offset, nbytes or sub.size_of(offset), on_release)
+            raw = self._allocator.tensor(offset, nbytes or self._sub.size_of(offset), on_release)
         except BaseException:
-            sub.free(offset)
+            self._sub.free(offset)
             raise
-        storage = raw.untyped_storage()._cdata
-        self._register(_Record(number, offset, nbytes, offset, storage, label, None), Op.ALLOCATE, alignment)
+        record = Record(number, offset, nbytes, offset, raw.untyped_storage()._cdata, label)
+        self._register(record, Op.ALLOCATE, alignment)
         return raw
 
-    def _register(self, record: _Record, op: Op, alignment: int) -> None:
+    def _register(self, record: Record, op: Op, alignment: int) -> None:
         self._history.record(op, record.nbytes, alignment, record.offset, record.label)
-        if self._scopes:
-            record.scope = self._scopes[-1]
-            record.scope._records[record.number] = record
-        self._live[record.number] = record
-        self._by_start[record.start] = record
-        self._version += 1
+        self._table.add(record)
         if self._on_allocated is not None:
             self._on_allocated(record.offset, record.nbytes)
 
@@ -315,7 +280,7 @@ class SymmetricHeap:
         raise self._exhausted(error, alignment, label) from None
 
     def _exhausted(self, e: HeapExhaustedError, alignment: int, label: Label) -> HeapExhaustedError:
-        waiting = sum(self._sub.size_of(self._live[n].offset) for n in self._votes)
+        waiting = sum(self._sub.size_of(self._table.live[number].offset) for number in self._table.votes)
         held = f" {waiting} bytes have been dropped by some ranks but not by all." if waiting else ""
         return HeapExhaustedError(
             f"Heap out of memory: {format_label(label)} needs {e.requested_bytes} bytes (alignment {alignment}), but "
@@ -341,56 +306,11 @@ class SymmetricHeap:
             alignment=alignment,
             label=label,
             ok=error is None,
-            dirty=self._dirty,
+            dirty=self._peers.dirty,
         )
-        self._raise_failure(error, reports, f"could not get memory for {format_label(label)}")
+        raise_failure(error, reports, f"could not get memory for {format_label(label)}")
         self._exchange_if_dirty(reports)
         self._residency.commit(offset, nbytes)
-
-    def _import(self, external: torch.Tensor, label: Label) -> torch.Tensor:
-        """Map a tensor's memory into the heap.  Every rank comes here in the same call."""
-        allocator = cast("SupportsImportTensor", self._allocator)
-        error: Exception | None = None
-        extent = (0, 0)
-        try:
-            extent = allocator.import_extent(external)
-        except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
-            error = e
-        size, delta = extent
-        reports = agree(self._world, self._history, Op.IMPORT, label=label, ok=error is None, extra=delta)
-        sizes = [row[0] for row in self._world.all_gather_ints([size])]
-        self._raise_failure(error, reports, "cannot import the tensor that was passed to as_symmetric")
-        if len({report.extra for report in reports}) > 1:
-            raise UnsupportedError(
-                "as_symmetric: the ranks' tensors begin at different places of their memory allocations, so they "
-                "cannot lie at the same offset of the heap; pass tensors that were allocated alike, or copy into "
-                "ctx.empty_like(tensor)"
-            )
-        size, granule = max(sizes), self._allocator.granularity
-        offset = self._reserve(size, granule, label)
-        self._numbers = number = self._numbers + 1
-        out = external
-        try:
-            out = allocator.import_tensor(offset, external, partial(self._released.append, number))
-        except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
-            error = e
-        try:
-            reports = agree(
-                self._world, self._history, Op.IMPORT, nbytes=size, label=label, ok=error is None, dirty=self._dirty
-            )
-            self._raise_failure(error, reports, "cannot import the tensor that was passed to as_symmetric")
-            self._exchange_if_dirty(reports)
-        except BaseException:
-            if error is None:
-                self._residency.decommit(offset, size)
-            self._sub.free(offset)
-            raise
-        self._residency.note(offset, size)
-        storage = out.untyped_storage()
-        record = _Record(number, offset, size, storage.data_ptr() - self._base, storage._cdata, label, None)
-        record.imported = True
-        self._register(record, Op.IMPORT, granule)
-        return out
 
     # -- freeing ------------------------------------------------------------------------------------------------------
     def free(self, tensor: torch.Tensor) -> None:
@@ -408,7 +328,7 @@ class SymmetricHeap:
             HeapClosedError: the heap is closed.
         """
         self._check_open()
-        self._retire(self._record_of(tensor, "free"))
+        self._retire(self._table.find(tensor, "free"))
 
     def scope(self) -> Scope:
         """Return a context manager that frees what is allocated inside.
@@ -421,7 +341,7 @@ class SymmetricHeap:
                 result = scope.keep(heap.allocate(16, torch.float32))
         """
         self._check_open()
-        return Scope(self)
+        return Scope(self._table, self._retire, lambda: not self._closed)
 
     def barrier_agreement(self) -> None:
         """Compare histories, and free what all ranks have freed or dropped.
@@ -441,147 +361,51 @@ class SymmetricHeap:
         if gave_back and self._residency.grows:
             self.refresh_peer_access()  # peers let go of what they had mapped
 
-    def _record_of(self, tensor: torch.Tensor, what: str) -> _Record:
-        """The live block whose storage `tensor` has."""
-        storage = tensor.untyped_storage()
-        start = storage.data_ptr() - self._base
-        record = self._by_start.get(start)
-        if record is not None and record.storage == storage._cdata:
-            if not record.pending:
-                return record
-            raise HeapError(f"{what}: {record} was freed before")
-        if not 0 <= start < self._allocator.nbytes:
-            raise NotOnHeapError(f"{what}: the tensor does not lie on the symmetric heap of rank {self.rank}")
-        past = next((c for c in reversed(self._history.recent()) if c.op == Op.FREE and c.offset == start), None)
-        if past is not None:
-            raise HeapError(f"{what}: {format_label(past.label)} at offset {start} was freed before")
-        raise HeapError(
-            f"{what}: the tensor lies on the heap at offset {start}, but its storage is not that of a live block: it "
-            "was freed before, or it was made from a pointer or by DLPack; pass the tensor that Iris returned or a view"
-        )
-
-    def _retire(self, record: _Record) -> None:
-        """A live block was freed by the program."""
-        del self._live[record.number]
-        self._votes.pop(record.number, None)
-        if record.scope is not None:
-            del record.scope._records[record.number]
-            record.scope = None
-        self._history.record(Op.FREE, record.nbytes, 0, record.offset, record.label)
-        self._version += 1
-        record.pending = True
+    def _retire(self, record: Record) -> None:
+        """Free a live block: at once in a world of one, else when all ranks agree."""
+        self._table.retire(record)
         if self._world.world_size == 1:
-            self._recycle(record)
-        else:
-            self._pending.append(record)
+            self._recycle(self._table.take_pending())
 
-    def _recycle(self, record: _Record) -> None:
-        """Make a block free; nobody uses it any more."""
-        del self._by_start[record.start]
-        size = self._sub.free(record.offset)
-        if record.imported:  # somebody else's memory is mapped there
-            if self._synchronize is not None:
-                self._synchronize()
-            self._residency.decommit(record.offset, size)
-
-    def _collect_dropped(self) -> list[int]:
-        """Numbers of the live blocks that this rank has dropped and not yet told the others of."""
-        while self._released:
-            self._dropped.append(self._released.popleft())
-        # the storage of a block that was freed by the program is released later: that is no second free
-        self._dropped = [number for number in self._dropped if number in self._live]
-        return self._dropped
+    def _recycle(self, records: Sequence[Record]) -> None:
+        """Make blocks free that nobody uses any more."""
+        for record in records:
+            size = self._sub.free(record.offset)
+            if record.imported:  # somebody else's memory is mapped there
+                if self._synchronize is not None:
+                    self._synchronize()
+                self._residency.decommit(record.offset, size)
 
     def _reclaim_dropped(self) -> None:
         """In a world of one, free what was dropped."""
-        dropped, self._dropped = self._collect_dropped(), []
-        for number in dropped:
-            self._discard(self._live[number])
-
-    def _discard(self, record: _Record) -> None:
-        """Free a live block that no rank refers to any more."""
-        del self._live[record.number]
-        if record.scope is not None:
-            del record.scope._records[record.number]
-        self._version += 1
-        self._recycle(record)
+        self._recycle([self._table.discard(number) for number in self._table.dropped()])
 
     def _step(self, op: Op, nbytes: int = 0, alignment: int = 0, label: Label = ()) -> None:
         """Take a step with all ranks: compare, free what nobody needs, map what is new."""
-        dropped = self._collect_dropped()
+        table, world = self._table, self._world
+        dropped = table.dropped()
         reports = agree(
-            self._world,
+            world,
             self._history,
             op,
             nbytes=nbytes,
             alignment=alignment,
             label=label,
-            dirty=self._dirty,
+            dirty=self._peers.dirty,
             num_dropped=len(dropped),
         )
+        freed = table.take_pending()
         longest = max(report.num_dropped for report in reports)
         if longest:
-            row = dropped + [0] * (longest - len(dropped))
-            for numbers in self._world.all_gather_ints(row):
-                for number in numbers:
-                    if number:
-                        self._votes[number] = self._votes.get(number, 0) + 1
-            self._dropped = []
-        pending, self._pending = self._pending, []
-        for record in pending:
-            self._recycle(record)
-        for number in sorted(n for n, count in self._votes.items() if count == self._world.world_size):
-            del self._votes[number]
-            self._discard(self._live[number])
+            everyone = world.all_gather_ints(dropped + [0] * (longest - len(dropped)))
+            table.clear_dropped()
+            freed += [table.discard(number) for number in table.count_votes(everyone, world.world_size)]
+        self._recycle(freed)
         self._exchange_if_dirty(reports)
-
-    # -- peers --------------------------------------------------------------------------------------------------------
-    @property
-    def _dirty(self) -> bool:
-        return self._allocator.generation != self._exchanged_generation
 
     def _exchange_if_dirty(self, reports: Sequence[Report]) -> None:
         if any(report.dirty for report in reports):
-            self._exchange()
-
-    def _exchange(self) -> None:
-        """Export to and import from every peer.  Every rank comes here in the same call."""
-        generation = self._allocator.generation
-        error: Exception | None = None
-        bases = [self._base] * self._world.world_size
-        for peer, segments in enumerate(self._world.exchange_segments(self._allocator.export())):
-            if peer == self.rank:
-                continue
-            if error is not None:  # import_peer will not take these descriptors over
-                for segment in segments:
-                    if segment.fd is not None:
-                        os.close(segment.fd)
-                continue
-            try:
-                mapping = self._allocator.import_peer(peer, segments)
-                if mapping.nbytes < self._allocator.nbytes:
-                    raise HeapError(f"rank {peer}'s heap has {mapping.nbytes} bytes, not {self._allocator.nbytes}")
-                if self._bases and mapping.base_ptr != self._bases[peer]:
-                    raise HeapError(f"the allocator moved rank {peer}'s heap, although kernels know its address")
-                bases[peer] = mapping.base_ptr
-            except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
-                error = e
-        outcomes = self._world.all_gather_ints([error is None])
-        if error is not None:
-            raise error
-        failed = [rank for rank, (ok,) in enumerate(outcomes) if not ok]
-        if failed:
-            raise PeerAccessError(f"{name_ranks(failed)} could not map the heap of a peer; see the error there")
-        self._bases = self._bases or tuple(bases)
-        self._exchanged_generation = generation
-
-    def _raise_failure(self, error: Exception | None, reports: Sequence[Report], what: str) -> None:
-        """After a step that failed somewhere: raise on every rank."""
-        if error is not None:
-            raise error
-        failed = [rank for rank, report in enumerate(reports) if not report.ok]
-        if failed:
-            raise HeapError(f"{name_ranks(failed)} {what}; see the error there")
+            self._peers.exchange()
 
     def check_peers(self) -> None:
         """Raise PeerLostError if the process of a peer has ended.  Local and cheap."""
@@ -602,21 +426,12 @@ class SymmetricHeap:
             HeapClosedError: the heap is closed.
         """
         self._check_open()
-        for rank in (from_rank, to_rank):
-            if not 0 <= rank < len(self._bases):
-                raise ValueError(f"there is no rank {rank} in a world of {len(self._bases)}")
-        offset = ptr - self._bases[from_rank]
-        if not 0 <= offset < self._allocator.nbytes:
-            raise NotOnHeapError(
-                f"address {ptr:#x} does not lie in rank {from_rank}'s heap, "
-                f"{self._bases[from_rank]:#x} + {self._allocator.nbytes} bytes"
-            )
-        return self._bases[to_rank] + offset
+        return self._peers.translate(ptr, from_rank, to_rank)
 
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies wholly in this rank's own heap, first to last element; peers' memory does not count."""
         self._check_open()
-        return self._offset_within(tensor) is not None
+        return self._peers.offset_within(tensor) is not None
 
     def on_symmetric_heap(self, tensor: torch.Tensor) -> bool:
         """The same as `is_symmetric`."""
@@ -642,7 +457,7 @@ class SymmetricHeap:
             HeapClosedError: the heap is closed.
         """
         self._check_open()
-        offset = self._offset_within(tensor)
+        offset = self._peers.offset_within(tensor)
         if offset is None:
             raise NotOnHeapError(
                 f"{what}: the tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype} on {tensor.device} does "
@@ -651,20 +466,6 @@ class SymmetricHeap:
                 "out= or copy the result"
             )
         return offset
-
-    def _offset_within(self, tensor: torch.Tensor) -> int | None:
-        if tensor.layout is not torch.strided:
-            return None
-        itemsize = tensor.element_size()
-        # an empty tensor's own data_ptr() is 0, its storage's is not
-        offset = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * itemsize - self._base
-        if tensor.is_contiguous():
-            extent = tensor.numel() * itemsize
-        elif tensor.numel() == 0:
-            extent = 0
-        else:
-            extent = itemsize * (1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)))
-        return int(offset) if offset >= 0 and offset + max(extent, 1) <= self._allocator.nbytes else None
 
     # -- description --------------------------------------------------------------------------------------------------
     @property
@@ -680,28 +481,22 @@ class SymmetricHeap:
     @property
     def heap_bases(self) -> tuple[int, ...]:
         """Address of every rank's heap in this process; fixed once the heap is open."""
-        return self._bases
+        return self._peers.bases
 
     @property
     def version(self) -> int:
         """Changes whenever `live_blocks` would answer differently."""
-        return self._version
+        return self._table.version
 
     def live_blocks(self) -> Sequence[Block]:
         """Live blocks by ascending offset; freed ones do not count, even before all ranks agree."""
-        version, blocks = self._blocks
-        if version != self._version:
-            records = sorted(self._live.values(), key=lambda record: record.offset)
-            blocks = tuple(Block(r.offset, r.nbytes, format_label(r.label)) for r in records)
-            self._blocks = (self._version, blocks)
-        return blocks
+        return self._table.blocks()
 
     def stats(self) -> HeapStats:
         """Return the heap's figures.  Local: what was dropped but not agreed on may differ between ranks."""
         self._check_open()
         sub = self._sub
-        dropped = set(self._collect_dropped())
-        waiting = [*self._pending, *(self._live[number] for number in dropped)]
+        waiting = self._table.waiting()
         pending = sum(sub.size_of(record.offset) for record in waiting)
         return HeapStats(
             reserved=self._allocator.nbytes,
@@ -711,7 +506,7 @@ class SymmetricHeap:
             free=sub.free_bytes,
             largest_free=sub.largest_free,
             peak=sub.peak_bytes,
-            num_blocks=len(self._live) - len(dropped),
+            num_blocks=len(self._table.live) - sum(not record.pending for record in waiting),
             fragmentation=1 - sub.largest_free / sub.free_bytes if sub.free_bytes else 0.0,
         )
 
@@ -725,60 +520,7 @@ class SymmetricHeap:
 
     def _check_alignment(self, alignment: int) -> None:
         check_alignment(alignment)
-        if self._open and alignment > self._max_alignment:
+        if self._open and alignment > self._peers.max_alignment:
             raise UnsupportedError(
-                f"alignment {alignment} cannot be had: the heaps begin at multiples of {self._max_alignment} only"
+                f"alignment {alignment} cannot be had: the heaps begin at multiples of {self._peers.max_alignment} only"
             )
-
-
-class Scope:
-    """Frees, at its end, the blocks that were allocated inside and not kept; made by `SymmetricHeap.scope`."""
-
-    def __init__(self, heap: SymmetricHeap) -> None:
-        self._heap = heap
-        self._records: dict[int, _Record] = {}
-
-    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Let a tensor outlive this scope; an enclosing scope will free it, or nobody if there is none.
-
-        Symmetric: every rank keeps the same tensors.
-
-        Args:
-            tensor: a tensor of the heap, or a view of one.
-
-        Returns:
-            The same tensor.
-
-        Raises:
-            HeapError: the scope is not open, or the tensor was freed before.
-            NotOnHeapError: the tensor does not lie on the heap.
-        """
-        scopes = self._heap._scopes
-        if self not in scopes:
-            raise HeapError("keep: this scope is not open")
-        record = self._heap._record_of(tensor, "keep")
-        depth = scopes.index(self)
-        if record.scope is not None and scopes.index(record.scope) >= depth:
-            del record.scope._records[record.number]
-            record.scope = scopes[depth - 1] if depth else None
-            if record.scope is not None:
-                record.scope._records[record.number] = record
-        return tensor
-
-    def __enter__(self) -> Scope:
-        self._heap._check_open()
-        if self in self._heap._scopes:
-            raise HeapError("this scope is open already; make another one with scope()")
-        self._heap._scopes.append(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        scopes = self._heap._scopes
-        if not self._heap._closed:
-            # inner scopes that were left open (by a generator, say) end with this one
-            for scope in reversed(scopes[scopes.index(self) :]):
-                for record in list(scope._records.values()):
-                    self._heap._retire(record)
-        del scopes[scopes.index(self) :]

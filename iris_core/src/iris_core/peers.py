@@ -1,0 +1,126 @@
+"""Where the peers' heaps are in this process, and telling each other when there is something new to map."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from iris_core.agreement import name_ranks
+from iris_core.errors import HeapError, NotOnHeapError, PeerAccessError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from iris_core.bootstrap import World
+    from iris_core.protocols import Allocator
+    from iris_core.types import Segment
+
+
+class PeerMap:
+    """Every rank's heap as this process sees it.
+
+    Args:
+        allocator: exports the own heap and maps the others.
+        world: the ranks.
+    """
+
+    def __init__(self, allocator: Allocator, world: World) -> None:
+        self._allocator = allocator
+        self._world = world
+        self._generation = -1  # of the allocator at the last exchange
+        self.bases: tuple[int, ...] = ()
+        """Address of every rank's heap in this process; never changes once it is known."""
+        self.max_alignment = 0
+        """The largest power of two that divides every base in every process."""
+
+    @property
+    def dirty(self) -> bool:
+        """Whether the own allocator has something that the peers do not know."""
+        return self._allocator.generation != self._generation
+
+    def open(self) -> None:
+        """Map all peers.  Collective: see `exchange`."""
+        self.exchange()
+        aligned = min(base & -base for base in self.bases)
+        self.max_alignment = min(row[0] for row in self._world.all_gather_ints([aligned]))
+
+    def exchange(self) -> None:
+        """Export to and import from every peer.
+
+        Collective: every rank calls it.  If it fails on one rank, it raises on all.
+
+        Raises:
+            HeapError: an allocator reported something that cannot be.
+            PeerAccessError: another rank could not map a peer's heap.
+        """
+        generation = self._allocator.generation
+        everyone = self._world.exchange_segments(self._allocator.export())
+        error, bases = self._import_all(everyone)
+        outcomes = self._world.all_gather_ints([error is None])
+        if error is not None:
+            raise error
+        failed = [rank for rank, (ok,) in enumerate(outcomes) if not ok]
+        if failed:
+            raise PeerAccessError(f"{name_ranks(failed)} could not map the heap of a peer; see the error there")
+        self.bases = self.bases or tuple(bases)
+        self._generation = generation
+
+    def translate(self, ptr: int, from_rank: int, to_rank: int) -> int:
+        """Return the address of the same place in another rank's heap.
+
+        Raises:
+            ValueError: no such rank.
+            NotOnHeapError: `ptr` does not lie in `from_rank`'s heap.
+        """
+        for rank in (from_rank, to_rank):
+            if not 0 <= rank < len(self.bases):
+                raise ValueError(f"there is no rank {rank} in a world of {len(self.bases)}")
+        offset = ptr - self.bases[from_rank]
+        if not 0 <= offset < self._allocator.nbytes:
+            raise NotOnHeapError(
+                f"address {ptr:#x} does not lie in rank {from_rank}'s heap, which begins at "
+                f"{self.bases[from_rank]:#x} and has {self._allocator.nbytes} bytes"
+            )
+        return self.bases[to_rank] + offset
+
+    def offset_within(self, tensor: torch.Tensor) -> int | None:
+        """Offset of a tensor that lies wholly in the own heap, first to last element; None if it does not."""
+        if tensor.layout is not torch.strided:
+            return None
+        itemsize = tensor.element_size()
+        # an empty tensor's own data_ptr() is 0, its storage's is not
+        offset = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * itemsize - self._allocator.base_ptr
+        if tensor.is_contiguous():
+            extent = tensor.numel() * itemsize
+        elif tensor.numel() == 0:
+            extent = 0
+        else:
+            extent = itemsize * (1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)))
+        return int(offset) if offset >= 0 and offset + max(extent, 1) <= self._allocator.nbytes else None
+
+    def _import_all(self, everyone: Iterable[Sequence[Segment]]) -> tuple[Exception | None, list[int]]:
+        """Map every peer; return the first error, for the other ranks have to hear of it before it is raised."""
+        error: Exception | None = None
+        bases: list[int] = []
+        for peer, segments in enumerate(everyone):
+            if peer == self._world.rank:
+                bases.append(self._allocator.base_ptr)
+            elif error is None:
+                try:
+                    bases.append(self._import(peer, segments))
+                except Exception as e:  # noqa: BLE001 - returned
+                    error = e
+            else:  # import_peer will not take these descriptors over
+                for fd in (segment.fd for segment in segments if segment.fd is not None):
+                    os.close(fd)
+        return error, bases
+
+    def _import(self, peer: int, segments: Sequence[Segment]) -> int:
+        mapping = self._allocator.import_peer(peer, segments)
+        if mapping.nbytes != self._allocator.nbytes:
+            raise HeapError(f"rank {peer}'s heap has {mapping.nbytes} bytes, this rank's {self._allocator.nbytes}")
+        if self.bases and mapping.base_ptr != self.bases[peer]:
+            raise HeapError(f"the allocator moved rank {peer}'s heap, although kernels know its address")
+        return mapping.base_ptr
