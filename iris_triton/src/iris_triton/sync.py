@@ -35,6 +35,11 @@ def _gather_stores():
     tl.debug_barrier()
 
 
+@triton.constexpr_function
+def _is_op(op):
+    return op in ("set", "add")
+
+
 @triton.jit
 def signal(
     pointer,
@@ -61,7 +66,7 @@ def signal(
         sem: "release", or "relaxed" where there is nothing to hand over.
         scope: "sys"; "gpu" if from_rank and to_rank are the same.
     """
-    tl.static_assert(op == "set" or op == "add", 'op of signal must be "set" or "add"')
+    tl.static_assert(_is_op(op), 'op of signal must be "set" or "add"')
     target = translate(pointer, from_rank, to_rank, heap_bases)
     _gather_stores()
     if op == "set":
@@ -109,8 +114,13 @@ def put_signal(
 
 # -- receiving --------------------------------------------------------------------------------------------------------
 @triton.constexpr_function
-def _known(cmp):
+def _is_comparison(cmp):
     return cmp == "reached" or cmp in _layout.COMPARISONS
+
+
+@triton.constexpr_function
+def _is_flag(element_type):
+    return element_type.is_int() and element_type.primitive_bitwidth >= 32
 
 
 @triton.constexpr_function
@@ -256,9 +266,9 @@ def wait(
             out reports; None reports nothing.
         rank: the caller, for that report.
     """
-    tl.static_assert(_known(cmp), 'cmp of wait must be "eq", "ne", "gt", "ge", "lt" or "le"')
+    tl.static_assert(_is_comparison(cmp), 'cmp of wait must be "eq", "ne", "gt", "ge", "lt" or "le"')
     element: tl.constexpr = pointer.dtype.element_ty
-    tl.static_assert(element.is_int() and element.primitive_bitwidth >= 32, "flags must be integers of 32 or 64 bits")
+    tl.static_assert(_is_flag(element), "flags must be integers of 32 or 64 bits")
     if status is None:
         status_word = tl.cast(0, tl.int64)
     else:

@@ -12,8 +12,15 @@ _ALIGNMENT_LOG2 = tl.constexpr(HEAP_ALIGNMENT.bit_length() - 1)
 
 @triton.constexpr_function
 def _carrier(element_type):
-    """An element type of another width, see `translate`."""
-    return tl.int16 if element_type.primitive_bitwidth == 8 else tl.int8
+    """Another element type of the same size, see `translate`."""
+    bits = 64 if element_type.is_ptr() else max(8, element_type.primitive_bitwidth)  # a bool is stored as a byte
+    others = {
+        8: (tl.int8, tl.float8e5),
+        16: (tl.int16, tl.float16),
+        32: (tl.int32, tl.float32),
+        64: (tl.int64, tl.float64),
+    }[bits]
+    return others[1] if element_type.is_int() and element_type.primitive_bitwidth == bits else others[0]
 
 
 @triton.constexpr_function
@@ -42,9 +49,9 @@ def translate(pointer, from_rank, to_rank, heap_bases, hint: tl.constexpr = None
         hint: alignment and contiguity in bytes and elements, see the module.
     """
     distance = tl.load(heap_bases + to_rank).to(tl.int64) - tl.load(heap_bases + from_rank).to(tl.int64)
-    # The pointer is shifted as a pointer to another type, for the sake of AMD: the compiler takes 32 bits for enough to
+    # The pointer is moved as a pointer to another type, for the sake of AMD: the compiler takes 32 bits for enough to
     # address a small tensor from its argument, and would cut the distance down; behind a cast it knows of no argument.
-    # Through an integer it would forget alignment and contiguity as well.
+    # Through an integer, or a type of another size, it would forget alignment or contiguity as well.
     carrier: tl.constexpr = _carrier(pointer.dtype.element_ty)
     # Whole alignment units times a constant: in this form the compiler sees that the distance keeps the alignment.
     units: tl.constexpr = _elements_per_alignment(carrier)
