@@ -120,23 +120,34 @@ def _main(
 ) -> None:
     os.environ.update(variables)
     try:
-        import torch.distributed as dist
-
         join_world(store, rank, num_ranks)
-        try:
-            answer = (True, fn(*args))
-        finally:
-            dist.destroy_process_group()
-        pickle.dumps(answer)
+        answer = success(fn(*args))
     except BaseException:  # noqa: BLE001 - whatever it was, the parent has to hear of it
-        answer = (False, traceback.format_exc())
-    pipe.send(answer)
+        answer = failure()
+    pipe.send_bytes(answer)  # before the group goes, so that the cause of a failure arrives before its consequences
     pipe.close()
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def success(result: Any) -> bytes:
+    """Pack a job's result for the parent process; a failure if it cannot be pickled."""
+    try:
+        return pickle.dumps((True, 0.0, result))
+    except Exception:  # noqa: BLE001 - pickling runs the result's own code, which may raise anything
+        return failure("the job's result cannot be sent back:\n")
+
+
+def failure(prefix: str = "") -> bytes:
+    """Pack the exception that is being handled, with its time: the first of several is the cause of the others."""
+    return pickle.dumps((False, time.monotonic(), prefix + traceback.format_exc()))
 
 
 def _collect(pipes: list[Connection], processes: list[BaseProcess]) -> list[Any]:
     results: dict[int, Any] = {}
-    failed: dict[int, IrisError] = {}
+    failed: dict[int, tuple[float, IrisError]] = {}
     waiting = dict(enumerate(pipes))
     grace_ends = float("inf")  # after a failure, others may still tell the cause of it
     while waiting and time.monotonic() < grace_ends:
@@ -144,25 +155,20 @@ def _collect(pipes: list[Connection], processes: list[BaseProcess]) -> list[Any]
             rank = next(r for r, p in waiting.items() if p is ready)
             del waiting[rank]
             try:
-                ok, value = pipes[rank].recv()
+                ok, when, value = pickle.loads(pipes[rank].recv_bytes())
             except EOFError:
                 processes[rank].join(5)
                 code = processes[rank].exitcode
-                failed[rank] = PeerLostError(
-                    f"rank {rank} ended with exit code {code} before it had a result", ranks=[rank]
-                )
+                lost = f"rank {rank} ended with exit code {code} before it had a result"
+                failed[rank] = 0.0, PeerLostError(lost, ranks=[rank])  # nothing that was raised can have caused this
             else:
                 if ok:
                     results[rank] = value
                 else:
-                    failed[rank] = RankError(rank, value)
+                    failed[rank] = when, RankError(rank, value)
         if failed and grace_ends == float("inf"):
             grace_ends = time.monotonic() + _GRACE_S
     if failed:
-        raise failed[min(failed, key=lambda r: (_is_consequence(failed[r]), r))]
+        _, error = min(failed.values(), key=lambda each: each[0])
+        raise error
     return [results[r] for r in range(len(pipes))]
-
-
-def _is_consequence(error: IrisError) -> bool:
-    """Whether the error only says that another rank is gone."""
-    return isinstance(error, RankError) and "PeerLostError" in str(error)

@@ -10,15 +10,15 @@ import contextlib
 import importlib
 import multiprocessing
 import os
+import pickle
 import sys
 import tempfile
 import time
-import traceback
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import CollectiveTimeoutError, PeerLostError
-from iris_core.launch import RankError, join_world, rank_environment
+from iris_core.launch import RankError, failure, join_world, rank_environment, success
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,7 +105,7 @@ class RankPool:
 
     def _collect(self, workers: Sequence[_Worker], timeout_s: float) -> list[Any]:
         results: dict[int, Any] = {}
-        failed: dict[int, str] = {}
+        failed: dict[int, tuple[float, str]] = {}  # when, and the traceback
         died: list[int] = []
         for worker in workers:
             worker.busy = True
@@ -122,7 +122,7 @@ class RankPool:
                 if worker.pipe not in ready:
                     continue
                 try:
-                    ok, value = worker.pipe.recv()
+                    ok, when, value = pickle.loads(worker.pipe.recv_bytes())
                 except (EOFError, ConnectionError):
                     died.append(rank)
                     continue
@@ -130,15 +130,15 @@ class RankPool:
                 if ok:
                     results[rank] = value
                 else:
-                    failed[rank] = value
+                    failed[rank] = when, value
             if failed or died:  # the others get a moment to notice by themselves
                 deadline = min(deadline, time.monotonic() + 5.0)
         if died:
-            text = "".join(f"\nrank {r} raised:\n{failed[r]}" for r in sorted(failed))
+            text = "".join(f"\nrank {r} raised:\n{failed[r][1]}" for r in sorted(failed))
             raise PeerLostError(f"the processes of ranks {died} ended during the job{text}", ranks=died)
         if failed:
-            rank = min(failed, key=lambda r: ("PeerLostError" in failed[r], r))
-            raise RankError(rank, failed[rank])
+            rank = min(failed, key=lambda r: failed[r])  # the first one; the others may be its consequences
+            raise RankError(rank, failed[rank][1])
         return [results[r] for r in range(len(workers))]
 
 
@@ -183,7 +183,7 @@ def _serve(pipe: Connection, rank: int, warm: tuple[str, ...], path: list[str]) 
         except EOFError:  # the pool's process is gone
             return
         except (ImportError, AttributeError):  # the job's function cannot be found here
-            pipe.send((False, traceback.format_exc()))
+            pipe.send_bytes(failure())
             continue
         if job is None:
             if dist.is_initialized():
@@ -197,10 +197,7 @@ def _serve(pipe: Connection, rank: int, warm: tuple[str, ...], path: list[str]) 
                 os.environ.update(rank_environment(rank, num_ranks))
                 join_world(store, rank, num_ranks)
                 current = store
-            answer = (True, fn(*args))
+            answer = success(fn(*args))
         except BaseException:  # noqa: BLE001 - whatever it was, the pool has to hear of it
-            answer = (False, traceback.format_exc())
-        try:
-            pipe.send(answer)
-        except (TypeError, AttributeError, ValueError) as e:  # a result that cannot be pickled
-            pipe.send((False, f"the job's result cannot be sent back: {e}"))
+            answer = failure()
+        pipe.send_bytes(answer)

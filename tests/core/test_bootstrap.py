@@ -1,0 +1,57 @@
+"""Finding the world, and agreement of its ranks."""
+
+import pytest
+
+from iris_core.bootstrap import SingleWorld, check_agreement, connect
+from iris_core.errors import IrisError, RankMismatchError
+
+
+class ThreeRanks(SingleWorld):
+    """Answers for three ranks, of which the last differs."""
+
+    world_size = 3
+
+    def __init__(self, *others):
+        self._others = others
+
+    def all_gather_object(self, obj):
+        return [obj, *self._others]
+
+
+def test_a_process_alone_is_a_world_of_one():
+    world = connect(None, 1.0, environ={})
+    assert (world.rank, world.world_size) == (0, 1)
+    assert world.all_gather_ints([1, 2]) == [(1, 2)]
+    assert world.broadcast_object("x", 0) == "x"
+    with pytest.raises(ValueError, match="there is no rank 1 in a world of 1"):
+        world.broadcast_object("x", 1)
+
+
+def test_half_of_torchruns_variables_is_not_torchrun():
+    assert connect(None, 1.0, environ={"RANK": "0", "WORLD_SIZE": "2"}).world_size == 1
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [("2", "2"), ("x", "2"), ("-1", "1")])
+def test_impossible_variables_of_torchrun(rank, world_size):
+    environ = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    with pytest.raises(RankMismatchError, match=f"RANK='{rank}'"):
+        connect(None, 1.0, environ=environ)
+
+
+def test_a_group_without_torch_distributed():
+    with pytest.raises(IrisError, match="not initialised"):
+        connect(object(), 1.0, environ={})
+
+
+def test_agreement():
+    facts = {"heap_size": "1", "torch": "2"}
+    check_agreement(ThreeRanks(facts, facts), facts)
+    with pytest.raises(RankMismatchError) as caught:
+        check_agreement(ThreeRanks(facts, {"heap_size": "1", "torch": "3"}), facts)
+    assert "torch: 2 on ranks 0, 1; 3 on rank 2" in str(caught.value)
+    assert "heap_size" not in str(caught.value)
+
+
+def test_a_fact_that_only_one_rank_knows():
+    with pytest.raises(RankMismatchError, match="extra: absent on ranks 0, 1; 5 on rank 2"):
+        check_agreement(ThreeRanks({"a": "1"}, {"a": "1", "extra": "5"}), {"a": "1"})

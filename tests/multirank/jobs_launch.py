@@ -1,0 +1,42 @@
+"""Jobs of test_launch and test_pool: ranks that return, raise, die and hang."""
+
+import os
+import time
+
+import torch.distributed as dist
+
+
+def describe(word):
+    return word, dist.get_rank(), dist.get_world_size(), os.environ["RANK"], os.environ["LOCAL_RANK"]
+
+
+def variable(name):
+    return os.environ.get(name)
+
+
+def raise_on(rank):
+    if dist.get_rank() == rank:
+        raise ValueError(f"deliberate, on {rank}")
+    dist.barrier()  # the others wait for a rank that does not come
+    return "ok"
+
+
+def die_on(rank):
+    if dist.get_rank() == rank:
+        os._exit(7)
+    dist.barrier()
+    return "ok"
+
+
+def hang_on(rank):
+    if dist.get_rank() == rank:
+        time.sleep(600)
+    return "ok"
+
+
+def process_id():
+    return os.getpid()
+
+
+def unpicklable():
+    return lambda: None

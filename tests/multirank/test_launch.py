@@ -1,0 +1,71 @@
+"""iris_core.run and the pool: results, failures, and nothing left behind."""
+
+import multiprocessing
+import os
+
+import jobs_launch as jobs
+import pytest
+
+import iris_core
+from iris_core.errors import CollectiveTimeoutError, PeerLostError
+from iris_core.launch import RankError
+from iris_core.testing import RankPool
+
+
+def left_behind():
+    return [p for p in multiprocessing.active_children() if p.name.startswith("iris rank")]
+
+
+def test_results_come_back_in_the_order_of_ranks():
+    assert iris_core.run(jobs.describe, 3, "hello") == [("hello", r, 3, str(r), str(r)) for r in range(3)]
+    assert left_behind() == []
+
+
+def test_variables_reach_the_ranks_and_not_us():
+    assert iris_core.run(jobs.variable, 1, "IRIS_X_TEST", environ={"IRIS_X_TEST": "7"}) == ["7"]
+    assert "IRIS_X_TEST" not in os.environ
+
+
+def test_the_cause_is_shown_not_its_consequences():
+    with pytest.raises(RankError, match="deliberate, on 1") as caught:
+        iris_core.run(jobs.raise_on, 3, 1)
+    assert caught.value.rank == 1
+    assert left_behind() == []
+
+
+def test_a_rank_that_dies_is_named():
+    with pytest.raises(PeerLostError, match="rank 0 ended with exit code 7") as caught:
+        iris_core.run(jobs.die_on, 2, 0)
+    assert caught.value.ranks == (0,)
+    assert left_behind() == []
+
+
+def test_a_result_that_cannot_be_sent_is_an_error():
+    with pytest.raises(RankError, match="unpicklable"):
+        iris_core.run(jobs.unpicklable, 1)
+
+
+def test_no_ranks_is_an_error():
+    with pytest.raises(ValueError, match="at least 1"):
+        iris_core.run(jobs.process_id, 0)
+
+
+def test_the_pool_keeps_its_processes(pool):
+    first = pool.run(jobs.process_id, 2)
+    assert pool.run(jobs.describe, 4, "x")[3] == ("x", 3, 4, "3", "3")
+    assert pool.run(jobs.process_id, 2) == first
+
+
+def test_the_pool_survives_failures():
+    with RankPool(timeout_s=60) as pool:
+        with pytest.raises(RankError, match="deliberate, on 0"):
+            pool.run(jobs.raise_on, 2, 0)
+        with pytest.raises(PeerLostError, match=r"\[1\]"):
+            pool.run(jobs.die_on, 2, 1)
+        pool.run(jobs.process_id, 2)  # the new worker has started
+        with pytest.raises(CollectiveTimeoutError, match=r"ranks \[1\] still ran") as caught:
+            pool.run(jobs.hang_on, 2, 1, timeout_s=1.0)
+        assert caught.value.missing_ranks == (1,)
+        with pytest.raises(RankError, match="cannot be sent"):
+            pool.run(jobs.unpicklable, 1)
+        assert pool.run(jobs.describe, 2, "y") == [("y", r, 2, str(r), str(r)) for r in range(2)]
