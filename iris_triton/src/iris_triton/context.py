@@ -7,6 +7,7 @@ import triton.language as tl
 from iris_core import device_context as _layout
 from iris_triton import language
 from iris_triton._compat import aggregate
+from iris_triton.sync import ACQUIRE, GE, RELEASE, SET, SYS
 
 _HEADER_WORDS = tl.constexpr(_layout.HEADER_WORDS)
 _TIMEOUT_WORD = tl.constexpr(_layout.TIMEOUT_WORD)
@@ -312,9 +313,9 @@ class DeviceContext:
         pointer,
         value,
         to_rank,
-        op: tl.constexpr = "set",
-        sem: tl.constexpr = "release",
-        scope: tl.constexpr = "sys",
+        op: tl.constexpr = SET,
+        sem: tl.constexpr = RELEASE,
+        scope: tl.constexpr = SYS,
     ):
         """Change a flag of to_rank after everything that this program has stored so far."""
         language.signal(pointer, value, self.rank, to_rank, self.heap_bases, op, sem, scope)
@@ -324,9 +325,9 @@ class DeviceContext:
         self,
         pointer,
         value,
-        cmp: tl.constexpr = "ge",
-        sem: tl.constexpr = "acquire",
-        scope: tl.constexpr = "sys",
+        cmp: tl.constexpr = GE,
+        sem: tl.constexpr = ACQUIRE,
+        scope: tl.constexpr = SYS,
     ):
         """Wait until `flag <cmp> value` holds for all flags at `pointer`; returns the last values seen."""
         words = self.heap_bases + self.world_size
@@ -342,14 +343,14 @@ class DeviceContext:
         signal_ptr,
         value,
         to_rank,
-        op: tl.constexpr = "set",
+        op: tl.constexpr = SET,
         mask=None,
         other=None,
         load_cache_modifier: tl.constexpr = None,
         store_cache_modifier: tl.constexpr = None,
         hint: tl.constexpr = None,
-        sem: tl.constexpr = "release",
-        scope: tl.constexpr = "sys",
+        sem: tl.constexpr = RELEASE,
+        scope: tl.constexpr = SYS,
     ):
         """Copy from own memory to to_rank's memory, then signal."""
         language.put_signal(

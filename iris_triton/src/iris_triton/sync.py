@@ -15,6 +15,10 @@ from iris_triton.translation import promise, translate
 _POLLS_PER_CLOCK = tl.constexpr(64)
 """Polls between two looks at the clock, of those waits that are bounded."""
 
+# Triton 3.6 takes no plain string for the default of a parameter of a device function.
+SET, RELEASE, ACQUIRE = tl.constexpr("set"), tl.constexpr("release"), tl.constexpr("acquire")
+GE, SYS = tl.constexpr("ge"), tl.constexpr("sys")
+
 _CODE = tl.constexpr(int(_layout.Status.CODE))
 _RANK = tl.constexpr(int(_layout.Status.RANK))
 _PROGRAM = tl.constexpr(int(_layout.Status.PROGRAM))
@@ -47,9 +51,9 @@ def signal(
     from_rank,
     to_rank,
     heap_bases,
-    op: tl.constexpr = "set",
-    sem: tl.constexpr = "release",
-    scope: tl.constexpr = "sys",
+    op: tl.constexpr = SET,
+    sem: tl.constexpr = RELEASE,
+    scope: tl.constexpr = SYS,
 ):
     """Change a flag of to_rank after everything that this program has stored so far.
 
@@ -84,14 +88,14 @@ def put_signal(
     from_rank,
     to_rank,
     heap_bases,
-    op: tl.constexpr = "set",
+    op: tl.constexpr = SET,
     mask=None,
     other=None,
     load_cache_modifier: tl.constexpr = None,
     store_cache_modifier: tl.constexpr = None,
     hint: tl.constexpr = None,
-    sem: tl.constexpr = "release",
-    scope: tl.constexpr = "sys",
+    sem: tl.constexpr = RELEASE,
+    scope: tl.constexpr = SYS,
 ):
     """Copy from the caller's own memory to to_rank's memory, then signal: `put` followed by `signal`.
 
@@ -242,9 +246,9 @@ def _spin(pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.con
 def wait(
     pointer,
     value,
-    cmp: tl.constexpr = "ge",
-    sem: tl.constexpr = "acquire",
-    scope: tl.constexpr = "sys",
+    cmp: tl.constexpr = GE,
+    sem: tl.constexpr = ACQUIRE,
+    scope: tl.constexpr = SYS,
     timeout_ns=0,
     status=None,
     rank=-1,
