@@ -94,14 +94,14 @@ class Iris(TensorFactories):
                 raise SettingsError(f"options has settings for {name!r}, but only these are installed: {installed}")
         self.settings = settings
         with contextlib.ExitStack() as undo:
-            self._world = bootstrap.connect(group, settings.barrier_timeout)
+            self._world: bootstrap.World = bootstrap.connect(group, settings.barrier_timeout)
             undo.callback(self._world.close)
             self._log = rank_logger(self._world.rank, self._world.world_size)
             self._plan: Plan = self._everywhere(
                 "choosing plugins", lambda: _choose(registry, settings, self._world.rank)
             )
             plan = self._plan
-            self.target = plan.target
+            self.target: DeviceTarget = plan.target
             bootstrap.check_agreement(self._world, plan_facts(plan, int(settings.heap_size)))
             self.device = self.target.torch_device
             if self.target.type is not DeviceType.CPU:
@@ -188,7 +188,7 @@ class Iris(TensorFactories):
     @property
     def cur_rank(self) -> int:
         """This rank."""
-        return int(self._world.rank)
+        return self._world.rank
 
     @property
     def num_ranks(self) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from iris_core.errors import IrisError, PeerLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
@@ -104,9 +104,12 @@ def join_world(store: str, rank: int, num_ranks: int) -> None:
     """Initialise torch.distributed through a file that all ranks of this host can reach."""
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import (
+        FileStore,
+    )  # torch.distributed has it too, but does not say so to type checkers
 
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=dist.FileStore(store, num_ranks), rank=rank, world_size=num_ranks)
+    dist.init_process_group(backend, store=FileStore(store, num_ranks), rank=rank, world_size=num_ranks)
 
 
 def _main(
@@ -145,7 +148,7 @@ def failure(prefix: str = "") -> bytes:
     return pickle.dumps((False, time.monotonic(), prefix + traceback.format_exc()))
 
 
-def _collect(pipes: list[Connection], processes: list[BaseProcess]) -> list[Any]:
+def _collect(pipes: list[Connection], processes: Sequence[BaseProcess]) -> list[Any]:
     results: dict[int, Any] = {}
     failed: dict[int, tuple[float, IrisError]] = {}
     waiting = dict(enumerate(pipes))

@@ -75,7 +75,11 @@ def run(args: argparse.Namespace) -> int:
     rows = merge([rows for rows, _ in per_rank])
     explanation = per_rank[0][1]
     if args.json:
-        document = {"rows": [asdict(row) for row in rows], "seconds": seconds, "choice": explanation, "note": note}
+        documents = [asdict(row) for row in rows]
+        for each in documents:
+            if not math.isfinite(each["error"]):
+                each["error"] = None  # JSON has no NaN
+        document = {"rows": documents, "seconds": seconds, "choice": explanation, "note": note}
         print(json.dumps(document, indent=2))
     else:
         _print(rows, seconds, explanation, note)
@@ -146,10 +150,10 @@ def _rank_main(choice: dict[str, Any], only: tuple[str, ...], messages: Any) -> 
             with ctx.scope():
                 result = demo.run(ctx, report)
             seconds = time.perf_counter() - start
-            names = ctx.plugin_names
+            used = ctx.plugin_names
             rows.append(
                 Row(
-                    demo.name, demo.title, ctx.num_ranks, names["backend"], names["allocator"], ctx.device,
+                    demo.name, demo.title, ctx.num_ranks, used["backend"], used["allocator"], ctx.device,
                     seconds, result.error, result.tolerance, result.detail, result.ok,
                 )
             )  # fmt: skip
