@@ -1,0 +1,58 @@
+"""Fixtures of the core's tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from iris_core.registry import Registry, reset_default_registry
+from iris_core.testing.dist_info import install_distribution, provider_source
+
+
+@pytest.fixture
+def clean_environment(monkeypatch):
+    """No IRIS_* variable is set."""
+    for name in list(os.environ):
+        if name.upper().startswith("IRIS_"):
+            monkeypatch.delenv(name)
+
+
+class Site:
+    """A temporary site folder with distributions in it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def install(self, name, version="1.0", **kwargs):
+        """Install a distribution; arguments as for `install_distribution`."""
+        return install_distribution(self.folder, name, version, **kwargs)
+
+    def provider(self, name, kind="ALLOCATOR", *, distribution=None, source=None, **kwargs):
+        """Install a distribution with one provider; `source` replaces the module's text."""
+        distribution = distribution or f"iris-{name}"
+        module = f"site_{distribution}_{name}".replace("-", "_")
+        group = {"ALLOCATOR": "iris.allocators", "BACKEND": "iris.backends", "COLLECTIVE": "iris.collectives"}[kind]
+        text = provider_source(name, kind, **kwargs) if source is None else source
+        self.install(distribution, entry_points={group: {name: f"{module}:plugin"}}, modules={module: text})
+        return module
+
+    def registry(self, **kwargs):
+        """A registry that sees this site only."""
+        return Registry(search_path=[str(self.folder)], **kwargs)
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch, clean_environment):
+    """An empty site folder on the import path; what was imported from it is forgotten afterwards."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    reset_default_registry()
+    before = set(sys.modules)
+    yield Site(folder)
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+            del sys.modules[name]
+    reset_default_registry()
