@@ -14,7 +14,7 @@ derive from it as well: `except MemoryError` catches an exhausted heap, `except 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +22,17 @@ if TYPE_CHECKING:
 
 class IrisError(Exception):
     """Base of every error that Iris raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors travel between processes; `args` alone lacks what some constructors require.
+        return _restored, (type(self), self.args, self.__dict__.copy())
+
+
+def _restored(cls: type[IrisError], args: tuple[Any, ...], attributes: dict[str, Any]) -> IrisError:
+    error = cls.__new__(cls, *args)
+    error.args = args  # TimeoutError is an OSError, which takes them in its __init__ only
+    error.__dict__.update(attributes)
+    return error
 
 
 # -- plugins ----------------------------------------------------------------------------------------------------------

@@ -90,9 +90,10 @@ def set_logger_level(level: int | str) -> None:
 
 
 def _configure() -> None:
-    """Attach the one handler.  Importing the module again, or a copy of it in a reload, adds no second one."""
-    if not any(isinstance(handler.formatter, RankFormatter) for handler in logger.handlers):
+    """Attach the one handler; a reload of this module adds no second one."""
+    if not any(handler.name == logger.name for handler in logger.handlers):
         handler = logging.StreamHandler()
+        handler.name = logger.name
         handler.setFormatter(RankFormatter())
         logger.addHandler(handler)
         logger.propagate = False
