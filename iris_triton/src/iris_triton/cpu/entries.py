@@ -32,6 +32,9 @@ class ProgramInfo:
         return x + self.grid[0] * (y + self.grid[1] * z)
 
 
+PREPARED = "_iris_cpu"
+"""Attribute in which the executor keeps what it made of a jitted function."""
+
 # Keyed by identity: hashing a jitted function computes its cache key.  The function is kept, so that its id stays taken.
 _functions: dict[int, tuple[Any, Callable[..., Any]]] = {}
 _assembly: list[tuple[str, Callable[..., Any]]] = []
@@ -59,6 +62,7 @@ def cpu_entry(function: Any) -> Callable[[Entry], Entry]:
 
     def register(implementation: Entry) -> Entry:
         _functions[id(function)] = (function, implementation)
+        vars(function).pop(PREPARED, None)
         return implementation
 
     return register

@@ -102,12 +102,13 @@ class Region:
 
 
 class Regions:
-    """Sorted table of accessible ranges.  Blocks of a heap are stored once; ranks only shift them."""
+    """Sorted table of the live blocks on every rank's heap, and the regions that the user named."""
 
     def __init__(self, heaps: Sequence[MemoryMap], extra: Sequence[tuple[int, int, str]]) -> None:
         self.heap_ranges = [(base, base + heap.nbytes) for heap in heaps for base in heap.heap_bases]
-        self._sources: list[Any] = []
-        starts, sizes, source, index = [], [], [], []
+        self.extra = [Region(start, nbytes, label) for start, nbytes, label in extra]
+        starts, sizes, source, index = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)], [], []
+        self._sources: list[tuple[int, Sequence[Any]]] = []
         for heap in heaps:
             blocks = [block for block in heap.live_blocks() if block.nbytes > 0]
             offsets = np.array([block.offset_bytes for block in blocks], np.uint64)
@@ -115,30 +116,23 @@ class Regions:
             for rank, base in enumerate(heap.heap_bases):
                 starts.append(offsets + np.uint64(base))
                 sizes.append(nbytes)
-                source.append(np.full(len(blocks), len(self._sources)))
-                index.append(np.arange(len(blocks)))
+                source += [len(self._sources)] * len(blocks)
+                index += range(len(blocks))
                 self._sources.append((rank, blocks))
-        starts.append(np.array([start for start, _, _ in extra], np.uint64))
-        sizes.append(np.array([size for _, size, _ in extra], np.uint64))
-        source.append(np.full(len(extra), len(self._sources)))
-        index.append(np.arange(len(extra)))
-        self._sources.append((None, extra))
         start = np.concatenate(starts)
         order = np.argsort(start, kind="stable")
         self.starts: Array = start[order]
         self.ends: Array = (start + np.concatenate(sizes))[order]
-        self._source, self._index = np.concatenate(source)[order], np.concatenate(index)[order]
+        self._places = [(source[i], index[i]) for i in order.tolist()]
         self.start_list: list[int] = self.starts.tolist()
         self.end_list: list[int] = self.ends.tolist()
 
     def region(self, position: int) -> Region:
-        """Describe the range at a position of the table."""
-        rank, items = self._sources[int(self._source[position])]
-        item = items[int(self._index[position])]
-        if rank is None:
-            return Region(item[0], item[1], item[2])
-        start = self.start_list[position]
-        return Region(start, item.nbytes, item.label, rank, item.offset_bytes)
+        """Describe the block at a position of the table."""
+        source, index = self._places[position]
+        rank, blocks = self._sources[source]
+        block = blocks[index]
+        return Region(self.start_list[position], block.nbytes, block.label, rank, block.offset_bytes)
 
     def on_heap(self, start: int, end: int) -> bool:
         """Whether a range lies in the address range of a registered heap, live or not."""
@@ -161,7 +155,8 @@ class BoundsChecker:
     def __init__(self, regions: Regions, arguments: Sequence[tuple[int, int, str]]) -> None:
         """Take the table and the storages of the tensor arguments: (first byte, size in bytes, argument's name)."""
         self._regions = regions
-        self._arguments = [
+        # A heap's tensors are checked against its blocks: a storage may be rounded up, a block is exact.
+        self._arguments = regions.extra + [
             Region(start, nbytes, name)
             for start, nbytes, name in arguments
             if nbytes and not regions.on_heap(start, start + nbytes)

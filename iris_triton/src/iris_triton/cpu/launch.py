@@ -1,0 +1,376 @@
+"""Launches: which ones run on the CPU, what their arguments become, and running the grid.
+
+`enable` replaces `JITFunction.run` (and the interpreted functions' and the autotuner's).  A launch runs here if its
+tensors are on the CPU; every other launch, and every warmup, goes on to Triton.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+
+from iris_core.errors import UnsupportedError
+from iris_triton import _compat
+from iris_triton.cpu import memory
+from iris_triton.cpu.calls import Dialect, jitted, triton_dialect
+from iris_triton.cpu.config import configuration
+from iris_triton.cpu.errors import DeadlockError
+from iris_triton.cpu.memory import BoundsChecker
+from iris_triton.cpu.scheduler import Program, Scheduler
+from iris_triton.cpu.state import Launch, current
+from iris_triton.cpu.values import numpy_dtype, signless, wrap
+
+_switch = threading.Lock()
+_originals: dict[type, Callable[..., Any]] = {}
+
+
+def enable() -> None:
+    """Run launches with CPU tensors on the CPU, from now on and in the whole process.
+
+    Calling it again changes nothing.  Launches from several Python threads are independent and run side by side.
+    Warns if the installed Triton is not one of the tested versions.
+
+    Raises:
+        UnsupportedError: the installed Triton lacks what the executor needs; the message names the versions that fit.
+    """
+    with _switch:
+        if _originals:
+            return
+        problem = _compat.version_problem()
+        _compat.disable_stock_interpreter()
+        try:
+            triton_dialect()
+        except (AttributeError, TypeError) as error:
+            raise UnsupportedError(f"the CPU executor does not work with this Triton. {problem}") from error
+        if problem:
+            warnings.warn(f"{problem}; the CPU executor may fail or be wrong", RuntimeWarning, stacklevel=2)
+        for owner, run in (
+            (_compat.JITFunction, _run_jitted),
+            (_compat.InterpretedFunction, _run_interpreted),
+            (_compat.Autotuner, _run_tuned),
+        ):
+            _originals[owner] = owner.run
+            owner.run = run
+
+
+def disable() -> None:
+    """Undo `enable`; launches in progress finish."""
+    with _switch:
+        for owner, run in _originals.items():
+            owner.run = run  # type: ignore[attr-defined]
+        _originals.clear()
+
+
+def is_enabled() -> bool:
+    """Whether launches with CPU tensors run on the CPU."""
+    return bool(_originals)
+
+
+# -- diverted functions -----------------------------------------------------------------------------------------------
+def _run_jitted(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+    if not warmup and _belongs_here(args, kwargs):
+        return launch(self, grid, args, kwargs)
+    original = _originals.get(_compat.JITFunction)
+    if original is None:  # disabled by another thread in between
+        return self.run(*args, grid=grid, warmup=warmup, **kwargs)
+    return original(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+
+def _run_interpreted(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+    """A function decorated while TRITON_INTERPRET=1 was in force."""
+    function = jitted(self)
+    function.pre_run_hooks = self.pre_run_hooks
+    return _run_jitted(function, *args, grid=grid, warmup=warmup, **kwargs)
+
+
+def _run_tuned(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """The autotuner on the CPU: the first configuration that pruning leaves, as times here mean nothing."""
+    if kwargs.get("warmup") or not _belongs_here(args, kwargs):
+        return _originals[_compat.Autotuner](self, *args, **kwargs)
+    self.nargs = dict(zip(self.arg_names, args, strict=False))
+    configs = self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs
+    config = self.best_config = configs[0]
+    chosen = config.all_kwargs()
+    if config.pre_hook is not None:
+        config.pre_hook({**self.nargs, **kwargs, **chosen})
+    self.nargs = None
+    return self.fn.run(*args, **kwargs, **chosen)
+
+
+def _belongs_here(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a launch has CPU tensors, or no tensors in a process without a GPU."""
+    other = False
+    for value in itertools.chain(args, kwargs.values()):
+        kind = _device_type(value)
+        if kind == "cpu":
+            return True
+        other = other or kind != ""
+    return not other and not _has_gpu()
+
+
+def _device_type(value: Any) -> str:
+    """Device type of a tensor, or of the first tensor in a tuple or descriptor; empty for anything else."""
+    if isinstance(value, torch.Tensor):
+        return value.device.type
+    if isinstance(value, tuple):
+        return next((kind for item in value if (kind := _device_type(item))), "")
+    base = getattr(value, "base", None)  # reinterpreted tensors and tensor descriptors
+    return _device_type(base) if base is not None else ""
+
+
+@functools.cache
+def _has_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
+# -- launching --------------------------------------------------------------------------------------------------------
+class _Plan:
+    """What is known of a kernel before its launch; kept on the jitted function."""
+
+    def __init__(self, function: Any) -> None:
+        self.names = [parameter.name for parameter in function.params]
+        self.parameters = {parameter.name: parameter for parameter in function.params}
+        self.constexprs = {p.name for p in function.params if p.is_constexpr}
+        self.defaults = {
+            name: parameter.default
+            for name, parameter in inspect.signature(function.fn).parameters.items()
+            if parameter.default is not inspect.Parameter.empty
+        }
+        self.types = {p.name: _compat.scalar_type(p.annotation_type) for p in function.params if not p.is_constexpr}
+        self.const = {p.name for p in function.params if p.is_const}
+
+    def bind(self, kernel: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Assign arguments to parameters; compiler options are dropped.
+
+        Raises:
+            TypeError: an argument is missing, given twice, or unknown.
+        """
+        if len(args) > len(self.names):
+            raise TypeError(f"kernel {kernel!r} takes {len(self.names)} arguments but {len(args)} were given")
+        bound = dict(zip(self.names, args, strict=False))
+        for name, value in kwargs.items():
+            if name in self.parameters:
+                if name in bound:
+                    raise TypeError(f"kernel {kernel!r} got two values for argument {name!r}")
+                bound[name] = value
+            elif name not in _option_names():
+                raise TypeError(
+                    f"kernel {kernel!r} has no argument {name!r}, and no compiler has such an option; its arguments are "
+                    + ", ".join(self.names)
+                )
+        if len(bound) < len(self.names):
+            missing = [name for name in self.names if name not in bound and name not in self.defaults]
+            if missing:
+                raise TypeError(f"kernel {kernel!r} lacks the argument{'s' * (len(missing) > 1)} {', '.join(missing)}")
+            bound = {name: bound[name] if name in bound else self.defaults[name] for name in self.names}
+        return bound
+
+
+_option_names = functools.cache(_compat.launch_option_names)
+
+
+def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Run a jitted kernel on the CPU; returns when all its programs have ended.
+
+    Args:
+        function: the jitted kernel.
+        grid: up to three numbers of programs, or a function that computes them from the arguments.
+        args: positional arguments of the launch.
+        kwargs: keyword arguments and compiler options.
+
+    Raises:
+        TypeError: the arguments do not fit the kernel.
+        ValueError: the grid or the tensors' devices do not fit.
+        OutOfBoundsError: a program touched memory that is not its own.
+        DeadlockError: all programs waited for memory that did not change.
+        Exception: whatever a program raised, with a note that names kernel and program.
+    """
+    kernel = function.__name__
+    if _compat.is_gluon(function):
+        raise UnsupportedError(f"kernel {kernel!r} is written in Gluon, which this executor does not run")
+    dialect = triton_dialect()
+    plan = function.__dict__.get("_iris_plan")
+    if plan is None:
+        plan = function._iris_plan = _Plan(function)
+    bound = plan.bind(kernel, args, kwargs)
+    for hook in function.pre_run_hooks:
+        hook(*args, **kwargs)
+    size = _grid_size(kernel, grid, bound)
+    storages: list[tuple[int, int, str]] = []
+    values = {
+        name: value.value if isinstance(value, tl.constexpr) else value
+        if name in plan.constexprs
+        else _Argument(kernel, name, plan.types[name], name in plan.const, storages, dialect).convert(value)
+        for name, value in bound.items()
+    }
+    count = size[0] * size[1] * size[2]
+    if count == 0:
+        return
+    body = dialect.prepare(function)
+    settings = configuration()
+    regions = memory.current_regions()
+    state = Launch(kernel, size, BoundsChecker(regions, storages) if settings.bounds_check else None)
+    names = BoundsChecker(regions, storages)
+
+    def run(program: Program) -> None:
+        outer = current.__dict__.copy()
+        current.launch, current.program = state, program
+        try:
+            with np.errstate(all="ignore"):
+                body(**values)
+        except Exception as error:
+            error.add_note(f"in kernel {kernel!r}, program {program.pid} of grid {size}")
+            raise
+        finally:
+            current.__dict__.clear()
+            current.__dict__.update(outer)
+
+    scheduler = Scheduler(
+        _program_ids(size),
+        count,
+        run,
+        timeout_s=settings.timeout_s,
+        deadlock=functools.partial(_deadlock, kernel, settings.timeout_s, names),
+        while_idle=_check_peers,
+    )
+    scheduler.run()
+
+
+def _program_ids(size: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
+    for z in range(size[2]):
+        for y in range(size[1]):
+            for x in range(size[0]):
+                yield x, y, z
+
+
+def _grid_size(kernel: str, grid: Any, bound: dict[str, Any]) -> tuple[int, int, int]:
+    if callable(grid):
+        grid = grid(bound)
+    if not isinstance(grid, (tuple, list)):
+        grid = (grid,)
+    if not 1 <= len(grid) <= 3:
+        raise ValueError(f"the grid of kernel {kernel!r} must have 1 to 3 dimensions, got {len(grid)}")
+    try:
+        sizes = [tl.constexpr(n).value.__index__() if not isinstance(n, tl.constexpr) else n.value for n in grid]
+    except AttributeError:
+        raise TypeError(f"the grid of kernel {kernel!r} must consist of integers, got {tuple(grid)}") from None
+    if any(n < 0 for n in sizes):
+        raise ValueError(f"the grid of kernel {kernel!r} has a negative dimension: {tuple(sizes)}")
+    x, y, z = (*sizes, 1, 1)[:3]
+    return x, y, z
+
+
+class _Argument:
+    """Converts one argument of a launch to what the kernel sees, and notes the storages that it may access."""
+
+    def __init__(
+        self, kernel: str, name: str, type_: Any, const: bool, storages: list[tuple[int, int, str]], dialect: Dialect
+    ) -> None:
+        self._kernel, self._name, self._type, self._const = kernel, name, type_, const
+        self._storages, self._dialect = storages, dialect
+
+    def convert(self, value: Any) -> Any:
+        """Make the tensor or constant for a value."""
+        if isinstance(value, torch.Tensor):
+            return self._pointer(value, value, _torch_pointer_type(value.dtype))
+        if value is None or isinstance(value, (tl.constexpr, tl.dtype, _compat.JITCallable)):
+            return value.value if isinstance(value, tl.constexpr) else value
+        if isinstance(value, (bool, int, float)):
+            return self._number(value)
+        if isinstance(value, tuple):
+            items = [self.convert(item) for item in value]
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if isinstance(value, _compat.TensorDescriptor):
+            return self._descriptor(value)
+        if hasattr(value, "data_ptr"):
+            return self._pointer(value, getattr(value, "base", value), _compat.pointer_type_of(value))
+        if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+            return self._number(value.item())
+        raise TypeError(
+            f"argument {self._name!r} of kernel {self._kernel!r} is a {type(value).__name__}: pass a tensor, a number, None "
+            "or a tuple of these, or annotate the parameter with tl.constexpr if it is a constant"
+        )
+
+    def _pointer(self, value: Any, tensor: Any, type_: Any) -> Any:
+        if isinstance(tensor, torch.Tensor):
+            if tensor.device.type != "cpu":
+                raise ValueError(
+                    f"argument {self._name!r} of kernel {self._kernel!r} is on {tensor.device}, but other arguments are on "
+                    "the CPU: a launch needs all its tensors on one device"
+                )
+            storage = tensor.untyped_storage()
+            self._storages.append((storage.data_ptr(), storage.nbytes(), self._name))
+        if self._const:
+            type_ = tl.pointer_type(type_.element_ty, const=True)
+        return wrap(np.array([value.data_ptr()], np.uint64), type_)
+
+    def _number(self, value: bool | int | float) -> Any:
+        type_ = self._type
+        if type_ is None:
+            if isinstance(value, float):
+                type_ = tl.float32
+            elif isinstance(value, bool):
+                type_ = tl.int1
+            else:
+                fitting = ((tl.int32, -(2**31), 2**31), (tl.int64, -(2**63), 2**63), (tl.uint64, 0, 2**64))
+                type_ = next((t for t, low, high in fitting if low <= value < high), None)
+                if type_ is None:
+                    raise ValueError(f"argument {self._name!r} of kernel {self._kernel!r} does not fit 64 bits: {value}")
+        if type_.is_floating():
+            return self._dialect.semantic.cast(wrap(np.array([value], np.float64), tl.float64), type_)
+        if isinstance(value, float):
+            raise TypeError(f"argument {self._name!r} of kernel {self._kernel!r} must be an integer, got {value}")
+        kept = numpy_dtype(type_)
+        if kept == np.bool_:
+            return wrap(np.array([bool(value)]), type_)
+        wide = np.array([value], np.uint64 if value >= 2**63 else np.int64)
+        return wrap(signless(wide).astype(kept), type_)
+
+    def _descriptor(self, value: Any) -> Any:
+        strides = [self.convert(stride) for stride in value.strides]
+        strides[-1] = tl.constexpr(1)
+        return self._dialect.semantic.make_tensor_descriptor(
+            base=self.convert(value.base),
+            shape=[self.convert(size) for size in value.shape],
+            strides=strides,
+            block_shape=[tl.constexpr(size) for size in value.block_shape],
+            padding_option=value.padding,
+        )
+
+
+@functools.cache
+def _torch_pointer_type(dtype: torch.dtype) -> Any:
+    return _compat.pointer_type_of(torch.empty(0, dtype=dtype))
+
+
+def _check_peers() -> None:
+    for heap in memory.registered_heaps():
+        heap.check_peers()
+
+
+def _deadlock(
+    kernel: str, timeout_s: float, names: BoundsChecker, program: Program, place: Any, value: bytes, waiting: int, unstarted: int
+) -> DeadlockError:
+    several = isinstance(place, bytes)
+    address = int(np.frombuffer(place, np.uint64)[0]) if several else int(place)
+    size = len(value) // (len(place) // 8) if several else len(value)
+    last = int.from_bytes(value[:size], "little")
+    ranks = ", ".join(str(heap.rank) for heap in memory.registered_heaps())
+    where = f"{len(place) // 8} words, the first at " if several else "the word at "
+    message = (
+        f"kernel {kernel!r}, program {program.pid}{f' on rank {ranks}' if ranks else ''}: all programs of the launch have "
+        f"been waiting for {timeout_s:g} s. This one polls {where}{names.describe(address)}; the last value seen was "
+        f"{last:#x} ({int.from_bytes(value[:size], 'little', signed=True)} as a signed integer). "
+        f"{waiting} other programs wait, {unstarted} have not started. Look for who should have written there, or raise "
+        "timeout_s of the CPU executor."
+    )
+    return DeadlockError(message, kernel=kernel, program=program.pid, address=address, last_value=last)

@@ -1,0 +1,306 @@
+"""Operators of kernels: what `a + b`, `a < b`, `if a:` and `x[i]` mean for tensors, constexprs and plain values.
+
+The general case asks Triton's semantic layer.  Most operations in a kernel have operands of one type, and these are
+computed here at once, which is several times faster; tests hold both ways against each other.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+
+from iris_triton import _compat
+from iris_triton.cpu import numerics
+from iris_triton.cpu.semantic import AmbiguousConditionError, CpuSemantic
+from iris_triton.cpu.values import Array, wrap
+
+_Tensor = tl.tensor
+_constexpr = tl.constexpr
+
+# Kinds of scalar types, by what the fast paths may do with them.
+_SLOW, _BOOL, _INT, _UNSIGNED, _FLOAT, _POINTER = range(6)
+
+_FLOAT32_MAX = 3.4e38
+
+
+class _TypeFacts:
+    """What the fast paths need to know of a type; kept on the type object."""
+
+    __slots__ = ("blocks", "is_block", "kind", "number", "scalar", "step")
+
+    def __init__(self, type_: Any) -> None:
+        scalar = type_.scalar
+        self.scalar = scalar
+        self.is_block = type_.is_block()
+        self.blocks: dict[tuple[int, ...], Any] = {}
+        self.step = 0
+        self.number: type[Any] | None = None  # numpy type of Python numbers next to this one
+        if scalar.is_ptr():
+            self.kind = _POINTER if not scalar.element_ty.is_block() else _SLOW
+            self.step = 0 if self.kind == _SLOW else max(1, scalar.element_ty.primitive_bitwidth // 8)
+        elif scalar.is_int1():
+            self.kind = _BOOL
+        elif scalar.is_int():
+            self.kind = _UNSIGNED if scalar.is_int_unsigned() else _INT
+            if scalar in (tl.int32, tl.int64):
+                self.number = np.int32 if scalar == tl.int32 else np.int64
+        elif scalar in (tl.float16, tl.float32, tl.float64):
+            self.kind = _FLOAT
+            self.number = np.float32 if scalar == tl.float32 else None
+        else:
+            self.kind = _SLOW
+
+    def block(self, shape: tuple[int, ...]) -> Any:
+        """The block type with this scalar type."""
+        found = self.blocks.get(shape)
+        if found is None:
+            found = self.blocks[shape] = tl.block_type(self.scalar, list(shape))
+        return found
+
+
+def _facts(type_: Any) -> _TypeFacts:
+    found: _TypeFacts | None = type_.__dict__.get("_iris_facts")
+    if found is None:
+        found = _TypeFacts(type_)
+        scalar = type_.scalar
+        if scalar is not type_:
+            found.blocks = _facts(scalar).blocks
+        type_._iris_facts = found
+    return found
+
+
+_INT1 = _facts(tl.int1)
+
+
+def unwrap(value: Any) -> Any:
+    """The value of a constexpr, anything else as it is."""
+    return value.value if isinstance(value, _constexpr) else value
+
+
+def _number(facts: _TypeFacts, value: Any) -> Any:
+    """A Python number as the compiler would type it next to this type; None if that is not plain."""
+    number = facts.number
+    kind = value.__class__
+    if number is None:
+        return None
+    if kind is int:
+        return number(value) if -(2**31) <= value < 2**31 else None
+    if kind is float and number is np.float32 and -_FLOAT32_MAX < value < _FLOAT32_MAX:
+        return number(value)
+    return None
+
+
+def _pair(left: Any, right: Any) -> tuple[Array, Array, Any, _TypeFacts] | None:
+    """Arrays, result type and facts of two operands of one scalar type; None if the semantic layer must decide."""
+    if left.__class__ is _Tensor:
+        type_ = left.type
+        facts = _facts(type_)
+        if right.__class__ is not _Tensor:
+            number = _number(facts, right)
+            return None if number is None else (left.handle.data, number, type_, facts)
+        other = right.type
+        if type_ is other:
+            return left.handle.data, right.handle.data, type_, facts
+        other_facts = _facts(other)
+        if facts.scalar is not other_facts.scalar and facts.scalar != other_facts.scalar:
+            return None
+        if not other_facts.is_block:
+            return left.handle.data, right.handle.data, type_, facts
+        if not facts.is_block:
+            return left.handle.data, right.handle.data, other, facts
+        shape, other_shape = type_.shape, other.shape
+        if shape == other_shape:
+            return left.handle.data, right.handle.data, type_, facts
+        if len(shape) != len(other_shape):
+            return None
+        for a, b in zip(shape, other_shape, strict=True):
+            if a != b and a != 1 and b != 1:
+                return None
+        joint = tuple(b if a == 1 else a for a, b in zip(shape, other_shape, strict=True))
+        return left.handle.data, right.handle.data, facts.block(joint), facts
+    if right.__class__ is _Tensor:
+        facts = _facts(right.type)
+        number = _number(facts, left)
+        return None if number is None else (number, right.handle.data, right.type, facts)
+    return None
+
+
+def _offset(pointer: Any, offset: Any) -> Any:
+    """pointer + offset, or None if the semantic layer must decide."""
+    type_ = pointer.type
+    facts = _facts(type_)
+    if facts.kind != _POINTER:
+        return None
+    addresses = pointer.handle.data
+    if offset.__class__ is int:
+        if not -(2**31) <= offset < 2**31:
+            return None
+        return wrap(addresses + np.uint64((offset * facts.step) & 0xFFFFFFFFFFFFFFFF), type_)
+    if offset.__class__ is not _Tensor:
+        return None
+    other = offset.type
+    other_facts = _facts(other)
+    if other_facts.kind != _INT:
+        return None
+    if other_facts.is_block:
+        if not facts.is_block:
+            type_ = facts.block(other.shape)
+        elif type_.shape != other.shape:
+            if len(type_.shape) != len(other.shape):
+                return None
+            pairs = list(zip(type_.shape, other.shape, strict=True))
+            if any(a != b and a != 1 and b != 1 for a, b in pairs):
+                return None
+            type_ = facts.block(tuple(b if a == 1 else a for a, b in pairs))
+    delta = np.multiply(offset.handle.data, facts.step, dtype=np.int64).view(np.uint64)
+    return wrap(addresses + delta, type_)
+
+
+def truth(value: Any) -> bool:
+    """What `if value:` and `while value:` mean."""
+    if value.__class__ is bool:
+        return bool(value)
+    if isinstance(value, _Tensor):
+        data = value.handle.data
+        if data.size != 1:
+            raise AmbiguousConditionError(
+                f"a condition must be a scalar, not a block of shape {list(data.shape)}: reduce it, or use tl.where"
+            )
+        return bool(data.reshape(-1)[0])
+    if isinstance(value, _constexpr):
+        return bool(value.value)
+    inner = getattr(value, "condition", None)  # tl.condition, around the condition of a while loop
+    return truth(inner) if inner is not None and isinstance(value, tl.core.base_value) else bool(value)
+
+
+class Operators:
+    """The operators, bound to a semantic layer.  `call` runs methods that aggregates define for operators."""
+
+    def __init__(self, semantic: CpuSemantic, call: Callable[..., Any], attribute: Callable[[Any, str], Any]) -> None:
+        self._semantic, self._call, self._attribute = semantic, call, attribute
+        floats, ints = (_FLOAT,), (_FLOAT, _INT, _UNSIGNED)
+        plus = self._binary("add", operator.add, np.add, ints)
+
+        def add(left: Any, right: Any) -> Any:
+            if left.__class__ is _Tensor:
+                result = _offset(left, right)
+                if result is not None:
+                    return result
+            return plus(left, right)
+
+        self.table: dict[str, Callable[..., Any]] = {
+            "add": add,
+            "sub": self._binary("sub", operator.sub, np.subtract, ints),
+            "mul": self._binary("mul", operator.mul, np.multiply, ints),
+            "truediv": self._binary("truediv", operator.truediv, np.divide, floats),
+            "floordiv": self._binary("floordiv", operator.floordiv, numerics.int_div, (_INT,)),
+            "mod": self._binary("mod", operator.mod, numerics.int_rem, (_INT,)),
+            "pow": self._binary("pow", operator.pow, None, ()),
+            "lshift": self._binary("lshift", operator.lshift, None, ()),
+            "rshift": self._binary("rshift", operator.rshift, None, ()),
+            "and": self._binary("and", operator.and_, np.bitwise_and, (_BOOL, _INT, _UNSIGNED)),
+            "or": self._binary("or", operator.or_, np.bitwise_or, (_BOOL, _INT, _UNSIGNED)),
+            "xor": self._binary("xor", operator.xor, np.bitwise_xor, (_BOOL, _INT, _UNSIGNED)),
+            "lt": self._comparison("lt", operator.lt, np.less, (_FLOAT, _INT)),
+            "le": self._comparison("le", operator.le, np.less_equal, (_FLOAT, _INT)),
+            "gt": self._comparison("gt", operator.gt, np.greater, (_FLOAT, _INT)),
+            "ge": self._comparison("ge", operator.ge, np.greater_equal, (_FLOAT, _INT)),
+            "eq": self._comparison("eq", operator.eq, np.equal, (_FLOAT, _INT, _UNSIGNED, _BOOL)),
+            "ne": self._comparison("ne", operator.ne, np.not_equal, (_FLOAT, _INT, _UNSIGNED, _BOOL)),
+            "neg": self._unary("__neg__", operator.neg),
+            "pos": self._unary("__pos__", operator.pos),
+            "invert": self._unary("__invert__", operator.invert),
+            "not": self._unary("__not__", operator.not_),
+            "is": lambda a, b: unwrap(a) is unwrap(b),
+            "isnot": lambda a, b: unwrap(a) is not unwrap(b),
+            "truth": truth,
+            "unwrap": unwrap,
+            "boolop": self._boolop,
+            "item": self._item,
+        }
+
+    def general(self, name: str, left: Any, right: Any) -> Any:
+        """An operator by way of the semantic layer; `name` as in `__name__`."""
+        if isinstance(left, _Tensor):
+            return _compat.builtin_body(getattr(_Tensor, f"__{name}__"))(left, right, _semantic=self._semantic)
+        if isinstance(right, _Tensor):
+            return _compat.builtin_body(getattr(_Tensor, f"__r{name}__"))(right, left, _semantic=self._semantic)
+        left, right = unwrap(left), unwrap(right)
+        if isinstance(left, tl.core.base_value) and not isinstance(left, tl.tuple):
+            return self._call(self._attribute(left, f"__{name}__"), right)
+        return NotImplemented
+
+    def _binary(
+        self, name: str, python: Callable[[Any, Any], Any], numpy: Callable[..., Array] | None, kinds: tuple[int, ...]
+    ) -> Callable[[Any, Any], Any]:
+        general = self.general
+
+        def op(left: Any, right: Any) -> Any:
+            if numpy is not None:
+                pair = _pair(left, right)
+                if pair is not None and pair[3].kind in kinds:
+                    return wrap(numpy(pair[0], pair[1]), pair[2])
+            result = general(name, left, right)
+            return python(unwrap(left), unwrap(right)) if result is NotImplemented else result
+
+        return op
+
+    def _comparison(
+        self, name: str, python: Callable[[Any, Any], Any], numpy: Callable[..., Array], kinds: tuple[int, ...]
+    ) -> Callable[[Any, Any], Any]:
+        general = self.general
+
+        def op(left: Any, right: Any) -> Any:
+            pair = _pair(left, right)
+            if pair is not None and pair[3].kind in kinds:
+                type_ = pair[2]
+                return wrap(numpy(pair[0], pair[1]), _INT1.block(type_.shape) if type_.is_block() else tl.int1)
+            result = general(name, left, right)
+            return python(unwrap(left), unwrap(right)) if result is NotImplemented else result
+
+        return op
+
+    def _unary(self, method: str, python: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        body = _compat.builtin_body(getattr(_Tensor, method, None)) if hasattr(_Tensor, method) else None
+
+        def op(value: Any) -> Any:
+            if isinstance(value, _Tensor):
+                return value if body is None else body(value, _semantic=self._semantic)
+            value = unwrap(value)
+            if python is operator.not_:
+                return not truth(value)
+            return python(value)
+
+        return op
+
+    def _boolop(self, is_and: bool, *operands: Callable[[], Any]) -> Any:
+        """`and` and `or`: constexprs decide at once; tensors are all evaluated and combined elementwise."""
+        tensors = []
+        value: Any = None
+        for operand in operands:
+            value = operand()
+            if isinstance(value, _Tensor):
+                tensors.append(value)
+            elif bool(unwrap(value)) is not is_and:
+                return unwrap(value)
+        if not tensors:
+            return unwrap(value)
+        combine = self._semantic.logical_and if is_and else self._semantic.logical_or
+        result = tensors.pop()
+        while tensors:
+            result = combine(tensors.pop(), result)
+        return result
+
+    def _item(self, value: Any, index: Any) -> Any:
+        """`value[index]`."""
+        if isinstance(value, _Tensor):
+            return _compat.builtin_body(_Tensor.__getitem__)(value, index, _semantic=self._semantic)
+        if isinstance(value, _constexpr):
+            value = value.value
+        if isinstance(index, tuple):
+            return value[tuple(unwrap(i) for i in index)]
+        return value[unwrap(index)]

@@ -1,0 +1,40 @@
+"""What the running thread is doing: its launch and its program.
+
+Thread-local, so launches from several Python threads are independent of each other: each has its own scheduler and its
+own bounds checker, and programs of different launches really run side by side.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iris_triton.cpu.entries import ProgramInfo
+
+if TYPE_CHECKING:
+    from iris_triton.cpu.memory import BoundsChecker
+    from iris_triton.cpu.scheduler import Program
+
+
+@dataclass(slots=True)
+class Launch:
+    """One launch: constant while its programs run.  `checker` is None when accesses are not checked."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    checker: BoundsChecker | None
+
+
+class _Current(threading.local):
+    launch: Launch
+    program: Program
+    region: Any  # of the reduction or scan whose combine function is running
+
+
+current = _Current()
+
+
+def program_info() -> ProgramInfo:
+    """Describe the running program to a CPU entry."""
+    return ProgramInfo(current.program.pid, current.launch.grid)

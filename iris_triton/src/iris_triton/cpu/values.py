@@ -1,0 +1,188 @@
+"""Values of a running kernel: numpy arrays in place of the compiler's SSA values.
+
+A `Handle` stands where the compiler has an IR value.  As in LLVM, integers carry no sign: they are kept in signed
+arrays, and the operation says how it reads the bits.  Pointers are uint64 addresses, int1 is bool, bfloat16 and fp8 are
+bit patterns (uint16, uint8).  A scalar is an array of shape (1,).  Arrays are never changed after they were made.
+
+`wrap` makes the `tl.tensor` that the language works with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from numpy.typing import NDArray
+
+from iris_core.errors import UnsupportedError
+from iris_triton.cpu import numerics
+
+Array = NDArray[Any]
+
+_NUMPY = {
+    tl.int1: np.dtype(np.bool_),
+    tl.int8: np.dtype(np.int8),
+    tl.int16: np.dtype(np.int16),
+    tl.int32: np.dtype(np.int32),
+    tl.int64: np.dtype(np.int64),
+    tl.uint8: np.dtype(np.int8),
+    tl.uint16: np.dtype(np.int16),
+    tl.uint32: np.dtype(np.int32),
+    tl.uint64: np.dtype(np.int64),
+    tl.float16: np.dtype(np.float16),
+    tl.float32: np.dtype(np.float32),
+    tl.float64: np.dtype(np.float64),
+    tl.bfloat16: np.dtype(np.uint16),
+    tl.float8e5: np.dtype(np.uint8),
+    tl.float8e5b16: np.dtype(np.uint8),
+    tl.float8e4nv: np.dtype(np.uint8),
+    tl.float8e4b8: np.dtype(np.uint8),
+    tl.float8e4b15: np.dtype(np.uint8),
+}
+_ADDRESS = np.dtype(np.uint64)
+
+_TRITON = {
+    np.dtype(np.bool_): tl.int1,
+    np.dtype(np.int8): tl.int8,
+    np.dtype(np.int16): tl.int16,
+    np.dtype(np.int32): tl.int32,
+    np.dtype(np.int64): tl.int64,
+    np.dtype(np.uint8): tl.uint8,
+    np.dtype(np.uint16): tl.uint16,
+    np.dtype(np.uint32): tl.uint32,
+    np.dtype(np.uint64): tl.uint64,
+    np.dtype(np.float16): tl.float16,
+    np.dtype(np.float32): tl.float32,
+    np.dtype(np.float64): tl.float64,
+}
+
+UNSIGNED = {
+    np.dtype(np.int8): np.dtype(np.uint8),
+    np.dtype(np.int16): np.dtype(np.uint16),
+    np.dtype(np.int32): np.dtype(np.uint32),
+    np.dtype(np.int64): np.dtype(np.uint64),
+}
+_SIGNED = {unsigned: signed for signed, unsigned in UNSIGNED.items()}
+
+
+class Handle:
+    """An array and its scalar IR type; has the attributes that Triton's own TensorHandle has."""
+
+    __slots__ = ("attr", "data", "dtype")
+
+    def __init__(self, data: Array, dtype: Any) -> None:
+        self.data, self.dtype = data, dtype
+        self.attr: dict[str, Any] = {}
+
+    def get_element_ty(self) -> Any:
+        """What the pointers in this handle point to, or the type itself."""
+        dtype = self.dtype
+        while hasattr(dtype, "element_ty"):
+            dtype = dtype.element_ty
+        return dtype
+
+    def clone(self) -> Handle:
+        """Copy the array."""
+        return Handle(self.data.copy(), self.dtype)
+
+    def set_attr(self, key: str, value: Any) -> None:
+        """Note a hint to the compiler, which has no effect here."""
+        self.attr[key] = value
+
+
+def numpy_dtype(ir_type: Any) -> np.dtype[Any]:
+    """Numpy type in which values of an IR type (scalar, block or pointer) are kept."""
+    scalar = ir_type.scalar
+    if scalar.is_ptr():
+        return _ADDRESS
+    found = _NUMPY.get(scalar)
+    if found is None:
+        raise UnsupportedError(f"the CPU executor has no values of type {scalar}")
+    return found
+
+
+def unsigned(data: Array) -> Array:
+    """The same bits, read as unsigned."""
+    target = UNSIGNED.get(data.dtype)
+    return data if target is None else data.view(target)
+
+
+def signless(data: Array) -> Array:
+    """The same bits, in the type in which integers are kept."""
+    target = _SIGNED.get(data.dtype)
+    return data if target is None else data.view(target)
+
+
+def bit_view(data: Array, target: np.dtype[Any]) -> Array:
+    """Reinterpret elements as another type of the same size."""
+    if data.dtype == target:
+        return data
+    if data.dtype.itemsize != target.itemsize:
+        raise UnsupportedError(f"a bitcast cannot change the size of elements ({data.dtype} to {target})")
+    return data.view(target)
+
+
+# -- tensors ----------------------------------------------------------------------------------------------------------
+_new = tl.tensor.__new__
+
+
+def wrap(data: Array, type_: Any) -> Any:
+    """Make a tensor.  Much cheaper than the constructor, which computes shape and size anew for every tensor."""
+    fields = type_.__dict__.get("_iris_fields")
+    if fields is None:
+        fields = dict(tl.tensor(None, type_).__dict__)
+        type_._iris_fields = fields
+    tensor = _new(tl.tensor)
+    tensor.__dict__.update(fields)
+    tensor.handle = Handle(data, type_.scalar)
+    return tensor
+
+
+_block_types: dict[tuple[Any, tuple[int, ...]], Any] = {}
+
+
+def block_type(scalar: Any, shape: tuple[int, ...]) -> Any:
+    """Return the block type, the same object every time, so that comparing types is cheap."""
+    key = (scalar, shape)
+    found = _block_types.get(key)
+    if found is None:
+        found = _block_types[key] = tl.block_type(scalar, list(shape))
+    return found
+
+
+def to_numpy(value: Any) -> Any:
+    """Give a CPU entry what it computes with: see `iris_triton.cpu.entries.cpu_entry`."""
+    if isinstance(value, tl.constexpr):
+        return value.value
+    if isinstance(value, tuple):
+        return tuple(to_numpy(item) for item in value)
+    if not isinstance(value, tl.tensor):
+        return value
+    data, scalar = value.handle.data, value.type.scalar
+    if scalar == tl.bfloat16:
+        data = numerics.bf16_to_f32(data)
+    elif scalar.is_floating() and scalar.primitive_bitwidth == 8:
+        data = numerics.fp8_to_f32(data, scalar.name)
+    elif scalar.is_int() and scalar.is_int_unsigned():
+        data = unsigned(data)
+    return data if value.type.is_block() else data.reshape(-1)[0]
+
+
+def from_numpy(value: Any) -> Any:
+    """Make a tensor of what a CPU entry returned."""
+    if value is None or isinstance(value, tl.tensor):
+        return value
+    if isinstance(value, tuple):
+        return tuple(from_numpy(item) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = np.int32(value) if -(2**31) <= value < 2**31 else np.int64(value)
+    elif isinstance(value, float):
+        value = np.float32(value)
+    data = np.asarray(value)
+    scalar = _TRITON.get(data.dtype)
+    if scalar is None:
+        raise TypeError(f"a CPU entry returned {type(value).__name__} of {data.dtype}, which is no Triton type")
+    if data.ndim == 0:
+        return wrap(signless(data.reshape(1)), scalar)
+    return wrap(signless(np.ascontiguousarray(data)), block_type(scalar, data.shape))
