@@ -188,8 +188,10 @@ def _report(status_word, rank, pointer, expected, seen, cmp: tl.constexpr):
     last = seen.to(tl.int64)
     if pointer.type.is_block():  # of the flags that are missing, the one with the lowest address
         holds = _holds(seen, expected, cmp)
-        address = tl.min(tl.where(holds, _INT64_MAX, address), axis=0)
-        here = pointer.to(tl.int64) == address
+        lowest = tl.min(tl.where(holds, _INT64_MAX, address), axis=0)
+        lowest = tl.where(lowest == _INT64_MAX, tl.min(address, axis=0), lowest)  # the last one came just now
+        here = address == lowest
+        address = lowest
         last = tl.max(tl.where(here, last, _INT64_MIN), axis=0)
         wanted = tl.max(tl.where(here, wanted, _INT64_MIN), axis=0)
     if status_word != 0:
@@ -216,30 +218,52 @@ def _look_at_clock(start, timeout_ns, status_word):
 
 @triton.jit
 def _spin(pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank):
+    """Wait for one flag; returns the last value seen."""
     polls = 0
     late = polls != 0
     start = tl.cast(0, tl.int64)
-    if pointer.type.is_block():
-        # The condition polls, and the flags are read once more behind the loop: some versions of the compiler cannot
-        # carry a block round a `while`.
-        while (_missing(_poll(pointer, sem, scope), expected, cmp) > 0) & ~late:
-            polls += 1
-            if timeout_ns > 0:  # noqa: SIM102 - decided at compile time where it is a constexpr
-                if polls % _POLLS_PER_CLOCK == 0:
-                    late, start = _look_at_clock(start, timeout_ns, status_word)
+    seen = _poll(pointer, sem, scope)
+    while (_missing(seen, expected, cmp) > 0) & ~late:
+        polls += 1
+        if timeout_ns > 0:  # noqa: SIM102 - decided at compile time where it is a constexpr
+            if polls % _POLLS_PER_CLOCK == 0:
+                late, start = _look_at_clock(start, timeout_ns, status_word)
         seen = _poll(pointer, sem, scope)
-    else:
-        seen = _poll(pointer, sem, scope)
-        while (_missing(seen, expected, cmp) > 0) & ~late:
-            polls += 1
-            if timeout_ns > 0:  # noqa: SIM102 - decided at compile time where it is a constexpr
-                if polls % _POLLS_PER_CLOCK == 0:
-                    late, start = _look_at_clock(start, timeout_ns, status_word)
-            seen = _poll(pointer, sem, scope)
     if timeout_ns > 0:  # noqa: SIM102
         if late:
             _report(status_word, rank, pointer, expected, seen, cmp)
     return seen
+
+
+@triton.jit
+def _spin_all(
+    pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
+):
+    """Wait for a block of flags.
+
+    Returns nothing: some versions of the compiler cannot carry a block round a `while`, so the last values would have
+    to be read once more.
+    """
+    polls = 0
+    late = polls != 0
+    start = tl.cast(0, tl.int64)
+    while (_missing(_poll(pointer, sem, scope), expected, cmp) > 0) & ~late:
+        polls += 1
+        if timeout_ns > 0:  # noqa: SIM102
+            if polls % _POLLS_PER_CLOCK == 0:
+                late, start = _look_at_clock(start, timeout_ns, status_word)
+    if timeout_ns > 0:  # noqa: SIM102
+        if late:
+            _report(status_word, rank, pointer, expected, _poll(pointer, sem, scope), cmp)
+
+
+@triton.jit
+def _address(pointer):
+    """An optional pointer as int64, 0 for None."""
+    if pointer is None:
+        return tl.cast(0, tl.int64)
+    else:
+        return tl.cast(pointer, tl.int64)
 
 
 @triton.jit
@@ -253,7 +277,7 @@ def wait(
     status=None,
     rank=-1,
 ):
-    """Wait until `flag <cmp> value` holds, for all flags if `pointer` is a block, and return the last values seen.
+    """Wait until `flag <cmp> value` holds, for all flags if `pointer` is a block, and return the flags' last values.
 
     Afterwards all threads of the program see what was stored before the signal.  Synchronises the threads of the
     program, so it must not be called from divergent code; branches on scalars are fine.
@@ -273,11 +297,13 @@ def wait(
     tl.static_assert(_is_comparison(cmp), 'cmp of wait must be "eq", "ne", "gt", "ge", "lt" or "le"')
     element: tl.constexpr = pointer.dtype.element_ty
     tl.static_assert(_is_flag(element), "flags must be integers of 32 or 64 bits")
-    if status is None:
-        status_word = tl.cast(0, tl.int64)
+    expected = tl.cast(value, element)
+    status_word = _address(status)
+    if pointer.type.is_block():
+        _spin_all(pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank)
+        return _poll(pointer, sem, scope)
     else:
-        status_word = tl.cast(status, tl.int64)
-    return _spin(pointer, tl.cast(value, element), cmp, sem, scope, timeout_ns, status_word, rank)
+        return _spin(pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank)
 
 
 @triton.jit
@@ -321,6 +347,6 @@ def barrier(
     _gather_stores()
     targets = translate(words + rank, rank, members, heap_bases)
     tl.atomic_xchg(targets, epoch, mask=lanes < size, sem="release", scope="sys")
-    wait(words + members, epoch, "reached", "acquire", "sys", timeout_ns, status, rank)
+    _spin_all(words + members, epoch, "reached", "acquire", "sys", timeout_ns, _address(status), rank)
     tl.store(counter, epoch)
     tl.debug_barrier()  # before the next call reads the counter

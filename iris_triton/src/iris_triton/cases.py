@@ -1,0 +1,295 @@
+"""Kernels that must compile for every GPU target, and what must be in their assembly.
+
+Each device function is called through the functional API and as a method of DeviceContext.
+"""
+# mypy: ignore-errors
+
+import torch
+import triton
+import triton.language as tl
+
+from iris_core.types import CompileCase, DeviceType
+from iris_triton import intrinsics, language
+from iris_triton.context import DeviceContext
+
+_BLOCK = 1024
+_WORLD = 8
+_CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
+
+
+@triton.jit
+def move(
+    op: tl.constexpr, method: tl.constexpr, x, y, context, me, peer, n, W: tl.constexpr, BLOCK: tl.constexpr,
+    hint: tl.constexpr
+):  # fmt: skip
+    """One remote load, store, get, put or copy of a masked block."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < n
+    if method:
+        ctx = DeviceContext.from_tensor(context, W)
+        if op == "load":
+            tl.store(y + i, ctx.load(x + i, peer, mask=mask, hint=hint), mask=mask)
+        elif op == "store":
+            ctx.store(y + i, tl.load(x + i, mask=mask), peer, mask=mask, hint=hint)
+        elif op == "get":
+            ctx.get(x + i, y + i, peer, mask=mask, hint=hint)
+        elif op == "put":
+            ctx.put(x + i, y + i, peer, mask=mask, hint=hint)
+        else:
+            ctx.copy(x + i, y + i, peer, (peer + 1) % W, mask=mask, hint=hint)
+    else:
+        bases = context + 2
+        if op == "load":
+            tl.store(y + i, language.load(x + i, me, peer, bases, mask=mask, hint=hint), mask=mask)
+        elif op == "store":
+            language.store(y + i, tl.load(x + i, mask=mask), me, peer, bases, mask=mask, hint=hint)
+        elif op == "get":
+            language.get(x + i, y + i, me, peer, bases, mask=mask, hint=hint)
+        elif op == "put":
+            language.put(x + i, y + i, me, peer, bases, mask=mask, hint=hint)
+        else:
+            language.copy(x + i, y + i, peer, (peer + 1) % W, me, bases, mask=mask, hint=hint)
+
+
+@triton.jit
+def atomic(
+    op: tl.constexpr, method: tl.constexpr, x, out, context, me, peer, value, W: tl.constexpr, sem: tl.constexpr,
+    scope: tl.constexpr
+):  # fmt: skip
+    """One atomic on a peer's word; the old value is kept."""
+    if method:
+        ctx = DeviceContext.from_tensor(context, W)
+        if op == "add":
+            old = ctx.atomic_add(x, value, peer, sem=sem, scope=scope)
+        elif op == "sub":
+            old = ctx.atomic_sub(x, value, peer, sem=sem, scope=scope)
+        elif op == "cas":
+            old = ctx.atomic_cas(x, 0, value, peer, sem=sem, scope=scope)
+        elif op == "xchg":
+            old = ctx.atomic_xchg(x, value, peer, sem=sem, scope=scope)
+        elif op == "xor":
+            old = ctx.atomic_xor(x, value, peer, sem=sem, scope=scope)
+        elif op == "and":
+            old = ctx.atomic_and(x, value, peer, sem=sem, scope=scope)
+        elif op == "or":
+            old = ctx.atomic_or(x, value, peer, sem=sem, scope=scope)
+        elif op == "min":
+            old = ctx.atomic_min(x, value, peer, sem=sem, scope=scope)
+        else:
+            old = ctx.atomic_max(x, value, peer, sem=sem, scope=scope)
+    else:
+        bases = context + 2
+        if op == "add":
+            old = language.atomic_add(x, value, me, peer, bases, sem=sem, scope=scope)
+        elif op == "sub":
+            old = language.atomic_sub(x, value, me, peer, bases, sem=sem, scope=scope)
+        elif op == "cas":
+            old = language.atomic_cas(x, 0, value, me, peer, bases, sem=sem, scope=scope)
+        elif op == "xchg":
+            old = language.atomic_xchg(x, value, me, peer, bases, sem=sem, scope=scope)
+        elif op == "xor":
+            old = language.atomic_xor(x, value, me, peer, bases, sem=sem, scope=scope)
+        elif op == "and":
+            old = language.atomic_and(x, value, me, peer, bases, sem=sem, scope=scope)
+        elif op == "or":
+            old = language.atomic_or(x, value, me, peer, bases, sem=sem, scope=scope)
+        elif op == "min":
+            old = language.atomic_min(x, value, me, peer, bases, sem=sem, scope=scope)
+        else:
+            old = language.atomic_max(x, value, me, peer, bases, sem=sem, scope=scope)
+    tl.store(out, old)
+
+
+@triton.jit
+def synchronise(
+    op: tl.constexpr, method: tl.constexpr, x, flags, context, me, peer, value, timeout_ns, status, W: tl.constexpr,
+    BLOCK: tl.constexpr
+):  # fmt: skip
+    """One signal, wait, put_signal or barrier; data is stored before and loaded behind it."""
+    i = tl.arange(0, BLOCK)
+    bases = context + 2
+    ctx = DeviceContext.from_tensor(context, W)
+    if op == "signal":
+        ctx.store(x + i, value.to(x.dtype.element_ty), peer)
+        if method:
+            ctx.signal(flags, value, peer)
+        else:
+            language.signal(flags, value, me, peer, bases)
+    elif op == "signal_add":
+        if method:
+            ctx.signal(flags, value, peer, op="add")
+        else:
+            language.signal(flags, value, me, peer, bases, op="add")
+    elif op == "wait":
+        if method:
+            seen = ctx.wait(flags, value)
+        else:
+            seen = language.wait(flags, value, timeout_ns=timeout_ns, status=status, rank=me)
+        tl.store(flags + W, seen)
+    elif op == "wait_unbounded":
+        tl.store(flags + W, language.wait(flags, value, cmp="eq"))
+    elif op == "wait_block":
+        lanes = tl.arange(0, W)
+        if method:
+            seen = ctx.wait(flags + lanes, value)
+        else:
+            seen = language.wait(flags + lanes, value, timeout_ns=timeout_ns, status=status, rank=me)
+        tl.store(flags + W + lanes, seen)
+    elif op == "put_signal":
+        if method:
+            ctx.put_signal(x + i, x + BLOCK + i, flags, value, peer)
+        else:
+            language.put_signal(x + i, x + BLOCK + i, flags, value, me, peer, bases)
+    elif op == "barrier":
+        if method:
+            ctx.barrier(flags)
+        else:
+            language.barrier(flags, me, W, bases, timeout_ns=timeout_ns, status=status)
+    else:
+        if method:
+            ctx.barrier(flags, 1, 2, 3, program=tl.program_id(0))
+        else:
+            language.barrier(flags, me, W, bases, 1, 2, 3, tl.program_id(0))
+
+
+@triton.jit
+def initialize(x, context, rank: tl.constexpr, W: tl.constexpr):
+    """The form of the reference system: the rank is a constexpr."""
+    ctx = DeviceContext.initialize(context, rank, W)
+    ctx.store(x + tl.arange(0, 1024), 1.0, (ctx.rank + 1) % ctx.world_size)
+
+
+@triton.jit
+def measure(out):
+    """Every intrinsic."""
+    tl.store(out, intrinsics.clock_ns())
+    tl.store(out + 1, intrinsics.uniform_clock_ns())
+    tl.store(out + 2, intrinsics.read_realtime())
+    tl.store(out + 3, intrinsics.get_cu_id())
+    tl.store(out + 4, intrinsics.get_xcc_id())
+    intrinsics.wait_stores()
+
+
+_VECTOR_LOAD = {_CUDA: r"ld\.global\.v[24]\.b(32|64)", _HIP: r"global_load_dwordx4"}
+_VECTOR_STORE = {_CUDA: r"st\.global\.v[24]\.b(32|64)", _HIP: r"global_store_dwordx4"}
+_CUDA_RELEASE = r"bar\.sync[\s\S]*atom\.global\.sys\.release\.{}\."
+_HIP_RELEASE = r"s_waitcnt vmcnt\(0\)[\s\S]*s_barrier[\s\S]*buffer_wbl2 sc0 sc1[\s\S]*global_atomic_{}"
+_CUDA_ACQUIRE = r"(ld|atom)\.global\.sys\.acquire\."
+_HIP_ACQUIRE = r"sc1[\s\S]*buffer_inv sc0 sc1"
+_CUDA_ATOMIC = {
+    "add": "add", "sub": "add", "cas": "cas", "xchg": "exch", "xor": "xor", "and": "and", "or": "or", "min": "min",
+    "max": "max",
+}  # fmt: skip
+# Where LLVM cannot know that the memory supports an atomic at system scope, it makes a loop around compare-and-swap.
+_HIP_ATOMIC = {"add": "(add|cmpswap)", "sub": "(add|cmpswap)", "cas": "cmpswap", "xchg": "swap"}
+
+
+def _moves() -> list[CompileCase]:
+    cases = []
+    for op in ("load", "store", "get", "put", "copy"):
+        # what is remote: an AMD GPU may reach its own memory by other instructions
+        reads, writes = op in ("load", "get", "copy"), op in ("store", "put", "copy")
+        expect = {
+            _CUDA: (_VECTOR_LOAD[_CUDA], _VECTOR_STORE[_CUDA]),
+            _HIP: (_VECTOR_LOAD[_HIP],) * reads + (_VECTOR_STORE[_HIP],) * writes,
+        }
+        for dtype in (torch.int8, torch.bfloat16, torch.float32, torch.int64):
+            for method in (False, True) if dtype is torch.float32 else (False,):
+                for hint in (None, 16) if dtype is torch.float32 else (None,):
+                    form = "method" if method else "function"
+                    cases.append(
+                        CompileCase(
+                            name=f"{op}-{str(dtype)[6:]}-{form}-hint={hint}",
+                            kernel=move,
+                            args=(op, method, dtype, dtype, torch.int64, 3, 5, 1 << 20),
+                            kwargs={"W": _WORLD, "BLOCK": 4 * _BLOCK, "hint": hint},
+                            expect=expect,
+                        )
+                    )
+    return cases
+
+
+def _atomics() -> list[CompileCase]:
+    cases = []
+    integers, floats = (torch.int32, torch.int64), (torch.float32,)
+    for op in _CUDA_ATOMIC:
+        for dtype in integers + (floats if op in ("add", "sub", "xchg") else ()):
+            for method in (False, True) if dtype is torch.int32 else (False,):
+                cases.append(
+                    CompileCase(
+                        name=f"atomic_{op}-{str(dtype)[6:]}-{'method' if method else 'function'}",
+                        kernel=atomic,
+                        args=(op, method, dtype, dtype, torch.int64, 3, 5, 7),
+                        kwargs={"W": _WORLD, "sem": None, "scope": None},
+                        expect={
+                            _CUDA: (rf"atom\.global\.(sys\.acq_rel|acq_rel\.sys)\.{_CUDA_ATOMIC[op]}\.",),
+                            _HIP: (
+                                rf"buffer_wbl2 sc0 sc1[\s\S]*global_atomic_{_HIP_ATOMIC.get(op, 'cmpswap')}"
+                                r"\S* .* sc1[\s\S]*"
+                                r"buffer_inv sc0 sc1",
+                            ),
+                        },
+                    )
+                )
+    cases.append(
+        CompileCase(
+            name="atomic_add-relaxed-gpu",
+            kernel=atomic,
+            args=("add", False, torch.int32, torch.int32, torch.int64, 3, 5, 7),
+            kwargs={"W": _WORLD, "sem": "relaxed", "scope": "gpu"},
+            expect={_CUDA: (r"atom\.global\.gpu\.relaxed\.add\.",), _HIP: (r"global_atomic_add",)},
+        )
+    )
+    return cases
+
+
+def _synchronisation() -> list[CompileCase]:
+    acquire = {_CUDA: (_CUDA_ACQUIRE,), _HIP: (_HIP_ACQUIRE,)}
+    bounded = {_CUDA: (_CUDA_ACQUIRE, "globaltimer"), _HIP: (_HIP_ACQUIRE, "s_memrealtime")}
+    release = {_CUDA: (_CUDA_RELEASE.format("exch"),), _HIP: (_HIP_RELEASE.format("swap"),)}
+    expectations = {
+        "signal": release,
+        "signal_add": {_CUDA: (_CUDA_RELEASE.format("add"),), _HIP: (_HIP_RELEASE.format("add"),)},
+        "wait": bounded,
+        "wait_unbounded": acquire,
+        "wait_block": bounded,
+        "put_signal": {kind: (_VECTOR_STORE[kind], *release[kind]) for kind in release},
+        "barrier": {kind: (*release[kind], *bounded[kind]) for kind in release},
+        "barrier_group": {kind: (*release[kind], *acquire[kind]) for kind in release},
+    }
+    cases = []
+    for op, expect in expectations.items():
+        for dtype, method in ((torch.int64, False), (torch.int32, True)):
+            cases.append(
+                CompileCase(
+                    name=f"{op}-{str(dtype)[6:]}-{'method' if method else 'function'}",
+                    kernel=synchronise,
+                    args=(op, method, torch.float32, dtype, torch.int64, 3, 5, 7, 10**9, torch.int64),
+                    kwargs={"W": _WORLD, "BLOCK": _BLOCK},
+                    expect=expect,
+                )
+            )
+    return cases
+
+
+def compile_cases() -> list[CompileCase]:
+    """Return a case for every device function in representative element types, and for the intrinsics."""
+    others = [
+        CompileCase(
+            name="initialize",
+            kernel=initialize,
+            args=(torch.float32, torch.int64),
+            kwargs={"rank": 3, "W": _WORLD},
+            expect={kind: (_VECTOR_STORE[kind],) for kind in (_CUDA, _HIP)},
+        ),
+        CompileCase(
+            name="intrinsics",
+            kernel=measure,
+            args=(torch.int64,),
+            expect={
+                _CUDA: ("globaltimer", "%smid"),
+                _HIP: ("s_memrealtime", r"HW_REG_HW_ID", r"HW_REG_XCC_ID", r"s_waitcnt vmcnt\(0\)"),
+            },
+        ),
+    ]
+    return _moves() + _atomics() + _synchronisation() + others
