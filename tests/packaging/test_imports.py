@@ -1,0 +1,110 @@
+"""Imports stay light, and the core imports no plugin."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+
+import pytest
+
+from .workspace import FOLDERS, project, shown, sources
+
+HEAVY = ("torch", "triton", "numpy")
+
+
+def modules_after(program):
+    """Names of the modules that a fresh interpreter has imported after a program."""
+    program += "\nimport sys, json; print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+def entry_point_modules():
+    """Modules of all entry points, scripts included."""
+    for folder in FOLDERS:
+        about = project(folder)
+        for points in (about.get("scripts", {}), *about.get("entry-points", {}).values()):
+            yield from (value.partition(":")[0] for value in points.values())
+
+
+@pytest.mark.parametrize("module", [*FOLDERS, *entry_point_modules(), "iris_core.errors", "iris_core.types"])
+def test_light_modules_import_nothing_heavy(module):
+    loaded = modules_after(f"import {module}")
+    assert module in loaded
+    assert not loaded & {*HEAVY, "pydantic"}
+
+
+def test_listing_plugins_imports_nothing_heavy():
+    loaded = modules_after("from iris_core.cli import main; assert main(['plugins']) == 0")
+    assert "iris_triton._plugin" in loaded
+    assert not loaded & set(HEAVY)
+
+
+def test_listing_settings_imports_nothing_heavy():
+    loaded = modules_after("from iris_core.cli import main; assert main(['config']) == 0")
+    assert "iris_triton.settings" in loaded
+    assert not loaded & set(HEAVY)
+
+
+def test_choosing_plugins_imports_nothing_heavy():
+    program = """
+from iris_core.registry import default_registry
+from iris_core.selection import select
+from iris_core.settings import load_settings
+from iris_core.types import DeviceTarget, DeviceType
+select(default_registry(), load_settings(), targets=[DeviceTarget(DeviceType.CPU)])
+"""
+    loaded = modules_after(program)
+    assert "iris_core.selection" in loaded
+    assert not loaded & set(HEAVY)
+
+
+def imported(path):
+    """Top-level names that a file imports anywhere, under TYPE_CHECKING too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+ALLOWED = {
+    "iris_core": {"iris_core"},
+    "iris_allocators": {"iris_core", "iris_allocators"},
+    "iris_triton": {"iris_core", "iris_allocators", "iris_triton"},
+    "iris_gluon": set(FOLDERS),
+}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_distributions_import_only_what_they_require(folder):
+    wrong = {
+        shown(path): sorted(names)
+        for path in sources(folder)
+        if (names := set(imported(path)) & set(FOLDERS) - ALLOWED[folder])
+    }
+    assert not wrong
+
+
+def test_only_the_registry_and_the_markers_touch_pluggy():
+    users = {shown(path) for path in sources() if "pluggy" in imported(path)}
+    inside = "iris_core/src/iris_core/registry/"
+    assert {user for user in users if not user.startswith(inside)} == {"iris_core/src/iris_core/hooks.py"}
+    users = {shown(path) for path in sources() if "importlib_metadata" in imported(path)}
+    assert users == {f"{inside}discovery.py"}
+
+
+def has_kernels(path):
+    """Whether a file defines a jitted function or an aggregate."""
+    definitions = [node for node in ast.walk(ast.parse(path.read_text())) if hasattr(node, "decorator_list")]
+    decorators = [ast.unparse(decorator) for node in definitions for decorator in node.decorator_list]
+    return any(text.startswith("triton.jit") or text.endswith("aggregate") for text in decorators)
+
+
+def test_kernel_modules_do_not_postpone_annotations():
+    """`from __future__ import annotations` breaks Triton's aggregates."""
+    kernels = [path for path in sources() if has_kernels(path)]
+    assert kernels
+    assert [shown(path) for path in kernels if "__future__" in set(imported(path))] == []

@@ -1,0 +1,29 @@
+"""Where the four distributions are, and what their pyproject files say."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("iris_core", "iris_allocators", "iris_triton", "iris_gluon")
+
+
+def pyproject(folder):
+    """The parsed pyproject.toml of a distribution."""
+    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text())
+
+
+def project(folder):
+    """Its [project] table."""
+    return pyproject(folder)["project"]
+
+
+def sources(*folders):
+    """All Python files of the distributions (default: all four), sorted."""
+    return sorted(path for folder in folders or FOLDERS for path in (ROOT / folder / "src").rglob("*.py"))
+
+
+def shown(path):
+    """A path as test ids and messages show it."""
+    return str(path.relative_to(ROOT))
