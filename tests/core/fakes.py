@@ -1,0 +1,200 @@
+"""A world of threads and an allocator in private memory: several ranks in one process, without torch.distributed."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import struct
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris_core.errors import PeerLostError, UnsupportedError
+from iris_core.heap import SymmetricHeap
+from iris_core.types import Capability, PeerMapping, PluginInfo, PluginKind, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+TIMEOUT_S = 5.0
+
+
+class Hub:
+    """Where the threads of a world meet."""
+
+    def __init__(self, world_size: int) -> None:
+        self.barrier = threading.Barrier(world_size, timeout=TIMEOUT_S)
+        self.slots: list[Any] = [None] * world_size
+
+    def gather(self, rank: int, value: Any) -> list[Any]:
+        self.slots[rank] = value
+        self.barrier.wait()
+        out = list(self.slots)
+        self.barrier.wait()
+        return out
+
+
+class ThreadWorld:
+    """One rank of a world of threads; counts its exchanges."""
+
+    def __init__(self, hub: Hub, rank: int) -> None:
+        self.hub = hub
+        self.rank = rank
+        self.world_size = len(hub.slots)
+        self.num_exchanges = 0
+        self.lost: list[int] = []
+
+    def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]:
+        self.num_exchanges += 1
+        for value in values:
+            struct.pack("q", value)  # the real thing sends 64-bit integers
+        rows = [tuple(row) for row in self.hub.gather(self.rank, values)]
+        assert len({len(row) for row in rows}) == 1, f"ranks are in different exchanges: {rows}"
+        return rows
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        self.num_exchanges += 1
+        return self.hub.gather(self.rank, obj)
+
+    def broadcast_object(self, obj: Any, src: int) -> Any:
+        return self.all_gather_object(obj)[src]
+
+    def barrier(self) -> None:
+        self.all_gather_object(None)
+
+    def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
+        return [list(row) for row in self.all_gather_object(segments)]
+
+    def check_peers(self) -> None:
+        if self.lost:
+            raise PeerLostError("a peer is gone", ranks=self.lost)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class MemoryAllocator:
+    """A heap in private memory that can pretend to grow, decommit and import, and to fail at each of them."""
+
+    def __init__(self, nbytes: int, *provides: Capability, granularity: int = 4096) -> None:
+        self.info = PluginInfo("memory", PluginKind.ALLOCATOR, "for tests", provides=frozenset(provides))
+        self.nbytes = nbytes
+        self.granularity = granularity
+        self.generation = 0
+        self.committed_bytes = 0
+        self.calls: list[tuple[Any, ...]] = []
+        self.fail: dict[str, Exception] = {}
+        self.import_delta = 0
+        self.closed = False
+        self._map = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE))
+        self._view = memoryview(self._map)
+        self.base_ptr = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._grows = Capability.GROWTH in provides
+        self._granules: set[int] = set()
+
+    def commit(self, offset_bytes: int, nbytes: int) -> None:
+        self._call("commit", offset_bytes, nbytes)
+        granules = set(range(offset_bytes // self.granularity, -(-(offset_bytes + nbytes) // self.granularity)))
+        if self._grows and granules - self._granules:
+            self.generation += 1
+        self._granules |= granules
+        self.committed_bytes = len(self._granules) * self.granularity
+
+    def decommit(self, offset_bytes: int, nbytes: int) -> None:
+        self._call("decommit", offset_bytes, nbytes)
+        assert offset_bytes % self.granularity == 0
+        assert nbytes % self.granularity == 0 or offset_bytes + nbytes == self.nbytes
+        self._granules -= set(range(offset_bytes // self.granularity, -(-(offset_bytes + nbytes) // self.granularity)))
+        self.committed_bytes = len(self._granules) * self.granularity
+        self.generation += self._grows
+
+    def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
+        self._call("tensor", offset_bytes, nbytes)
+        part = self._view[offset_bytes : offset_bytes + nbytes]
+        out = torch.frombuffer(part, dtype=torch.uint8)
+        weakref.finalize(part, on_release).atexit = False
+        return out
+
+    def import_extent(self, tensor: torch.Tensor) -> tuple[int, int]:
+        self._call("import_extent")
+        nbytes = tensor.untyped_storage().nbytes() + self.import_delta
+        return -(-nbytes // self.granularity) * self.granularity, self.import_delta
+
+    def import_tensor(self, offset_bytes: int, tensor: torch.Tensor, on_release: Callable[[], None]) -> torch.Tensor:
+        """Copy: private memory cannot be mapped twice; enough to test what the heap does around it."""
+        self._call("import_tensor", offset_bytes)
+        if not tensor.is_contiguous():
+            raise UnsupportedError("contiguous tensors only")
+        self.generation += 1
+        raw = self.tensor(offset_bytes + self.import_delta, tensor.nbytes, on_release)
+        return raw.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+    def owns(self, ptr: int) -> bool:
+        return self.base_ptr <= ptr < self.base_ptr + self.nbytes
+
+    def export(self) -> Sequence[Segment]:
+        self._call("export")
+        return (Segment(0, self.nbytes, payload=struct.pack("q", self.base_ptr)),)
+
+    def import_peer(self, rank: int, segments: Sequence[Segment]) -> PeerMapping:
+        self._call("import_peer", rank)
+        return PeerMapping(rank, struct.unpack("q", segments[0].payload)[0], segments[0].nbytes)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def count(self, name: str) -> int:
+        return sum(call[0] == name for call in self.calls)
+
+    def _call(self, name: str, *args: Any) -> None:
+        self.calls.append((name, *args))
+        if name in self.fail:
+            raise self.fail[name]
+
+
+class Cluster:
+    """Ranks with an open heap each; `each` runs a function on all of them at the same time."""
+
+    def __init__(
+        self,
+        world_size: int,
+        nbytes: int = 1 << 16,
+        *provides: Capability,
+        granularity: int = 4096,
+        **heap_options: Any,
+    ) -> None:
+        hub = Hub(world_size)
+        self.worlds = [ThreadWorld(hub, rank) for rank in range(world_size)]
+        self.allocators = [MemoryAllocator(nbytes, *provides, granularity=granularity) for _ in self.worlds]
+        self.heaps = [
+            SymmetricHeap(allocator, world, **heap_options)
+            for allocator, world in zip(self.allocators, self.worlds, strict=True)
+        ]
+        self._pool = ThreadPoolExecutor(world_size)
+        self.each(lambda heap: heap.open())
+
+    def each(self, function: Callable[[SymmetricHeap], Any]) -> list[Any]:
+        """Results by rank; the error of the lowest rank that raised."""
+        results = self.attempt(function)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+    def attempt(self, function: Callable[[SymmetricHeap], Any]) -> list[Any]:
+        """Results by rank, an error standing for the result of a rank that raised."""
+        futures = [self._pool.submit(function, heap) for heap in self.heaps]
+        return [future.exception() or future.result() for future in futures]
+
+    @property
+    def num_exchanges(self) -> int:
+        return self.worlds[0].num_exchanges
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._pool.shutdown()

@@ -1,0 +1,186 @@
+"""Memory that grows, is given back, is shared with peers, or is imported."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from iris_core.errors import (
+    HeapError,
+    LayoutError,
+    PeerAccessError,
+    UnsupportedError,
+)
+from iris_core.types import Capability, Segment
+
+from .fakes import Cluster, ThreadWorld
+
+if TYPE_CHECKING:
+    from iris_core.heap import SymmetricHeap
+
+F32 = torch.float32
+
+
+def blocks(heap: SymmetricHeap) -> list[int]:
+    """Offsets of the live blocks."""
+    return [block.offset_bytes for block in heap.live_blocks()]
+
+
+# -- memory that comes and goes ---------------------------------------------------------------------------------------
+def test_growth_is_exchanged_once_per_granule() -> None:
+    with Cluster(2, 1 << 16, Capability.GROWTH) as c:
+        start = c.num_exchanges
+        _a = c.each(lambda heap: heap.allocate(1, F32))
+        grown = c.num_exchanges
+        assert grown > start
+        assert c.allocators[0].count("import_peer") == 2
+        _b = c.each(lambda heap: heap.allocate(1, F32))
+        assert c.num_exchanges == grown
+        _c = c.each(lambda heap: heap.allocate(4096, torch.uint8))
+        assert c.num_exchanges > grown
+        assert c.heaps[0].heap_bases == tuple(a.base_ptr for a in c.allocators)
+
+
+def test_growth_that_fails_on_one_rank_fails_on_all() -> None:
+    with Cluster(2, 1 << 16, Capability.GROWTH) as c:
+        c.allocators[1].fail["commit"] = OSError("device is full")
+        here, there = c.attempt(lambda heap: heap.allocate(10, F32))
+        assert type(here) is HeapError
+        assert "rank 1 could not get memory for allocate(10, float32)" in str(here)
+        assert type(there) is OSError
+        c.allocators[1].fail.clear()
+        tensors = c.each(lambda heap: heap.allocate(10, F32))
+        assert [h.offset_of(t) for h, t in zip(c.heaps, tensors, strict=True)] == [0, 0]
+        c.each(lambda heap: heap.barrier_agreement())
+
+
+@pytest.mark.parametrize("provides", [(Capability.DECOMMIT,), (Capability.DECOMMIT, Capability.GROWTH)])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_memory_that_stays_free_is_given_back(world_size: int, provides: tuple[Capability, ...]) -> None:
+    with Cluster(world_size, 1 << 16, *provides) as c:
+        tensors = c.each(lambda heap: [heap.allocate(10000, torch.uint8) for _ in range(2)])
+        assert c.heaps[0].stats().committed == 5 * 4096
+        c.each(lambda heap: heap.free(tensors[heap.rank][0]))
+        c.each(lambda heap: heap.barrier_agreement())
+        assert c.allocators[0].count("decommit") == 0, "it may be wanted again"
+        c.each(lambda heap: heap.barrier_agreement())
+        assert [a.calls[-1] if len(provides) == 1 else None for a in c.allocators] == [
+            ("decommit", 0, 8192) if len(provides) == 1 else None
+        ] * world_size
+        assert c.heaps[0].stats().committed == 3 * 4096  # the third granule is shared with the second tensor
+        c.each(lambda heap: heap.barrier_agreement())
+        assert c.allocators[0].count("decommit") == 1
+        back = c.each(lambda heap: heap.allocate(10000, torch.uint8))
+        assert c.heaps[0].offset_of(back[0]) == 0
+        assert c.heaps[0].stats().committed == 5 * 4096
+
+
+def test_memory_that_is_used_again_is_not_given_back() -> None:
+    with Cluster(1, 1 << 16, Capability.DECOMMIT) as c:
+        (heap,) = c.heaps
+        for _ in range(5):
+            heap.free(heap.allocate(16384, torch.uint8))
+            heap.barrier_agreement()
+        assert c.allocators[0].count("decommit") == 0
+
+
+def test_refresh_exchanges_only_what_is_new() -> None:
+    with Cluster(2) as c:
+        imports = c.allocators[0].count("import_peer")
+        c.each(lambda heap: heap.refresh_peer_access())
+        assert c.allocators[0].count("import_peer") == imports
+        c.allocators[1].generation += 1
+        c.each(lambda heap: heap.refresh_peer_access())
+        assert c.allocators[0].count("import_peer") == imports + 1
+
+
+def test_peers_that_cannot_be_mapped_fail_everywhere_and_leak_no_descriptor() -> None:
+    with Cluster(3) as c:
+        c.allocators[0].fail["import_peer"] = OSError("no access")
+        for allocator in c.allocators:
+            allocator.generation += 1
+        received: list[int] = []
+
+        def exchange(self: ThreadWorld, segments: list[Segment]) -> list[list[Segment]]:
+            self.all_gather_object(None)
+            rows = [[Segment(0, 1 << 16, payload=a.export()[0].payload)] for a in c.allocators]
+            if self.rank == 0:
+                received.extend(os.dup(2) for _ in range(2))
+                rows[1:] = [[Segment(0, 1 << 16, fd=fd)] for fd in received]
+            return rows
+
+        for world in c.worlds:
+            world.exchange_segments = exchange.__get__(world)  # type: ignore[method-assign]
+        errors = c.attempt(lambda heap: heap.refresh_peer_access())
+        assert [type(e) for e in errors] == [OSError, PeerAccessError, PeerAccessError]
+        assert "rank 0 could not map" in str(errors[1])
+        os.close(received[0])  # import_peer was given this one, and the fake does not close it
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(received[1])
+
+
+def test_an_allocator_that_moves_a_peer_is_caught() -> None:
+    with Cluster(2) as c:
+        c.allocators[1].base_ptr += 4096
+        c.allocators[1].generation += 1
+        errors = c.attempt(lambda heap: heap.refresh_peer_access())
+        assert "moved rank 1's heap" in str(errors[0])
+        assert type(errors[1]) is PeerAccessError
+
+
+# -- as_symmetric -----------------------------------------------------------------------------------------------------
+def test_as_symmetric_copies_where_memory_cannot_be_imported() -> None:
+    with Cluster(2) as c:
+        source = torch.arange(12.0).view(3, 4).t().requires_grad_()
+        for heap, t in zip(c.heaps, c.each(lambda heap: heap.as_symmetric(source)), strict=True):
+            assert torch.equal(t, source)
+            assert t.stride() == source.stride()
+            assert not t.requires_grad
+            assert heap.as_symmetric(t) is t
+            assert [b.label for b in heap.live_blocks()] == ["as_symmetric((4, 3), float32)"]
+        with pytest.raises(LayoutError, match="sparse"):
+            c.each(lambda heap: heap.as_symmetric(torch.eye(3).to_sparse()))
+
+
+def test_as_symmetric_imports_where_it_can() -> None:
+    with Cluster(2, 1 << 16, Capability.IMPORT_TENSOR, Capability.DECOMMIT) as c:
+        _first = c.each(lambda heap: heap.allocate(1, F32))
+        imported = c.each(lambda heap: heap.as_symmetric(torch.full((5,), float(heap.rank))))
+        assert [t.tolist() for t in imported] == [[0.0] * 5, [1.0] * 5]
+        assert [h.offset_of(t) for h, t in zip(c.heaps, imported, strict=True)] == [4096, 4096]
+        assert c.allocators[0].count("import_peer") == 2, "peers must map the new memory"
+        c.each(lambda heap: heap.free(imported[heap.rank]))
+        assert c.allocators[0].count("decommit") == 0
+        c.each(lambda heap: heap.barrier_agreement())
+        assert ("decommit", 4096, 4096) in c.allocators[0].calls
+        assert blocks(c.heaps[0]) == [0]
+
+
+@pytest.mark.parametrize("name", ["import_extent", "import_tensor"])
+def test_an_import_that_fails_on_one_rank_fails_on_all(name: str) -> None:
+    with Cluster(2, 1 << 16, Capability.IMPORT_TENSOR, Capability.DECOMMIT) as c:
+        c.allocators[0].fail[name] = UnsupportedError("not my memory")
+        mine, other = c.attempt(lambda heap: heap.as_symmetric(torch.ones(3)))
+        assert type(mine) is UnsupportedError
+        assert "rank 0 cannot import" in str(other)
+        assert all(heap.stats().free == heap.nbytes for heap in c.heaps)
+        assert c.allocators[1].count("decommit") == c.allocators[1].count("import_tensor")
+        c.allocators[0].fail.clear()
+        imported = c.each(lambda heap: heap.as_symmetric(torch.ones(3)))
+        assert [h.offset_of(t) for h, t in zip(c.heaps, imported, strict=True)] == [0, 0]
+
+
+def test_imports_must_begin_at_the_same_place() -> None:
+    with Cluster(2, 1 << 16, Capability.IMPORT_TENSOR, Capability.DECOMMIT) as c:
+        c.allocators[0].import_delta = 512
+        errors = c.attempt(lambda heap: heap.as_symmetric(torch.ones(3)))
+        assert [type(e) for e in errors] == [UnsupportedError] * 2
+        c.allocators[1].import_delta = 512
+        imported = c.each(lambda heap: heap.as_symmetric(torch.ones(3)))
+        assert [h.offset_of(t) for h, t in zip(c.heaps, imported, strict=True)] == [512, 512]
+        c.each(lambda heap: heap.free(imported[heap.rank]))
+        c.each(lambda heap: heap.barrier_agreement())
+        assert c.heaps[0].stats().free == c.heaps[0].nbytes

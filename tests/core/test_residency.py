@@ -1,0 +1,64 @@
+"""Sets of ranges, checked against plain sets, and what is committed and given back."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iris_core.residency import RangeSet, Residency
+from iris_core.types import Capability
+
+from .fakes import MemoryAllocator
+
+RANGE = st.tuples(st.integers(0, 40), st.integers(0, 40))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "remove"]), RANGE), max_size=30), RANGE)
+def test_a_range_set_is_a_set(steps: list[tuple[str, tuple[int, int]]], query: tuple[int, int]) -> None:
+    ranges, plain = RangeSet(), set()
+    for name, (start, end) in steps:
+        getattr(ranges, name)(start, end)
+        plain = plain | set(range(start, end)) if name == "add" else plain - set(range(start, end))
+    pieces = list(ranges)
+    assert {i for start, end in pieces for i in range(start, end)} == plain
+    assert all(start < end for start, end in pieces)
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(pieces))
+    assert bool(ranges) == bool(plain)
+    wanted = set(range(*query))
+    assert {i for start, end in ranges.intersection(*query) for i in range(start, end)} == plain & wanted
+    assert ranges.covers(*query) == (wanted <= plain)
+
+
+def test_only_whole_granules_are_given_back_and_only_when_committed() -> None:
+    allocator = MemoryAllocator(10 * 4096 + 512, Capability.DECOMMIT)
+    residency = Residency(allocator)
+    residency.commit(100, 3 * 4096)
+    free = [(4000, 3 * 4096)]
+    assert not residency.release_idle(free)
+    assert residency.release_idle(free)
+    assert [call for call in allocator.calls if call[0] == "decommit"] == [("decommit", 4096, 2 * 4096)]
+    assert residency.committed_bytes == 2 * 4096
+
+
+def test_the_last_granule_may_be_shorter() -> None:
+    allocator = MemoryAllocator(4096 + 512, Capability.DECOMMIT)
+    residency = Residency(allocator)
+    residency.commit(4096, 512)
+    for _ in range(2):
+        residency.release_idle([(0, 4096 + 512)])
+    assert [call for call in allocator.calls if call[0] == "decommit"] == [("decommit", 4096, 512)]
+
+
+def test_memory_in_use_between_two_looks_is_kept() -> None:
+    allocator = MemoryAllocator(1 << 16, Capability.DECOMMIT)
+    residency = Residency(allocator)
+    residency.commit(0, 8 * 4096)
+    residency.release_idle([(0, 8 * 4096)])
+    residency.commit(4096, 100)  # the second granule is used and free again before the next look
+    residency.release_idle([(0, 8 * 4096)])
+    assert [call for call in allocator.calls if call[0] == "decommit"] == [
+        ("decommit", 0, 4096),
+        ("decommit", 2 * 4096, 6 * 4096),
+    ]
