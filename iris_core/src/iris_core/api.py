@@ -84,7 +84,8 @@ class Iris(TensorFactories):
             backend=None if backend == "auto" else backend,
             device=None if device is None else str(device),
         )
-        set_logger_level(settings.log_level)
+        if settings.source("log_level") != "default":  # else what the program set itself stays
+            set_logger_level(settings.log_level)
         registry = default_registry()
         warn_unknown_variables(registry.names())
         options = dict(options or {})
