@@ -32,7 +32,7 @@ def atomic_add(
         val: scalar or block; converted to the element type.
         from_rank: the caller.
         to_rank: rank whose memory is changed.
-        heap_bases, mask, sem, scope, hint: see the module.
+        heap_bases, mask, sem, scope, hint: see `iris_triton.language`.
     """
     target = translate(pointer, from_rank, to_rank, heap_bases, hint)
     return tl.atomic_add(target, val, mask=mask, sem=sem, scope=scope_or_sys(scope))
@@ -76,7 +76,10 @@ def atomic_cas(
         cmp, val: scalars or blocks; converted to the element type.
         from_rank: the caller.
         to_rank: rank whose memory is changed.
-        heap_bases, sem, scope, hint: see the module.
+        heap_bases, sem, scope, hint: see `iris_triton.language`.
+
+    On AMD, Triton 3.6 gives a compare-and-swap device scope, whatever `scope` says; use 3.7 or newer to lock across
+    ranks there.
     """
     target = translate(pointer, from_rank, to_rank, heap_bases, hint)
     element: tl.constexpr = pointer.dtype.element_ty

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from iris_core.types import CompileCase, DeviceType
 from iris_triton import intrinsics, language
+from iris_triton._compat import version
 from iris_triton.context import DeviceContext
 
 _BLOCK = 1024
@@ -172,7 +173,7 @@ def measure(out):
 
 _VECTOR_LOAD = {_CUDA: r"ld\.global\.v[24]\.b(32|64)", _HIP: r"global_load_dwordx4"}
 _VECTOR_STORE = {_CUDA: r"st\.global\.v[24]\.b(32|64)", _HIP: r"global_store_dwordx4"}
-_CUDA_RELEASE = r"bar\.sync[\s\S]*atom\.global\.sys\.release\.{}\."
+_CUDA_RELEASE = r"bar\.sync[\s\S]*(atom|red)\.global\.sys\.release\.{}\."
 _HIP_RELEASE = r"s_waitcnt vmcnt\(0\)[\s\S]*s_barrier[\s\S]*buffer_wbl2 sc0 sc1[\s\S]*global_atomic_{}"
 _CUDA_ACQUIRE = r"(ld|atom)\.global\.sys\.acquire\."
 _HIP_ACQUIRE = r"sc1[\s\S]*buffer_inv sc0 sc1"
@@ -182,6 +183,9 @@ _CUDA_ATOMIC = {
 }  # fmt: skip
 # Where LLVM cannot know that the memory supports an atomic at system scope, it makes a loop around compare-and-swap.
 _HIP_ATOMIC = {"add": "(add|cmpswap)", "sub": "(add|cmpswap)", "cas": "cmpswap", "xchg": "swap"}
+_HIP_SYSTEM = (r"buffer_wbl2 sc0 sc1[\s\S]*", r"\S* .* sc1[\s\S]*buffer_inv sc0 sc1")
+# Triton 3.6 compiles compare-and-swap at device scope for AMD, whatever the scope.
+_HIP_CAS = ("", "") if version() < (3, 7) else _HIP_SYSTEM
 
 
 def _moves() -> list[CompileCase]:
@@ -213,6 +217,7 @@ def _atomics() -> list[CompileCase]:
     cases = []
     integers, floats = (torch.int32, torch.int64), (torch.float32,)
     for op in _CUDA_ATOMIC:
+        system = _HIP_CAS if op == "cas" else _HIP_SYSTEM
         for dtype in integers + (floats if op in ("add", "sub", "xchg") else ()):
             for method in (False, True) if dtype is torch.int32 else (False,):
                 cases.append(
@@ -223,11 +228,7 @@ def _atomics() -> list[CompileCase]:
                         kwargs={"W": _WORLD, "sem": None, "scope": None},
                         expect={
                             _CUDA: (rf"atom\.global\.(sys\.acq_rel|acq_rel\.sys)\.{_CUDA_ATOMIC[op]}\.",),
-                            _HIP: (
-                                rf"buffer_wbl2 sc0 sc1[\s\S]*global_atomic_{_HIP_ATOMIC.get(op, 'cmpswap')}"
-                                r"\S* .* sc1[\s\S]*"
-                                r"buffer_inv sc0 sc1",
-                            ),
+                            _HIP: (f"global_atomic_{_HIP_ATOMIC.get(op, 'cmpswap')}".join(system),),
                         },
                     )
                 )

@@ -76,16 +76,36 @@ def assembly(compiled: Any) -> str:
 
 @contextlib.contextmanager
 def record(targets: Mapping[str, GPUTarget] = TARGETS) -> Iterator[list[Compilation]]:
-    """Compile every kernel that the CPU executor launches within the block for `targets` as well.
+    """Compile every kernel that is launched within the block for `targets` as well; the launch follows as usual.
+
+    Meant for tests that run kernels on the CPU executor, which it enables.  What does not compile raises at the launch.
+
+    Args:
+        targets: what to compile for, by name.
 
     Yields:
         A list that grows by one entry per launch and target.  Triton caches repeats.
+
+    Example:
+        >>> with record() as compilations:  # doctest: +SKIP
+        ...     kernel[grid](cpu_tensor, BLOCK=1024)
+        >>> assert "st.global.v4.b32" in assembly(compilations[0].compiled)  # doctest: +SKIP
     """
+    from iris_triton import cpu
+
+    cpu.enable()
     compilations: list[Compilation] = []
+    run = _compat.JITFunction.run
 
-    def on_launch(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        for name, target in targets.items():
-            compilations.append(Compilation(kernel.__name__, name, compile_for(kernel, args, kwargs, target)))
+    def recorded(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if not warmup:
+            for name, target in targets.items():
+                compilations.append(Compilation(self.__name__, name, compile_for(self, args, kwargs, target)))
+        return run(self, *args, grid=grid, warmup=warmup, **kwargs)
 
-    with _compat.observe_launches(on_launch):
+    _compat.JITFunction.run = recorded
+    try:
         yield compilations
+    finally:
+        if _compat.JITFunction.run is recorded:  # else the executor was disabled within the block
+            _compat.JITFunction.run = run

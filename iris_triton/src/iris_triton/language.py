@@ -80,7 +80,7 @@ def load(
         pointer: address in the heap of to_rank, the caller.
         to_rank: rank that gets the data (the caller).
         from_rank: rank whose memory is read.
-        heap_bases, mask, other, cache_modifier, hint: see the module.
+        heap_bases, mask, other, cache_modifier, hint: see the top of this module.
         volatile: never served from a cached or earlier value.
     """
     source = translate(pointer, to_rank, from_rank, heap_bases, hint)
@@ -105,7 +105,7 @@ def store(
         value: scalar or block; converted to the pointer's element type.
         from_rank: the caller.
         to_rank: rank whose memory is written.
-        heap_bases, mask, hint, cache_modifier: see the module.
+        heap_bases, mask, hint, cache_modifier: see the top of this module.
     """
     target = translate(pointer, from_rank, to_rank, heap_bases, hint)
     tl.store(target, value, mask=mask, cache_modifier=cache_modifier)
@@ -132,7 +132,7 @@ def copy(
         from_rank: rank whose memory is read.
         to_rank: rank whose memory is written.
         cur_rank: the caller; need be neither of the two.
-        heap_bases, mask, other, load_cache_modifier, store_cache_modifier, hint: see the module.
+        heap_bases, mask, other, load_cache_modifier, store_cache_modifier, hint: see the top of this module.
     """
     source = translate(src_ptr, cur_rank, from_rank, heap_bases, hint)
     target = translate(dst_ptr, cur_rank, to_rank, heap_bases, hint)
@@ -160,7 +160,7 @@ def get(
         to_ptr: any address that the caller may write.
         from_rank: the caller.
         to_rank: rank whose memory is read.
-        heap_bases, mask, other, load_cache_modifier, store_cache_modifier, hint: see the module.
+        heap_bases, mask, other, load_cache_modifier, store_cache_modifier, hint: see the top of this module.
     """
     source = translate(from_ptr, from_rank, to_rank, heap_bases, hint)
     data = tl.load(source, mask=mask, other=other, cache_modifier=load_cache_modifier)
@@ -187,7 +187,7 @@ def put(
         to_ptr: address in the heap of from_rank, the caller.
         from_rank: the caller.
         to_rank: rank whose memory is written.
-        heap_bases, mask, other, load_cache_modifier, store_cache_modifier, hint: see the module.
+        heap_bases, mask, other, load_cache_modifier, store_cache_modifier, hint: see the top of this module.
     """
     target = translate(to_ptr, from_rank, to_rank, heap_bases, hint)
     data = tl.load(promise(from_ptr, hint), mask=mask, other=other, cache_modifier=load_cache_modifier)

@@ -46,7 +46,7 @@ def translate(pointer, from_rank, to_rank, heap_bases, hint: tl.constexpr = None
         from_rank: rank in whose address space the pointer is.
         to_rank: rank whose heap is meant; may be a block of ranks of the pointer's shape.
         heap_bases: int64[world_size].
-        hint: alignment and contiguity in bytes and elements, see the module.
+        hint: alignment in bytes and contiguity in elements, see `iris_triton.language`.
     """
     distance = tl.load(heap_bases + to_rank).to(tl.int64) - tl.load(heap_bases + from_rank).to(tl.int64)
     # The pointer is moved as a pointer to another type, for the sake of AMD: the compiler takes 32 bits for enough to
