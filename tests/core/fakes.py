@@ -14,6 +14,7 @@ import torch
 
 from iris_core.errors import PeerLostError, UnsupportedError
 from iris_core.heap import SymmetricHeap
+from iris_core.tensors import TensorFactories
 from iris_core.types import Capability, PeerMapping, PluginInfo, PluginKind, Segment
 
 if TYPE_CHECKING:
@@ -198,3 +199,11 @@ class Cluster:
 
     def __exit__(self, *args: object) -> None:
         self._pool.shutdown()
+
+
+class Context(TensorFactories):
+    """What the factories need, and no more."""
+
+    def __init__(self, heap: SymmetricHeap) -> None:
+        self.heap = heap
+        self.device = "cpu"
