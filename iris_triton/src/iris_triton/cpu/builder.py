@@ -18,7 +18,8 @@ import triton.language as tl
 
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat
-from iris_triton.cpu import atomics, elementwise, numerics
+from iris_triton.cpu import access, atomics, elementwise, numerics
+from iris_triton.cpu.access import Window
 from iris_triton.cpu.entries import find_assembly
 from iris_triton.cpu.libdevice import call_libdevice
 from iris_triton.cpu.state import current, program_info
@@ -30,9 +31,6 @@ from iris_triton.cpu.values import (
     signless,
     unsigned,
 )
-
-_TRUE = np.ones(1, np.bool_)
-
 
 def _constant(dtype: Any, kept: np.dtype[Any]) -> Callable[[Any, Any], Handle]:
     def make(self: Any, value: Any) -> Handle:
@@ -134,29 +132,34 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
         """Attributes are hints."""
 
     # -- memory -------------------------------------------------------------------------------------------------------
-    def _check(self, addresses: Array, mask: Array | None, nbytes: int, access: str) -> None:
-        """Raise OutOfBoundsError unless every active element lies in accessible memory."""
-        checker = current.launch.checker
-        if checker is None or not addresses.size:
-            return
+    def _range_of(self, addresses: Array, mask: Array | None, nbytes: int, access: str) -> Window | None:
+        """Find the accessible range that holds every active element; None if they lie in several.
+
+        Raises:
+            OutOfBoundsError: an active element is not accessible, and that is not allowed.
+        """
+        launch = current.launch
+        checker = launch.checker
         if addresses.size == 1:
             if mask is not None and not mask.all():
-                return
+                return None
             low = high = int(addresses.reshape(-1)[0])
         else:
             low, high = int(np.minimum.reduce(addresses, axis=None)), int(np.maximum.reduce(addresses, axis=None))
-        if checker.allows(low, high + nbytes):
-            return
+        window = checker.find(low, high + nbytes)
+        if window is not None:
+            return window
         flat = addresses.reshape(-1)
         lanes = np.arange(flat.size)
         if mask is not None:
-            lanes = np.flatnonzero(np.broadcast_to(mask, addresses.shape))
+            lanes = np.flatnonzero(mask)
             flat = flat[lanes]
-            if not flat.size or checker.allows(int(flat.min()), int(flat.max()) + nbytes):
-                return
-        if checker.outside(flat, nbytes).any():
-            launch = current.launch
+            if not flat.size:
+                return None
+            window = checker.find(int(flat.min()), int(flat.max()) + nbytes)
+        if window is None and launch.refuse and checker.outside(flat, nbytes).any():
             raise checker.error(launch.kernel, current.program.pid, access, flat, lanes, nbytes)
+        return window
 
     def _observe(self, addresses: Array, values: Array) -> None:
         """Tell the scheduler what an atomic or volatile access has seen."""
@@ -180,18 +183,17 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
         self, pointers: Handle, mask: Array | None, other: Handle | None, policy: tuple[Any, ...], is_volatile: bool
     ) -> Handle:
         element = pointers.get_element_ty()
-        kept = numpy_dtype(element)
-        addresses = pointers.data
-        self._check(addresses, mask, kept.itemsize, "load")
-        active = np.ones(addresses.shape, np.bool_) if mask is None else np.broadcast_to(mask, addresses.shape)
-        if other is None:
-            fill = np.zeros(addresses.shape, kept)
-        else:
-            fill = np.broadcast_to(other.data, addresses.shape)
-        data = _compat.native.load(addresses, active, fill, kept)
+        data = self.load(pointers.data, mask, None if other is None else other.data, numpy_dtype(element))
         if is_volatile or _compat.is_uncached(policy):
-            self._observe(addresses, data)
+            self._observe(pointers.data, data)
         return Handle(data, element)
+
+    def load(self, addresses: Array, mask: Array | None, fill: Array | None, dtype: np.dtype[Any]) -> Array:
+        """Read the active elements, after checking their addresses."""
+        if mask is not None:
+            mask = None if mask.all() else np.broadcast_to(mask, addresses.shape)
+        window = self._range_of(addresses, mask, dtype.itemsize, "load")
+        return access.load(window, addresses, mask, fill, dtype)
 
     def create_store(self, pointers: Handle, value: Handle, *policy: Any) -> None:
         self._store(pointers, value, None)
@@ -200,15 +202,20 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
         self._store(pointers, value, mask if isinstance(mask, np.ndarray) else mask.data)
 
     def _store(self, pointers: Handle, value: Handle, mask: Array | None) -> None:
-        addresses = pointers.data
-        data = np.broadcast_to(value.data, addresses.shape)
-        self._check(addresses, mask, data.itemsize, "store")
-        active = np.ones(addresses.shape, np.bool_) if mask is None else np.broadcast_to(mask, addresses.shape)
-        _compat.native.store(addresses, data, active)
+        self.store(pointers.data, mask, value.data)
+
+    def store(self, addresses: Array, mask: Array | None, data: Array) -> None:
+        """Write the active elements, after checking their addresses."""
+        if data.shape != addresses.shape:
+            data = np.broadcast_to(data, addresses.shape)
+        if mask is not None:
+            mask = None if mask.all() else np.broadcast_to(mask, addresses.shape)
+        window = self._range_of(addresses, mask, data.dtype.itemsize, "store")
+        access.store(window, addresses, mask, data)
         current.program.scheduler.idle_polls = 0  # a program that stores is working, not only waiting
 
     def create_atomic_cas(self, pointers: Handle, expected: Handle, desired: Handle, sem: Any, scope: Any) -> Handle:
-        self._check(pointers.data, None, desired.data.itemsize, "atomic_cas")
+        self._range_of(pointers.data, None, desired.data.itemsize, "atomic_cas")
         old = atomics.cas(pointers.data, expected.data, desired.data, sem)
         self._observe(pointers.data, old)
         return Handle(old, desired.dtype)
@@ -217,7 +224,7 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
         addresses = pointers.data
         data = np.ascontiguousarray(np.broadcast_to(value.data, addresses.shape))
         active = np.ascontiguousarray(np.broadcast_to(mask.data, addresses.shape))
-        self._check(addresses, active, data.itemsize, f"atomic_{op.name.lower()}")
+        self._range_of(addresses, active, data.itemsize, f"atomic_{op.name.lower()}")
         old = atomics.rmw(op, addresses, data, active, sem, value.dtype)
         if active.any():
             self._observe(addresses, old)

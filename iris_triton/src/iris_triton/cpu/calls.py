@@ -20,6 +20,7 @@ from iris_core.errors import UnsupportedError
 from iris_triton import _compat
 from iris_triton.cpu.builder import CpuBuilder
 from iris_triton.cpu.entries import PREPARED, find_entry
+from iris_triton.cpu.fastpaths import FastPaths
 from iris_triton.cpu.operators import Operators, truth, unwrap
 from iris_triton.cpu.rewrite import rewrite
 from iris_triton.cpu.semantic import CpuSemantic
@@ -110,6 +111,8 @@ class Dialect:
         if _compat.is_builtin(function):
             given = {"_semantic": self.semantic, "_generator": self}
             needed = _compat.compiler_arguments(function)
+            if _compat.is_aggregate(function):
+                return functools.partial(_construct, function, **{name: given[name] for name in needed})
             return functools.partial(_compat.builtin_body(function), **{name: given[name] for name in needed})
         module = getattr(function, "__module__", "") or ""
         if module == _compat.PORTABLE_LIBDEVICE:
@@ -133,22 +136,20 @@ class Dialect:
         handlers[core.static_print] = lambda *args, **kwargs: print(*map(unwrap, args), **kwargs)
         handlers[core.map_elementwise] = self._map_elementwise
         handlers[_compat.target_info.current_target] = lambda: None
+        for hint in (core.multiple_of, core.max_contiguous, core.max_constancy):
+            handlers[hint] = functools.partial(_hint, hint.__name__)
         handlers[builtins.print] = functools.partial(self.call, core.device_print)
         handlers[builtins.min] = functools.partial(self.call, _compat.python_minimum())
         handlers[builtins.max] = functools.partial(self.call, _compat.python_maximum())
         handlers[builtins.getattr] = self._getattr
         handlers[builtins.isinstance] = lambda value, kinds: isinstance(unwrap(value), kinds)
-        handlers[core.program_id] = self._program_id
+        fast = FastPaths(self.semantic.builder)
+        for builtin, path in ((core.program_id, fast.program_id), (core.load, fast.load), (core.store, fast.store)):
+            handlers[builtin] = _first(path, self._make_handler(builtin))
         arange = functools.cache(self._arange)
         handlers[core.arange] = lambda start, end: arange(unwrap(start), unwrap(end))
 
     # -- builtins -----------------------------------------------------------------------------------------------------
-    def _program_id(self, axis: Any) -> Any:
-        axis = unwrap(axis)
-        if axis not in (0, 1, 2):
-            raise ValueError(f"program_id axis must be 0, 1, or 2 but got {axis}")
-        return wrap(self.semantic.builder.create_get_program_id(axis).data, tl.int32)
-
     def _arange(self, start: Any, end: Any) -> Any:
         # The same values every time, and tensors never change: one tensor per range.
         return _compat.builtin_body(_compat.core.arange)(start, end, _semantic=self.semantic)
@@ -235,8 +236,36 @@ def jitted(function: Any) -> Any:
     return found
 
 
+def _first(fast: Callable[..., Any], general: Callable[..., Any]) -> Callable[..., Any]:
+    def handler(*args: Any, **kwargs: Any) -> Any:
+        result = fast(*args, **kwargs)
+        return general(*args, **kwargs) if result is NotImplemented else result
+
+    return handler
+
+
 def _call_entry(entry: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return from_numpy(entry(program_info(), *map(to_numpy, args), **{n: to_numpy(v) for n, v in kwargs.items()}))
+
+
+def _construct(aggregate: Any, *args: Any, **kwargs: Any) -> Any:
+    """Make an aggregate.  Its constructor gets constants as constexprs, as the compiler passes them."""
+    return aggregate(*map(_as_constexpr, args), **{name: _as_constexpr(value) for name, value in kwargs.items()})
+
+
+def _as_constexpr(value: Any) -> Any:
+    return tl.constexpr(value) if isinstance(value, (bool, int, float, str)) else value
+
+
+def _hint(name: str, value: Any, values: Any) -> Any:
+    """tl.multiple_of and the like: checked for form, without effect."""
+    values = unwrap(values)
+    numbers = [unwrap(n) for n in (values if isinstance(values, (tuple, list, tl.tuple)) else [values])]
+    if not all(isinstance(n, int) for n in numbers):
+        raise TypeError(f"tl.{name} needs constant integers, got {numbers}")
+    if len(numbers) != max(1, len(value.shape)):
+        raise ValueError(f"tl.{name} needs one number per dimension of shape {list(value.shape)}, got {numbers}")
+    return value
 
 
 def _static_range(first: Any, second: Any = None, step: Any = None) -> Any:

@@ -217,9 +217,8 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return
     body = dialect.prepare(function)
     settings = configuration()
-    regions = memory.current_regions()
-    state = Launch(kernel, size, BoundsChecker(regions, storages) if settings.bounds_check else None)
-    names = BoundsChecker(regions, storages)
+    checker = BoundsChecker(memory.current_regions(), storages)
+    state = Launch(kernel, size, checker, settings.bounds_check)
 
     def run(program: Program) -> None:
         outer = current.__dict__.copy()
@@ -239,7 +238,7 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
         count,
         run,
         timeout_s=settings.timeout_s,
-        deadlock=functools.partial(_deadlock, kernel, settings.timeout_s, names),
+        deadlock=functools.partial(_deadlock, kernel, settings.timeout_s, checker),
         while_idle=_check_peers,
     )
     scheduler.run()
@@ -358,7 +357,7 @@ def _check_peers() -> None:
 
 
 def _deadlock(
-    kernel: str, timeout_s: float, names: BoundsChecker, program: Program, place: Any, value: bytes, waiting: int, unstarted: int
+    kernel: str, timeout_s: float, checker: BoundsChecker, program: Program, place: Any, value: bytes, waiting: int, unstarted: int
 ) -> DeadlockError:
     several = isinstance(place, bytes)
     address = int(np.frombuffer(place, np.uint64)[0]) if several else int(place)
@@ -368,7 +367,7 @@ def _deadlock(
     where = f"{len(place) // 8} words, the first at " if several else "the word at "
     message = (
         f"kernel {kernel!r}, program {program.pid}{f' on rank {ranks}' if ranks else ''}: all programs of the launch have "
-        f"been waiting for {timeout_s:g} s. This one polls {where}{names.describe(address)}; the last value seen was "
+        f"been waiting for {timeout_s:g} s. This one polls {where}{checker.describe(address)}; the last value seen was "
         f"{last:#x} ({int.from_bytes(value[:size], 'little', signed=True)} as a signed integer). "
         f"{waiting} other programs wait, {unstarted} have not started. Look for who should have written there, or raise "
         "timeout_s of the CPU executor."

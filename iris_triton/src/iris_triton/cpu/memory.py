@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from iris_triton.cpu.access import Window
 from iris_triton.cpu.errors import OutOfBoundsError
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ class Regions:
         self._places = [(source[i], index[i]) for i in order.tolist()]
         self.start_list: list[int] = self.starts.tolist()
         self.end_list: list[int] = self.ends.tolist()
+        self._windows: dict[int, Window] = {}
 
     def region(self, position: int) -> Region:
         """Describe the block at a position of the table."""
@@ -133,6 +135,13 @@ class Regions:
         rank, blocks = self._sources[source]
         block = blocks[index]
         return Region(self.start_list[position], block.nbytes, block.label, rank, block.offset_bytes)
+
+    def window(self, position: int) -> Window:
+        """Return the window over the block at a position of the table."""
+        found = self._windows.get(position)
+        if found is None:
+            found = self._windows[position] = Window(self.start_list[position], self.end_list[position])
+        return found
 
     def on_heap(self, start: int, end: int) -> bool:
         """Whether a range lies in the address range of a registered heap, live or not."""
@@ -161,21 +170,24 @@ class BoundsChecker:
             for start, nbytes, name in arguments
             if nbytes and not regions.on_heap(start, start + nbytes)
         ]
-        # Ranges in which accesses were found lately come first: kernels touch few ranges over and over.
-        self._recent = [(region.start, region.end) for region in self._arguments]
+        self._windows = [Window(region.start, region.end) for region in self._arguments]
+        self._recent: list[Window] = []
 
-    def allows(self, low: int, high: int) -> bool:
-        """Whether all bytes of [low, high) lie in one accessible range."""
-        for start, end in self._recent:
-            if start <= low and high <= end:
-                return True
+    def find(self, low: int, high: int) -> Window | None:
+        """Return the accessible range that contains all bytes of [low, high), or None."""
+        for window in self._windows:
+            if window.start <= low and high <= window.end:
+                return window
+        for window in self._recent:
+            if window.start <= low and high <= window.end:
+                return window
         regions = self._regions
         position = bisect_right(regions.start_list, low) - 1
         if position >= 0 and high <= regions.end_list[position]:
-            recent = (regions.start_list[position], regions.end_list[position])
-            self._recent = [recent, *self._recent[: len(self._arguments) + 8]]
-            return True
-        return False
+            window = regions.window(position)
+            self._recent = [window, *self._recent[:7]]  # kernels touch few ranges over and over
+            return window
+        return None
 
     def outside(self, addresses: Array, nbytes: int) -> Array:
         """Return a mask of the addresses at which an element of `nbytes` bytes is not accessible."""

@@ -16,21 +16,21 @@ import triton.language as tl
 from iris_triton import _compat
 from iris_triton.cpu import numerics
 from iris_triton.cpu.semantic import AmbiguousConditionError, CpuSemantic
-from iris_triton.cpu.values import Array, wrap
+from iris_triton.cpu.values import Array, numpy_dtype, wrap
 
 _Tensor = tl.tensor
 _constexpr = tl.constexpr
 
 # Kinds of scalar types, by what the fast paths may do with them.
-_SLOW, _BOOL, _INT, _UNSIGNED, _FLOAT, _POINTER = range(6)
+SLOW, BOOL, INT, UNSIGNED, FLOAT, POINTER = range(6)
 
 _FLOAT32_MAX = 3.4e38
 
 
-class _TypeFacts:
+class TypeFacts:
     """What the fast paths need to know of a type; kept on the type object."""
 
-    __slots__ = ("blocks", "is_block", "kind", "number", "scalar", "step")
+    __slots__ = ("blocks", "element", "is_block", "kind", "number", "numpy", "pointee", "scalar", "step")
 
     def __init__(self, type_: Any) -> None:
         scalar = type_.scalar
@@ -39,20 +39,26 @@ class _TypeFacts:
         self.blocks: dict[tuple[int, ...], Any] = {}
         self.step = 0
         self.number: type[Any] | None = None  # numpy type of Python numbers next to this one
+        self.element: Any = None  # what is loaded through a pointer, if it can be loaded as it is
         if scalar.is_ptr():
-            self.kind = _POINTER if not scalar.element_ty.is_block() else _SLOW
-            self.step = 0 if self.kind == _SLOW else max(1, scalar.element_ty.primitive_bitwidth // 8)
+            self.kind = SLOW if scalar.element_ty.is_block() else POINTER
+            if self.kind == POINTER:
+                self.step = max(1, scalar.element_ty.primitive_bitwidth // 8)
+                if not scalar.element_ty.is_int1() and not scalar.element_ty.is_ptr():
+                    self.element = scalar.element_ty
+                    self.numpy = numpy_dtype(self.element)
+                    self.pointee = facts_of(self.element)
         elif scalar.is_int1():
-            self.kind = _BOOL
+            self.kind = BOOL
         elif scalar.is_int():
-            self.kind = _UNSIGNED if scalar.is_int_unsigned() else _INT
+            self.kind = UNSIGNED if scalar.is_int_unsigned() else INT
             if scalar in (tl.int32, tl.int64):
                 self.number = np.int32 if scalar == tl.int32 else np.int64
         elif scalar in (tl.float16, tl.float32, tl.float64):
-            self.kind = _FLOAT
+            self.kind = FLOAT
             self.number = np.float32 if scalar == tl.float32 else None
         else:
-            self.kind = _SLOW
+            self.kind = SLOW
 
     def block(self, shape: tuple[int, ...]) -> Any:
         """The block type with this scalar type."""
@@ -62,18 +68,19 @@ class _TypeFacts:
         return found
 
 
-def _facts(type_: Any) -> _TypeFacts:
-    found: _TypeFacts | None = type_.__dict__.get("_iris_facts")
+def facts_of(type_: Any) -> TypeFacts:
+    """The facts of a type, computed once."""
+    found: TypeFacts | None = type_.__dict__.get("_iris_facts")
     if found is None:
-        found = _TypeFacts(type_)
+        found = TypeFacts(type_)
         scalar = type_.scalar
         if scalar is not type_:
-            found.blocks = _facts(scalar).blocks
+            found.blocks = facts_of(scalar).blocks
         type_._iris_facts = found
     return found
 
 
-_INT1 = _facts(tl.int1)
+_INT1 = facts_of(tl.int1)
 
 
 def unwrap(value: Any) -> Any:
@@ -81,7 +88,7 @@ def unwrap(value: Any) -> Any:
     return value.value if isinstance(value, _constexpr) else value
 
 
-def _number(facts: _TypeFacts, value: Any) -> Any:
+def _number(facts: TypeFacts, value: Any) -> Any:
     """A Python number as the compiler would type it next to this type; None if that is not plain."""
     number = facts.number
     kind = value.__class__
@@ -94,18 +101,18 @@ def _number(facts: _TypeFacts, value: Any) -> Any:
     return None
 
 
-def _pair(left: Any, right: Any) -> tuple[Array, Array, Any, _TypeFacts] | None:
+def _pair(left: Any, right: Any) -> tuple[Array, Array, Any, TypeFacts] | None:
     """Arrays, result type and facts of two operands of one scalar type; None if the semantic layer must decide."""
     if left.__class__ is _Tensor:
         type_ = left.type
-        facts = _facts(type_)
+        facts = facts_of(type_)
         if right.__class__ is not _Tensor:
             number = _number(facts, right)
             return None if number is None else (left.handle.data, number, type_, facts)
         other = right.type
         if type_ is other:
             return left.handle.data, right.handle.data, type_, facts
-        other_facts = _facts(other)
+        other_facts = facts_of(other)
         if facts.scalar is not other_facts.scalar and facts.scalar != other_facts.scalar:
             return None
         if not other_facts.is_block:
@@ -123,7 +130,7 @@ def _pair(left: Any, right: Any) -> tuple[Array, Array, Any, _TypeFacts] | None:
         joint = tuple(b if a == 1 else a for a, b in zip(shape, other_shape, strict=True))
         return left.handle.data, right.handle.data, facts.block(joint), facts
     if right.__class__ is _Tensor:
-        facts = _facts(right.type)
+        facts = facts_of(right.type)
         number = _number(facts, left)
         return None if number is None else (number, right.handle.data, right.type, facts)
     return None
@@ -132,8 +139,8 @@ def _pair(left: Any, right: Any) -> tuple[Array, Array, Any, _TypeFacts] | None:
 def _offset(pointer: Any, offset: Any) -> Any:
     """pointer + offset, or None if the semantic layer must decide."""
     type_ = pointer.type
-    facts = _facts(type_)
-    if facts.kind != _POINTER:
+    facts = facts_of(type_)
+    if facts.kind != POINTER:
         return None
     addresses = pointer.handle.data
     if offset.__class__ is int:
@@ -143,8 +150,8 @@ def _offset(pointer: Any, offset: Any) -> Any:
     if offset.__class__ is not _Tensor:
         return None
     other = offset.type
-    other_facts = _facts(other)
-    if other_facts.kind != _INT:
+    other_facts = facts_of(other)
+    if other_facts.kind != INT:
         return None
     if other_facts.is_block:
         if not facts.is_block:
@@ -158,6 +165,25 @@ def _offset(pointer: Any, offset: Any) -> Any:
             type_ = facts.block(tuple(b if a == 1 else a for a, b in pairs))
     delta = np.multiply(offset.handle.data, facts.step, dtype=np.int64).view(np.uint64)
     return wrap(addresses + delta, type_)
+
+
+def _expand(value: Any, index: Any) -> Any:
+    """`value[:, None]` and the like; None for anything else."""
+    type_ = value.type
+    if index.__class__ is not tuple or not type_.is_block():
+        return None
+    rank = 0
+    for part in index:
+        if part.__class__ is slice:
+            if part.start is not None or part.stop is not None or part.step is not None:
+                return None
+            rank += 1
+        elif part is not None:
+            return None
+    if rank != len(type_.shape):
+        return None
+    data = value.handle.data[index]
+    return wrap(data, facts_of(type_).block(data.shape))
 
 
 def truth(value: Any) -> bool:
@@ -182,7 +208,7 @@ class Operators:
 
     def __init__(self, semantic: CpuSemantic, call: Callable[..., Any], attribute: Callable[[Any, str], Any]) -> None:
         self._semantic, self._call, self._attribute = semantic, call, attribute
-        floats, ints = (_FLOAT,), (_FLOAT, _INT, _UNSIGNED)
+        floats, ints = (FLOAT,), (FLOAT, INT, UNSIGNED)
         plus = self._binary("add", operator.add, np.add, ints)
 
         def add(left: Any, right: Any) -> Any:
@@ -197,20 +223,20 @@ class Operators:
             "sub": self._binary("sub", operator.sub, np.subtract, ints),
             "mul": self._binary("mul", operator.mul, np.multiply, ints),
             "truediv": self._binary("truediv", operator.truediv, np.divide, floats),
-            "floordiv": self._binary("floordiv", operator.floordiv, numerics.int_div, (_INT,)),
-            "mod": self._binary("mod", operator.mod, numerics.int_rem, (_INT,)),
+            "floordiv": self._binary("floordiv", operator.floordiv, numerics.int_div, (INT,)),
+            "mod": self._binary("mod", operator.mod, numerics.int_rem, (INT,)),
             "pow": self._binary("pow", operator.pow, None, ()),
             "lshift": self._binary("lshift", operator.lshift, None, ()),
             "rshift": self._binary("rshift", operator.rshift, None, ()),
-            "and": self._binary("and", operator.and_, np.bitwise_and, (_BOOL, _INT, _UNSIGNED)),
-            "or": self._binary("or", operator.or_, np.bitwise_or, (_BOOL, _INT, _UNSIGNED)),
-            "xor": self._binary("xor", operator.xor, np.bitwise_xor, (_BOOL, _INT, _UNSIGNED)),
-            "lt": self._comparison("lt", operator.lt, np.less, (_FLOAT, _INT)),
-            "le": self._comparison("le", operator.le, np.less_equal, (_FLOAT, _INT)),
-            "gt": self._comparison("gt", operator.gt, np.greater, (_FLOAT, _INT)),
-            "ge": self._comparison("ge", operator.ge, np.greater_equal, (_FLOAT, _INT)),
-            "eq": self._comparison("eq", operator.eq, np.equal, (_FLOAT, _INT, _UNSIGNED, _BOOL)),
-            "ne": self._comparison("ne", operator.ne, np.not_equal, (_FLOAT, _INT, _UNSIGNED, _BOOL)),
+            "and": self._binary("and", operator.and_, np.bitwise_and, (BOOL, INT, UNSIGNED)),
+            "or": self._binary("or", operator.or_, np.bitwise_or, (BOOL, INT, UNSIGNED)),
+            "xor": self._binary("xor", operator.xor, np.bitwise_xor, (BOOL, INT, UNSIGNED)),
+            "lt": self._comparison("lt", operator.lt, np.less, (FLOAT, INT)),
+            "le": self._comparison("le", operator.le, np.less_equal, (FLOAT, INT)),
+            "gt": self._comparison("gt", operator.gt, np.greater, (FLOAT, INT)),
+            "ge": self._comparison("ge", operator.ge, np.greater_equal, (FLOAT, INT)),
+            "eq": self._comparison("eq", operator.eq, np.equal, (FLOAT, INT, UNSIGNED, BOOL)),
+            "ne": self._comparison("ne", operator.ne, np.not_equal, (FLOAT, INT, UNSIGNED, BOOL)),
             "neg": self._unary("__neg__", operator.neg),
             "pos": self._unary("__pos__", operator.pos),
             "invert": self._unary("__invert__", operator.invert),
@@ -298,6 +324,9 @@ class Operators:
     def _item(self, value: Any, index: Any) -> Any:
         """`value[index]`."""
         if isinstance(value, _Tensor):
+            expanded = _expand(value, index)
+            if expanded is not None:
+                return expanded
             return _compat.builtin_body(_Tensor.__getitem__)(value, index, _semantic=self._semantic)
         if isinstance(value, _constexpr):
             value = value.value

@@ -19,11 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Launch:
-    """One launch: constant while its programs run.  `checker` is None when accesses are not checked."""
+    """One launch: constant while its programs run.
+
+    Attributes:
+        kernel: name of the kernel.
+        grid: number of programs per axis.
+        checker: knows the accessible ranges.
+        refuse: whether accesses outside them are errors.
+    """
 
     kernel: str
     grid: tuple[int, int, int]
-    checker: BoundsChecker | None
+    checker: BoundsChecker
+    refuse: bool
 
 
 class _Current(threading.local):
