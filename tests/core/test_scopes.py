@@ -9,6 +9,7 @@ import torch
 
 from iris_core.errors import (
     HeapError,
+    HeapExhaustedError,
 )
 
 from .fakes import Cluster
@@ -106,3 +107,7 @@ def test_a_scope_takes_dropped_blocks_on_all_ranks_whoever_dropped_them() -> Non
         c.each(body)
         c.each(body)
         assert all(heap.stats().free == heap.nbytes for heap in c.heaps)
+        _everything = c.each(lambda heap: heap.allocate(heap.nbytes, torch.uint8))
+        for error in c.attempt(lambda heap: heap.allocate(1, F32)):
+            assert type(error) is HeapExhaustedError
+            assert "dropped by some ranks" not in str(error), "the vote went with the block"

@@ -64,7 +64,7 @@ def number(value: Scalar) -> Any:
 def range_length(start: Any, end: Any, step: Any, dtype: torch.dtype | None) -> tuple[int, torch.dtype]:
     """Return how many elements torch.arange makes, and of what type.
 
-    Worked out here because torch's answer on the meta device loads its compiler, which takes a second.
+    Worked out here because torch's answer on the meta device imports sympy, which takes half a second.
 
     Raises:
         TypeError: something is not a real number.
