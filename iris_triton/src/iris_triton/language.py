@@ -10,8 +10,9 @@ goes to `pointer - heap_bases[first] + heap_bases[second]`.
                     bytes survive without hints.
     mask, other     as in tl.load and tl.store.
     cache_modifier  loads: None, ".ca", ".cg", ".cv"; stores: None, ".wb", ".cg", ".cs", ".wt".
-    hint            int or tuple with one int per dimension.  Promises that the translated pointer is a multiple of so
-                    many bytes and that so many elements are contiguous (tl.multiple_of, tl.max_contiguous).  Unchecked.
+    hint            tuple with one int per dimension, or int for the last one: the translated pointer is a multiple of so
+                    many bytes, and so many elements are contiguous (tl.multiple_of, tl.max_contiguous).  Unchecked.
+                    Says nothing of the caller's own pointer in get and put.
     sem, scope      as in Triton's atomics, but scope None means "sys": peers are outside the device's own scope.
                     sem None means "acq_rel".
 
@@ -25,6 +26,7 @@ The same functions with the ranks filled in are methods of `iris_triton.DeviceCo
 
 import triton
 import triton.language as tl
+from triton.language.target_info import is_hip
 
 from iris_triton.atomics import (
     atomic_add,
@@ -38,7 +40,7 @@ from iris_triton.atomics import (
     atomic_xor,
 )
 from iris_triton.sync import barrier, put_signal, signal, wait
-from iris_triton.translation import promise, translate
+from iris_triton.translation import translate
 
 __all__ = [
     "atomic_add",
@@ -60,6 +62,12 @@ __all__ = [
     "store",
     "wait",
 ]
+
+
+@triton.constexpr_function
+def _load_modifier(cache_modifier, volatile, on_amd):
+    """Some versions of Triton drop `volatile` for AMD; what ".cv" asks for is the same there."""
+    return ".cv" if on_amd and volatile and cache_modifier is None else cache_modifier
 
 
 @triton.jit
@@ -84,7 +92,8 @@ def load(
         volatile: never served from a cached or earlier value.
     """
     source = translate(pointer, to_rank, from_rank, heap_bases, hint)
-    return tl.load(source, mask=mask, other=other, cache_modifier=cache_modifier, volatile=volatile)
+    modifier: tl.constexpr = _load_modifier(cache_modifier, volatile, is_hip())
+    return tl.load(source, mask=mask, other=other, cache_modifier=modifier, volatile=volatile)
 
 
 @triton.jit
@@ -164,7 +173,7 @@ def get(
     """
     source = translate(from_ptr, from_rank, to_rank, heap_bases, hint)
     data = tl.load(source, mask=mask, other=other, cache_modifier=load_cache_modifier)
-    tl.store(promise(to_ptr, hint), data, mask=mask, cache_modifier=store_cache_modifier)
+    tl.store(to_ptr, data, mask=mask, cache_modifier=store_cache_modifier)
 
 
 @triton.jit
@@ -190,5 +199,5 @@ def put(
         heap_bases, mask, other, load_cache_modifier, store_cache_modifier, hint: see the top of this module.
     """
     target = translate(to_ptr, from_rank, to_rank, heap_bases, hint)
-    data = tl.load(promise(from_ptr, hint), mask=mask, other=other, cache_modifier=load_cache_modifier)
+    data = tl.load(from_ptr, mask=mask, other=other, cache_modifier=load_cache_modifier)
     tl.store(target, data, mask=mask, cache_modifier=store_cache_modifier)

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from iris_core import device_context as _layout
 from iris_triton.intrinsics import uniform_clock_ns, wait_stores
-from iris_triton.translation import promise, translate
+from iris_triton.translation import translate
 
 _POLLS_PER_CLOCK = tl.constexpr(64)
 """Polls between two looks at the clock, of those waits that are bounded."""
@@ -111,7 +111,7 @@ def put_signal(
         mask, other, load_cache_modifier, store_cache_modifier, hint: as in `put`.
     """
     target = translate(to_ptr, from_rank, to_rank, heap_bases, hint)
-    data = tl.load(promise(from_ptr, hint), mask=mask, other=other, cache_modifier=load_cache_modifier)
+    data = tl.load(from_ptr, mask=mask, other=other, cache_modifier=load_cache_modifier)
     tl.store(target, data, mask=mask, cache_modifier=store_cache_modifier)
     signal(signal_ptr, value, from_rank, to_rank, heap_bases, op, sem, scope)
 

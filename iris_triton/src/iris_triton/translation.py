@@ -29,12 +29,16 @@ def _elements_per_alignment(element_type):
     return HEAP_ALIGNMENT // (element_type.primitive_bitwidth // 8)
 
 
-@triton.jit
-def promise(pointer, hint: tl.constexpr):
-    """Return `pointer` with the caller's promise about its alignment and contiguity; unchanged if hint is None."""
-    if hint is not None:
-        pointer = tl.max_contiguous(tl.multiple_of(pointer, hint), hint)
-    return pointer
+@triton.constexpr_function
+def _hint_of(hint, dimension, rank):
+    """What a hint says of one dimension; an int speaks of the last one."""
+    if isinstance(hint, int):
+        return hint if dimension == rank - 1 else 1
+    if rank == 0 and len(hint) == 1:
+        return int(getattr(hint[0], "value", hint[0]))
+    if len(hint) != rank:
+        raise ValueError(f"hint {tuple(hint)} has {len(hint)} dimensions, but the block of pointers has {rank}")
+    return int(getattr(hint[dimension], "value", hint[dimension]))
 
 
 @triton.jit
@@ -56,4 +60,20 @@ def translate(pointer, from_rank, to_rank, heap_bases, hint: tl.constexpr = None
     # Whole alignment units times a constant: in this form the compiler sees that the distance keeps the alignment.
     units: tl.constexpr = _elements_per_alignment(carrier)
     moved = pointer.to(tl.pointer_type(carrier), bitcast=True) + (distance >> _ALIGNMENT_LOG2) * units
-    return promise(moved.to(pointer.dtype, bitcast=True), hint)
+    moved = moved.to(pointer.dtype, bitcast=True)
+    if hint is not None:  # here and not in a function of its own: inlining drops what is promised of an argument
+        rank: tl.constexpr = len(pointer.shape)
+        tl.static_assert(rank <= 3, "a hint is possible for blocks of up to three dimensions")
+        last: tl.constexpr = _hint_of(hint, rank - 1, rank)
+        if rank == 0:
+            moved = tl.multiple_of(moved, last)
+        elif rank == 1:
+            moved = tl.max_contiguous(tl.multiple_of(moved, last), last)
+        elif rank == 2:
+            first: tl.constexpr = _hint_of(hint, 0, rank)
+            moved = tl.max_contiguous(tl.multiple_of(moved, (first, last)), (first, last))
+        else:
+            first: tl.constexpr = _hint_of(hint, 0, rank)
+            middle: tl.constexpr = _hint_of(hint, 1, rank)
+            moved = tl.max_contiguous(tl.multiple_of(moved, (first, middle, last)), (first, middle, last))
+    return moved

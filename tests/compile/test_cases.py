@@ -1,0 +1,40 @@
+"""Every device function compiles for every GPU target, and its assembly has what it must have."""
+
+import re
+
+import pytest
+
+from iris_core.types import DeviceType
+from iris_triton import language
+from iris_triton.cases import compile_cases
+from iris_triton.compile_only import TARGETS, assembly, compile_for
+from iris_triton.context import DeviceContext
+
+CASES = {case.name: case for case in compile_cases()}
+KINDS = {"cuda": DeviceType.CUDA, "hip": DeviceType.HIP}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", CASES)
+def test_assembly(name, target):
+    case = CASES[name]
+    text = assembly(compile_for(case.kernel, case.args, {**case.kwargs, **case.options}, target))
+    expected = case.expect[KINDS[TARGETS[target].backend]]
+    assert expected
+    for pattern in expected:
+        assert re.search(pattern, text), f"{name} for {target} lacks {pattern}:\n{text}"
+
+
+def test_case_names_are_unique():
+    assert len(CASES) == len(compile_cases())
+
+
+@pytest.mark.parametrize("form", ["function", "method"])
+@pytest.mark.parametrize("function", language.__all__)
+def test_every_device_function_has_a_case(function, form):
+    assert [name for name in CASES if name.startswith(f"{function}-") and f"-{form}" in name]
+
+
+def test_methods_are_the_device_functions():
+    methods = {name for name in vars(DeviceContext) if not name.startswith("_")}
+    assert methods >= set(language.__all__) | {"initialize", "from_tensor"}

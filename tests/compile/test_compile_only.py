@@ -1,0 +1,91 @@
+"""The machinery that compiles without a GPU."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import driver
+
+from iris_triton import cpu
+from iris_triton.compile_only import TARGETS, assembly, compile_for, record
+
+MEASURE = """
+import sys
+from iris_triton.cases import compile_cases
+from iris_triton.compile_only import assembly, compile_for
+case = next(case for case in compile_cases() if case.name == "intrinsics")
+print(assembly(compile_for(case.kernel, case.args, case.kwargs, sys.argv[1])))
+"""
+
+
+@triton.jit
+def add_one(x, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)
+
+
+@triton.jit
+def broken(x):
+    tl.store(x, undefined_name)  # noqa: F821
+
+
+@pytest.mark.parametrize(("target", "text"), [("sm_90", ".target sm_90a"), ("gfx942", "gfx942"), ("gfx950", "gfx950")])
+def test_compiles_for_the_target_named(target, text):
+    assert text in assembly(compile_for(add_one, (torch.float32, 100), {"BLOCK": 64}, target))
+
+
+def test_driver_is_restored():
+    before = driver._active
+    compile_for(add_one, (torch.float32, 100), {"BLOCK": 64})
+    assert driver._active is before
+    with pytest.raises(triton.CompilationError):
+        compile_for(broken, (torch.float32,))
+    assert driver._active is before
+
+
+def test_unknown_target():
+    with pytest.raises(KeyError, match="gfx1"):
+        compile_for(add_one, (torch.float32, 100), {"BLOCK": 64}, "gfx1")
+
+
+def test_record_compiles_what_is_launched_and_launches_it():
+    x = torch.zeros(100)
+    with record() as compilations:
+        add_one[(2,)](x, 100, BLOCK=64)
+        add_one[(2,)](x, 100, BLOCK=64)
+    assert x.tolist() == [2.0] * 100
+    assert [(c.kernel, c.target) for c in compilations] == 2 * [("add_one", target) for target in TARGETS]
+    assert "st.global" in assembly(compilations[0].compiled)
+    count = len(compilations)
+    add_one[(2,)](x, 100, BLOCK=64)
+    assert len(compilations) == count
+    assert cpu.is_enabled()
+
+
+def test_record_survives_disabling_the_executor_within():
+    cpu.enable()
+    try:
+        with record({"sm_90": TARGETS["sm_90"]}):
+            cpu.disable()
+        run = triton.runtime.jit.JITFunction.run
+        assert run.__module__ == "triton.runtime.jit"
+    finally:
+        cpu.enable()
+
+
+def test_record_shows_what_does_not_compile():
+    with record({"sm_90": TARGETS["sm_90"]}), pytest.raises(triton.CompilationError):
+        broken[(1,)](torch.zeros(1))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_intrinsics_have_no_assembly_of_another_vendor(target):
+    # In a process of its own: assembly of the wrong vendor may end the process, or only print and be dropped.
+    done = subprocess.run([sys.executable, "-c", MEASURE, target], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "error" not in done.stderr
+    foreign = ("s_memrealtime", "hwreg") if target == "sm_90" else ("%globaltimer", "%smid")
+    assert not [word for word in foreign if word in done.stdout]
