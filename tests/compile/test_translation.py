@@ -96,7 +96,7 @@ def test_distance_is_added_as_64_bits(target):
     [
         (".ca", False, r"ld\.global\.ca\.v4", r"global_load_dwordx4 [^\n]*off$|global_load_dwordx4 [^\n]*\]$"),
         (".cg", False, r"ld\.global\.cg\.v4", r"global_load_dwordx4 .* nt"),
-        (".cv", False, r"ld\.global\.cv\.v4", r"global_load_dwordx4 .* sc0 sc1"),
+        (".cv", False, r"ld\.volatile\.global\.v4", r"global_load_dwordx4 .* sc0 sc1"),
         (None, True, r"ld\.volatile\.global\.v4", r"global_load_dwordx4 .* sc0 sc1"),
     ],
 )

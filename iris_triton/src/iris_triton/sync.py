@@ -10,6 +10,7 @@ import triton.language as tl
 
 from iris_core import device_context as _layout
 from iris_triton.intrinsics import uniform_clock_ns, wait_stores
+from iris_triton.memory import put
 from iris_triton.translation import translate
 
 _POLLS_PER_CLOCK = tl.constexpr(64)
@@ -110,9 +111,18 @@ def put_signal(
         op, sem, scope: as in `signal`.
         mask, other, load_cache_modifier, store_cache_modifier, hint: as in `put`.
     """
-    target = translate(to_ptr, from_rank, to_rank, heap_bases, hint)
-    data = tl.load(from_ptr, mask=mask, other=other, cache_modifier=load_cache_modifier)
-    tl.store(target, data, mask=mask, cache_modifier=store_cache_modifier)
+    put(
+        from_ptr,
+        to_ptr,
+        from_rank,
+        to_rank,
+        heap_bases,
+        mask,
+        other,
+        load_cache_modifier,
+        store_cache_modifier,
+        hint,
+    )
     signal(signal_ptr, value, from_rank, to_rank, heap_bases, op, sem, scope)
 
 
