@@ -27,6 +27,7 @@ from iris_triton.cpu.values import (
     Array,
     Handle,
     bit_view,
+    element_nbytes,
     numpy_dtype,
     signless,
     unsigned,
@@ -241,8 +242,7 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
 
     # -- pointers -----------------------------------------------------------------------------------------------------
     def create_addptr(self, pointers: Handle, offset: Handle) -> Handle:
-        nbytes = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
-        delta = np.multiply(offset.data, nbytes, dtype=np.int64).view(np.uint64)
+        delta = np.multiply(offset.data, element_nbytes(pointers.get_element_ty()), dtype=np.int64).view(np.uint64)
         return Handle(pointers.data + delta, pointers.dtype)
 
     def create_int_to_ptr(self, value: Handle, dst_type: Any) -> Handle:

@@ -48,9 +48,9 @@ class Dialect:
         self._constants: dict[tuple[type, Any], Any] = {}
         self._handlers: dict[Any, Callable[..., Any]] = {}
         self._fill_handlers()
-        operators = Operators(semantic, self.call, self.attribute)
+        self.operators = Operators(semantic, self.call, self.attribute)
         self.helpers: dict[str, Callable[..., Any]] = {
-            **operators.table,
+            **self.operators.table,
             "assign": self.assign,
             "attribute": self.attribute,
             "call": self.call,

@@ -16,13 +16,13 @@ import triton.language as tl
 from iris_triton import _compat
 from iris_triton.cpu import numerics
 from iris_triton.cpu.semantic import AmbiguousConditionError, CpuSemantic
-from iris_triton.cpu.values import Array, numpy_dtype, wrap
+from iris_triton.cpu.values import Array, element_nbytes, numpy_dtype, wrap
 
 _Tensor = tl.tensor
 _constexpr = tl.constexpr
 
 # Kinds of scalar types, by what the fast paths may do with them.
-SLOW, BOOL, INT, UNSIGNED, FLOAT, POINTER = range(6)
+SLOW, BOOL, INT, UNSIGNED, FLOAT, HALF, POINTER = range(7)
 
 _FLOAT32_MAX = 3.4e38
 
@@ -43,7 +43,7 @@ class TypeFacts:
         if scalar.is_ptr():
             self.kind = SLOW if scalar.element_ty.is_block() else POINTER
             if self.kind == POINTER:
-                self.step = max(1, scalar.element_ty.primitive_bitwidth // 8)
+                self.step = element_nbytes(scalar.element_ty)
                 if not scalar.element_ty.is_int1() and not scalar.element_ty.is_ptr():
                     self.element = scalar.element_ty
                     self.numpy = numpy_dtype(self.element)
@@ -55,7 +55,7 @@ class TypeFacts:
             if scalar in (tl.int32, tl.int64):
                 self.number = np.int32 if scalar == tl.int32 else np.int64
         elif scalar in (tl.float16, tl.float32, tl.float64):
-            self.kind = FLOAT
+            self.kind = HALF if scalar == tl.float16 else FLOAT
             self.number = np.float32 if scalar == tl.float32 else None
         else:
             self.kind = SLOW
@@ -208,8 +208,8 @@ class Operators:
 
     def __init__(self, semantic: CpuSemantic, call: Callable[..., Any], attribute: Callable[[Any, str], Any]) -> None:
         self._semantic, self._call, self._attribute = semantic, call, attribute
-        floats, ints = (FLOAT,), (FLOAT, INT, UNSIGNED)
-        plus = self._binary("add", operator.add, np.add, ints)
+        numbers = (FLOAT, HALF, INT, UNSIGNED)
+        plus = self._binary("add", operator.add, np.add, numbers)
 
         def add(left: Any, right: Any) -> Any:
             if left.__class__ is _Tensor:
@@ -220,9 +220,9 @@ class Operators:
 
         self.table: dict[str, Callable[..., Any]] = {
             "add": add,
-            "sub": self._binary("sub", operator.sub, np.subtract, ints),
-            "mul": self._binary("mul", operator.mul, np.multiply, ints),
-            "truediv": self._binary("truediv", operator.truediv, np.divide, floats),
+            "sub": self._binary("sub", operator.sub, np.subtract, numbers),
+            "mul": self._binary("mul", operator.mul, np.multiply, numbers),
+            "truediv": self._binary("truediv", operator.truediv, np.divide, (FLOAT,)),
             "floordiv": self._binary("floordiv", operator.floordiv, numerics.int_div, (INT,)),
             "mod": self._binary("mod", operator.mod, numerics.int_rem, (INT,)),
             "pow": self._binary("pow", operator.pow, None, ()),
@@ -231,12 +231,12 @@ class Operators:
             "and": self._binary("and", operator.and_, np.bitwise_and, (BOOL, INT, UNSIGNED)),
             "or": self._binary("or", operator.or_, np.bitwise_or, (BOOL, INT, UNSIGNED)),
             "xor": self._binary("xor", operator.xor, np.bitwise_xor, (BOOL, INT, UNSIGNED)),
-            "lt": self._comparison("lt", operator.lt, np.less, (FLOAT, INT)),
-            "le": self._comparison("le", operator.le, np.less_equal, (FLOAT, INT)),
-            "gt": self._comparison("gt", operator.gt, np.greater, (FLOAT, INT)),
-            "ge": self._comparison("ge", operator.ge, np.greater_equal, (FLOAT, INT)),
-            "eq": self._comparison("eq", operator.eq, np.equal, (FLOAT, INT, UNSIGNED, BOOL)),
-            "ne": self._comparison("ne", operator.ne, np.not_equal, (FLOAT, INT, UNSIGNED, BOOL)),
+            "lt": self._comparison("lt", operator.lt, np.less, (FLOAT, HALF, INT)),
+            "le": self._comparison("le", operator.le, np.less_equal, (FLOAT, HALF, INT)),
+            "gt": self._comparison("gt", operator.gt, np.greater, (FLOAT, HALF, INT)),
+            "ge": self._comparison("ge", operator.ge, np.greater_equal, (FLOAT, HALF, INT)),
+            "eq": self._comparison("eq", operator.eq, np.equal, (FLOAT, HALF, INT, UNSIGNED, BOOL)),
+            "ne": self._comparison("ne", operator.ne, np.not_equal, (FLOAT, HALF, INT, UNSIGNED, BOOL)),
             "neg": self._unary("__neg__", operator.neg),
             "pos": self._unary("__pos__", operator.pos),
             "invert": self._unary("__invert__", operator.invert),

@@ -201,6 +201,7 @@ def rewrite(function: Any, helpers: Mapping[str, Callable[..., Any]]) -> Functio
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)
     _Rewriter(module).visit(definition)
+    name, definition.name = definition.name, _PREFIX + "body"  # else a recursive call would find the enclosing scope
     names = [*(_PREFIX + name for name in helpers), *closure]
     scope = ast.FunctionDef(
         name=_PREFIX + "scope",
@@ -213,6 +214,7 @@ def rewrite(function: Any, helpers: Mapping[str, Callable[..., Any]]) -> Functio
     ast.increment_lineno(whole, _compat.definition_line(function) - 1)
     code = compile(whole, inspect.getsourcefile(original) or original.__code__.co_filename, "exec")
     inner = _code_of(_code_of(code, scope.name), definition.name)
+    inner = inner.replace(co_name=name, co_qualname=original.__qualname__)
     cells = {_PREFIX + name: CellType(helper) for name, helper in helpers.items()} | closure
     made = FunctionType(
         inner, original.__globals__, original.__name__, closure=tuple(cells[name] for name in inner.co_freevars)

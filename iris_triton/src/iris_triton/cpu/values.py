@@ -76,11 +76,9 @@ class Handle:
         self.attr: dict[str, Any] = {}
 
     def get_element_ty(self) -> Any:
-        """What the pointers in this handle point to, or the type itself."""
-        dtype = self.dtype
-        while hasattr(dtype, "element_ty"):
-            dtype = dtype.element_ty
-        return dtype
+        """What the pointers in this handle point to (through a block, if to one), or the scalar type itself."""
+        scalar = self.dtype.scalar
+        return scalar.element_ty.scalar if scalar.is_ptr() else scalar
 
     def clone(self) -> Handle:
         """Copy the array."""
@@ -100,6 +98,12 @@ def numpy_dtype(ir_type: Any) -> np.dtype[Any]:
     if found is None:
         raise UnsupportedError(f"the CPU executor has no values of type {scalar}")
     return found
+
+
+def element_nbytes(ir_type: Any) -> int:
+    """Bytes from one element to the next in memory."""
+    scalar = ir_type.scalar
+    return 8 if scalar.is_ptr() else max(1, int(scalar.primitive_bitwidth) // 8)
 
 
 def unsigned(data: Array) -> Array:

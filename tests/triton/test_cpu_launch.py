@@ -1,0 +1,399 @@
+"""Launches: what is diverted, what is refused before it runs, autotuning, TRITON_INTERPRET, CPU entries."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from iris_core.errors import UnsupportedError
+from iris_triton import _compat, cpu
+from iris_triton.cpu import launch as launch_module
+
+
+@pytest.fixture(autouse=True)
+def executor():
+    cpu.enable()
+
+
+@triton.jit
+def fill_kernel(out, n, value=1.0, B: tl.constexpr = 64):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(out + i, value, mask=i < n)
+
+
+def test_forms_of_launches():
+    out = torch.zeros(100)
+    fill_kernel[(2,)](out, 100)
+    assert (out == 1).all()
+    fill_kernel[2,](out, n=100, value=2)
+    assert (out == 2).all()
+    fill_kernel[lambda meta: (triton.cdiv(meta["n"], meta["B"]),)](out, 100, 3.0, B=32, num_warps=4, num_stages=2)
+    assert (out == 3).all()
+    fill_kernel.run(out, 100, 4.0, grid=(2, 1, 1), warmup=False)
+    assert (out == 4).all()
+    fill_kernel[[2]](out, np.int64(100), np.float32(5))
+    assert (out == 5).all()
+    leaf = torch.zeros(4, requires_grad=True)
+    fill_kernel[(1,)](leaf, 4)
+    assert (leaf == 1).all()
+
+
+@pytest.mark.parametrize("grid", [(0,), (2, 0), (4, 4, 0)])
+def test_an_empty_grid_runs_nothing(grid):
+    out = torch.zeros(4)
+    fill_kernel[grid](out, 4)
+    assert not out.any()
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "error", "message"),
+    [
+        ((), {}, TypeError, r"'fill_kernel' lacks the arguments out, n"),
+        ((1,), {}, TypeError, r"lacks the argument n"),
+        ((1, 2, 3, 4, 5), {}, TypeError, r"takes 4 arguments but 5 were given"),
+        ((1, 2), {"n": 3}, TypeError, r"got two values for argument 'n'"),
+        ((1, 2), {"nn": 3}, TypeError, r"has no argument 'nn'.*out, n, value, B"),
+        ((object(), 2), {}, TypeError, r"argument 'out' of kernel 'fill_kernel' is a object: pass a tensor"),
+        (([1], 2), {}, TypeError, r"argument 'out'.*is a list"),
+        ((1, "text"), {}, TypeError, r"argument 'n'.*is a str"),
+        ((1, 2**64), {}, ValueError, r"argument 'n'.*does not fit 64 bits"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_before_anything_runs(args, kwargs, error, message):
+    tensor = torch.zeros(4)
+    args = tuple(tensor if a == 1 and i == 0 else a for i, a in enumerate(args))
+    with pytest.raises(error, match=message):
+        fill_kernel[(1,)](*args, **kwargs)
+    assert not tensor.any()
+
+
+@pytest.mark.parametrize(
+    ("grid", "error", "message"),
+    [
+        ((), ValueError, "1 to 3 dimensions, got 0"),
+        ((1, 1, 1, 1), ValueError, "1 to 3 dimensions, got 4"),
+        ((-1,), ValueError, "negative dimension"),
+        ((1.5,), TypeError, "must consist of integers"),
+        (None, TypeError, "must consist of integers"),
+    ],
+)
+def test_grids_that_do_not_fit_are_refused(grid, error, message):
+    with pytest.raises(error, match=message):
+        fill_kernel[grid](torch.zeros(4), 4)
+
+
+def test_tensors_on_different_devices_are_refused():
+    meta = torch.zeros(4, device="meta")
+    with pytest.raises(ValueError, match="argument 'out' of kernel 'pair_kernel' is on meta, but other arguments are on"):
+        pair_kernel[(1,)](torch.zeros(4), meta)
+
+
+@triton.jit
+def pair_kernel(x, out):
+    tl.store(out, tl.load(x))
+
+
+def test_enabling_is_idempotent_and_disabling_restores():
+    original = launch_module._originals[_compat.JITFunction]
+    cpu.enable()
+    assert cpu.is_enabled()
+    assert launch_module._originals[_compat.JITFunction] is original
+    cpu.disable()
+    cpu.disable()
+    assert not cpu.is_enabled()
+    assert _compat.JITFunction.run is original
+    cpu.enable()
+    out = torch.zeros(4)
+    fill_kernel[(1,)](out, 4)
+    assert (out == 1).all()
+
+
+def test_warmup_goes_to_the_compiler(monkeypatch):
+    seen = []
+    monkeypatch.setitem(launch_module._originals, _compat.JITFunction, lambda *a, **k: seen.append(k["warmup"]))
+    fill_kernel.warmup(torch.zeros(4), 4, grid=(1,))
+    assert seen == [True]
+
+
+def test_hooks_run_before_the_kernel_with_its_arguments():
+    out, seen = torch.zeros(4), []
+
+    @triton.jit
+    def kernel(out, n):
+        tl.store(out, n)
+
+    kernel.add_pre_run_hook(lambda *args, **kwargs: seen.append((args, kwargs, out.clone())))
+    kernel[(1,)](out, n=3)
+    ((args, kwargs, before),) = seen
+    assert args[0] is out
+    assert kwargs == {"n": 3}
+    assert not before.any()
+    assert out[0] == 3
+
+
+def zero(named):
+    named["out"].zero_()
+
+
+@triton.autotune(
+    configs=[triton.Config({"B": 32}, num_warps=2, pre_hook=zero), triton.Config({"B": 64})],
+    key=["n"],
+    prune_configs_by={"early_config_prune": lambda configs, named, **kwargs: configs},
+)
+@triton.jit
+def tuned_kernel(x, out, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.atomic_add(out + i, tl.load(x + i, mask=i < n), mask=i < n)
+    tl.store(out + n, B)
+
+
+@triton.heuristics({"B": lambda args: triton.next_power_of_2(args["n"])})
+@triton.jit
+def heuristic_kernel(out, n, B: tl.constexpr):
+    tl.store(out, B)
+
+
+def test_autotuner_takes_the_first_configuration_and_its_hook():
+    x, out = torch.randn(100), torch.ones(101)
+    tuned_kernel[lambda meta: (triton.cdiv(100, meta["B"]),)](x, out, 100)
+    assert torch.equal(out[:100], x)
+    assert out[100] == 32
+    assert tuned_kernel.best_config.kwargs == {"B": 32}
+
+
+def test_heuristics():
+    out = torch.zeros(1)
+    heuristic_kernel[(1,)](out, 100)
+    assert out.item() == 128
+
+
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["out"])
+def unspecialized_kernel(out, n):
+    tl.store(out, n + 1)
+
+
+def test_specialisation_options_change_nothing():
+    out = torch.zeros(1)
+    unspecialized_kernel[(1,)](out, 1)
+    assert out.item() == 2
+
+
+def test_reinterpreted_tensors():
+    data = torch.tensor([1, 2, 3, 4], dtype=torch.int8)
+    out = torch.zeros(1, dtype=torch.float32)
+    pair_kernel[(1,)](triton.reinterpret(data, tl.uint8), out)
+    assert out.item() == 1
+
+
+# -- entries and assembly ---------------------------------------------------------------------------------------------
+@triton.jit
+def vendor_function(x, k: tl.constexpr, flag=None):
+    return tl.inline_asm_elementwise("no.such.thing $0, $1;", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def vendor_kernel(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, vendor_function(tl.load(x + i), 3))
+
+
+def test_unknown_assembly_is_named_with_the_way_out():
+    x = torch.zeros(4, dtype=torch.int32)
+    with pytest.raises(UnsupportedError, match=r"'no\.such\.thing \$0, \$1;'.*cpu_entry"):
+        vendor_kernel[(1,)](x, x, N=4)
+
+
+def test_an_entry_replaces_a_device_function():
+    x, out = torch.arange(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    seen = []
+
+    @cpu.cpu_entry(vendor_function)
+    def entry(program, value, k, flag=None):
+        seen.append((program.pid, program.grid, program.linear_id, value.dtype, k, flag))
+        return value * np.int32(k) + np.int32(program.linear_id)
+
+    vendor_kernel[(1, 2)](x, out, N=4)
+    assert torch.equal(out, x * 3 + 1)
+    assert seen == [((0, y, 0), (1, 2, 1), y, np.int32, 3, None) for y in range(2)]
+
+
+@triton.jit
+def many_types(a, b, c, d, e):
+    return a
+
+
+@triton.jit
+def types_kernel(p, flag, real, out):
+    half = tl.load(p).to(tl.bfloat16)
+    x, y, z, w = many_types(half, flag, real, p, tl.cast(200, tl.uint8))
+    tl.store(out, x)
+    tl.store(out + 1, y.to(tl.float32))
+    tl.store(out + 2, z.to(tl.float32))
+    tl.store(out + 3, w)
+    tl.static_assert(x.dtype == tl.float32 and y.dtype == tl.int64 and z.dtype == tl.int1 and w.dtype == tl.float32)
+
+
+def test_values_that_entries_get_and_give():
+    source, out = torch.tensor([1.5]), torch.zeros(4)
+
+    @cpu.cpu_entry(many_types)
+    def entry(program, a, b, c, d, e):
+        assert (a, a.dtype) == (1.5, np.float32)
+        assert b is np.True_
+        assert (c, c.dtype) == (2.5, np.float32)
+        assert (d, d.dtype) == (source.data_ptr(), np.uint64)
+        assert (e, e.dtype) == (200, np.uint8)
+        return a * 2, 2**40, True, 0.5
+
+    types_kernel[(1,)](source, True, 2.5, out)
+    assert out.tolist() == [3, 2.0**40, 1, 0.5]
+
+
+@triton.jit
+def timer_kernel(out):
+    pid = tl.program_id(0)
+    start = tl.extra.cuda.globaltimer()
+    tl.store(out + pid * 4, tl.extra.cuda.smid().to(tl.int64))
+    tl.store(out + pid * 4 + 1, tl.extra.cuda.globaltimer() - start)
+    asm: tl.constexpr = "mov.u64 $0, %globaltimer;"
+    block = tl.inline_asm_elementwise(asm, "=l,r", [tl.arange(0, 4)], dtype=tl.int64, is_pure=False, pack=1)
+    tl.store(out + pid * 4 + 2, tl.min(block - start, axis=0))
+    a, b = tl.inline_asm_elementwise(
+        "two.results", "=r,=r", [], dtype=(tl.int32, tl.float32), is_pure=False, pack=1
+    )
+    tl.store(out + pid * 4 + 3, a + b.to(tl.int32))
+
+
+def test_timers_and_registered_assembly():
+    cpu.cpu_assembly("two.results")(lambda program: (program.linear_id, 40.0))
+    out = torch.zeros(3, 4, dtype=torch.int64)
+    timer_kernel[(3,)](out)
+    assert out[:, 0].tolist() == [0, 1, 2]
+    assert (out[:, 1:3] >= 0).all()
+    assert (out[:, 1] < 10**9).all()
+    assert out[:, 3].tolist() == [40, 41, 42]
+
+
+@triton.jit
+def target_kernel(out):
+    if tl.target_info.is_cuda() or tl.target_info.is_hip():
+        tl.store(out, 1)
+    else:
+        tl.store(out, 2)
+
+
+def test_kernels_see_neither_cuda_nor_hip(monkeypatch):
+    class Driver:
+        def get_current_target(self):
+            return triton.backends.compiler.GPUTarget("cuda", 90, 32)
+
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver(), raising=False)
+    out = torch.zeros(1)
+    target_kernel[(1,)](out)
+    assert out.item() == 2
+
+
+# -- other Tritons, other processes -----------------------------------------------------------------------------------
+def test_an_untested_triton_version_is_said(monkeypatch):
+    cpu.disable()
+    monkeypatch.setattr(_compat.triton, "__version__", "9.4.1")
+    try:
+        with pytest.warns(RuntimeWarning, match=r"Triton 9\.4\.1 is not one of the versions.*3\.6, 3\.7, 3\.8, 3\.9"):
+            cpu.enable()
+    finally:
+        cpu.disable()
+
+
+def test_the_installed_triton_is_in_the_table():
+    cpu.disable()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cpu.enable()
+
+
+def run_script(tmp_path, source, **environment):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(source))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    return subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("order", ["triton first", "iris first"])
+def test_triton_interpret_has_no_effect(tmp_path, order):
+    imports = ["import triton, triton.language as tl", "from iris_triton import cpu; import iris_triton._compat"]
+    script = "\n".join(imports if order == "triton first" else imports[::-1])
+    script += textwrap.dedent("""
+        import torch
+        @triton.jit
+        def helper(x):
+            return tl.sum(tl.where(x > 1, x, tl.zeros_like(x)), axis=0)
+        @triton.jit
+        def kernel(x, out, N: tl.constexpr):
+            tl.store(out, helper(tl.load(x + tl.arange(0, N)).to(tl.bfloat16)).to(tl.float32))
+        cpu.enable()
+        out = torch.zeros(1)
+        kernel[(1,)](torch.arange(4.0), out, N=4)
+        assert out.item() == 5, out
+        assert not triton.knobs.runtime.interpret
+        print("fine")
+    """)
+    done = run_script(tmp_path, script, TRITON_INTERPRET="1")
+    assert done.stdout == "fine\n", done.stderr
+
+
+def test_importing_the_package_pulls_in_neither_torch_nor_triton(tmp_path):
+    done = run_script(
+        tmp_path,
+        """
+        import sys
+        from iris_triton import cpu
+        from iris_triton.cpu import cpu_entry, configure
+        configure(timeout_s=5)
+        print(sorted({"torch", "triton", "numpy"} & set(sys.modules)))
+        """,
+    )
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_process_with_the_executor_still_ends_cleanly(tmp_path):
+    done = run_script(
+        tmp_path,
+        """
+        import torch, triton, triton.language as tl
+        from iris_triton import cpu
+        cpu.enable()
+        @triton.jit
+        def kernel(flag):
+            if tl.program_id(0) == 0:
+                while tl.load(flag, volatile=True) == 0:
+                    pass
+            tl.store(flag, 1)
+        kernel[(8,)](torch.zeros(1, dtype=torch.int32))
+        """,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_gluon_kernels_are_refused_by_name():
+    gluon = pytest.importorskip("triton.experimental.gluon")
+
+    @gluon.jit
+    def gluon_kernel(x):
+        pass
+
+    with pytest.raises(UnsupportedError, match="'gluon_kernel' is written in Gluon"):
+        gluon_kernel[(1,)](torch.zeros(1))
+
+
+def test_public_names_exist():
+    for name in cpu.__all__:
+        assert getattr(cpu, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        cpu.nothing  # noqa: B018
