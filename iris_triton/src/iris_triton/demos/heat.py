@@ -16,8 +16,8 @@ import triton.language as tl
 from iris_core.types import DemoResult
 from iris_triton.context import DeviceContext
 
-ROWS, COLUMNS = 8, 64  # of a band
-BANDS_PER_RANK = 2
+ROWS, COLUMNS = 16, 64  # of a band
+BANDS_PER_RANK = 1
 STEPS = 100  # per launch
 CHANGE = 1e-4  # converged when no cell changes more than this in one step
 MAX_STEPS = 20_000
