@@ -1,0 +1,161 @@
+"""Loads, stores and copies between ranks: which rank's memory is meant, element types, masks, hints."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import iris_triton as iris
+from iris_triton.cpu import OutOfBoundsError
+
+DTYPES = [
+    torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64,
+]  # fmt: skip
+N = 200
+
+
+def sample(rank: int, dtype: torch.dtype) -> torch.Tensor:
+    """Distinct per rank, exact in every dtype."""
+    values = (torch.arange(256) * 7 + rank * 31) % 100
+    return (values % 3 == rank % 3) if dtype is torch.bool else values.to(dtype)
+
+
+@triton.jit
+def move(
+    op: tl.constexpr, method: tl.constexpr, x, y, context, world_size: tl.constexpr, me, peer, far, n,
+    hint: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.arange(0, BLOCK)
+    mask = i < n
+    bases = context + 2
+    ctx = iris.DeviceContext.from_tensor(context, world_size)
+    if op == "load":
+        if method:
+            value = ctx.load(x + i, peer, mask, 1, hint=hint)
+        else:
+            value = iris.load(x + i, me, peer, bases, mask, 1, hint=hint)
+        tl.store(y + i, value)
+    elif op == "store":
+        value = tl.load(x + i)
+        if method:
+            ctx.store(y + i, value, peer, mask, hint=hint)
+        else:
+            iris.store(y + i, value, me, peer, bases, mask, hint)
+    elif op == "get":
+        if method:
+            ctx.get(x + i, y + i, peer, mask, hint=hint)
+        else:
+            iris.get(x + i, y + i, me, peer, bases, mask, hint=hint)
+    elif op == "put":
+        if method:
+            ctx.put(x + i, y + i, peer, mask, hint=hint)
+        else:
+            iris.put(x + i, y + i, me, peer, bases, mask, hint=hint)
+    else:
+        if method:
+            ctx.copy(x + i, y + i, peer, far, mask, hint=hint)
+        else:
+            iris.copy(x + i, y + i, peer, far, me, bases, mask, hint=hint)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("method", [False, True], ids=["function", "method"])
+@pytest.mark.parametrize(("op", "source", "target"), [
+    ("load", 2, 1), ("store", 1, 2), ("get", 2, 1), ("put", 1, 2), ("copy", 2, 0),
+])  # fmt: skip
+def test_moves_between_the_right_ranks(make_world, op, source, target, method, dtype):
+    """Rank 1 calls; its peer is 2; copy goes on to rank 0."""
+    world = make_world(3)
+    x, y = (
+        world.tensors(*(sample(r, dtype) for r in range(3))),
+        world.tensors(*(sample(r + 3, dtype) for r in range(3))),
+    )
+    before_x, before_y = [t.clone() for t in x], [t.clone() for t in y]
+    for hint in (None, 16):
+        move[(1,)](op, method, x[1], y[1], world.context(1), 3, 1, 2, 0, N, hint=hint, BLOCK=256)
+    expected = before_x[source].clone()
+    expected[N:] = torch.ones((), dtype=dtype) if op == "load" else before_y[target][N:]
+    for rank in range(3):
+        torch.testing.assert_close(x[rank], before_x[rank], rtol=0, atol=0)
+        torch.testing.assert_close(y[rank], expected if rank == target else before_y[rank], rtol=0, atol=0)
+
+
+@triton.jit
+def touch_one(x, out, bases, first, second, op: tl.constexpr):
+    if op == "load":
+        tl.store(out, iris.load(x, first, second, bases))
+    else:
+        iris.store(x, 9.0, first, second, bases)
+
+
+def test_the_first_rank_owns_the_pointer(make_world):
+    """Called with a pointer into rank 1's heap, whoever calls."""
+    world = make_world(2)
+    x, out = world.tensors(torch.tensor([1.0]), torch.tensor([2.0])), torch.zeros(1)
+    for first, second in ((0, 1), (1, 0), (0, 0), (1, 1)):
+        touch_one[(1,)](x[first], out, world.bases, first, second, "load")
+        assert out.item() == second + 1
+    touch_one[(1,)](x[1], out, world.bases, 1, 0, "store")
+    assert [t.item() for t in x] == [9.0, 2.0]
+    # swapped ranks lead to an address in no heap, which the CPU executor refuses
+    with pytest.raises(OutOfBoundsError):
+        touch_one[(1,)](x[1], out, world.bases, 0, 1, "load")
+
+
+@triton.jit
+def transpose_to(x, y, bases, R: tl.constexpr, C: tl.constexpr, rank: tl.constexpr):
+    rows, columns = tl.arange(0, R)[:, None], tl.arange(0, C)[None, :]
+    tile = iris.load(x + rows * C + columns, rank, 1 - rank, bases, hint=(1, C))
+    iris.store(y + rows + columns * R, tile, rank, 1 - rank, bases)
+
+
+def test_blocks_of_two_dimensions(make_world):
+    world = make_world(2)
+    x, y = world.tensors(torch.zeros(8, 16), torch.randn(8, 16)), world.zeros(16, 8)
+    transpose_to[(1,)](x[0], y[0], world.bases, R=8, C=16, rank=0)
+    assert torch.equal(y[1], x[1].T)
+    assert not y[0].any()
+
+
+@triton.jit
+def scatter_rows(x, bases, me, world_size: tl.constexpr, BLOCK: tl.constexpr):
+    ranks = tl.arange(0, world_size)[:, None]
+    i = tl.arange(0, BLOCK)[None, :]
+    iris.store(x + ranks * 0 + i, ranks * 10.0 + i, me, ranks, bases)
+
+
+def test_a_block_of_ranks(make_world):
+    """One store may go to several ranks."""
+    world = make_world(4)
+    x = world.zeros(8)
+    scatter_rows[(1,)](x[2], world.bases, 2, world_size=4, BLOCK=8)
+    for rank in range(4):
+        assert x[rank].tolist() == [rank * 10.0 + i for i in range(8)]
+
+
+@triton.jit
+def store_words(x, value, bases, rank: tl.constexpr):
+    iris.store(x, value, 0, rank, bases)
+
+
+def test_values_are_converted_to_the_element_type(make_world):
+    world = make_world(2)
+    x = world.zeros(1, dtype=torch.bfloat16)
+    store_words[(1,)](x[0], 3.14159, world.bases, rank=1)
+    assert x[1].item() == torch.tensor(3.14159).to(torch.bfloat16).item()
+
+
+@triton.jit
+def hinted(x, bases, hint: tl.constexpr):
+    i = tl.arange(0, 4)
+    iris.store(x + i[:, None] * 4 + i[None, :], 1.0, 0, 1, bases, hint=hint)
+
+
+def test_a_hint_of_the_wrong_number_of_dimensions_is_refused(make_world):
+    world = make_world(2)
+    x = world.zeros(16)
+    with pytest.raises(Exception, match="3 dimensions, but the block of pointers has 2"):
+        hinted[(1,)](x[0], world.bases, hint=(1, 1, 4))
+    hinted[(1,)](x[0], world.bases, hint=(1, 4))
+    assert x[1].sum().item() == 16

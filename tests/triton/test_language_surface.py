@@ -1,0 +1,225 @@
+"""What users of the reference system find: names, parameter orders, DeviceContext, the backend object."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import iris_triton as iris
+from iris_core.device_context import ContextSpec, decode
+from iris_core.errors import CapabilityError, PluginNotFoundError
+from iris_core.types import CreateRequest, DeviceTarget, DeviceType, PluginKind
+from iris_triton import context, cpu, intrinsics, language
+from iris_triton.backend import TritonBackend
+from iris_triton.compile_only import TARGETS, compile_for
+from iris_triton.settings import TritonSettings
+
+ATOMIC = "pointer val from_rank to_rank heap_bases mask sem scope hint"
+MOVE = "mask other load_cache_modifier store_cache_modifier hint"
+FUNCTIONS = {
+    "load": "pointer to_rank from_rank heap_bases mask other cache_modifier volatile hint",
+    "store": "pointer value from_rank to_rank heap_bases mask hint cache_modifier",
+    "copy": f"src_ptr dst_ptr from_rank to_rank cur_rank heap_bases {MOVE}",
+    "get": f"from_ptr to_ptr from_rank to_rank heap_bases {MOVE}",
+    "put": f"from_ptr to_ptr from_rank to_rank heap_bases {MOVE}",
+    "atomic_cas": "pointer cmp val from_rank to_rank heap_bases sem scope hint",
+    **{f"atomic_{op}": ATOMIC for op in ("add", "sub", "xchg", "xor", "and", "or", "min", "max")},
+}
+ATOMIC_METHOD = "self pointer val to_rank mask sem scope hint"
+METHODS = {
+    "initialize": "context_tensor rank world_size tracing",
+    "load": "self pointer from_rank mask other cache_modifier volatile hint",
+    "store": "self pointer value to_rank mask cache_modifier hint",
+    "get": f"self from_ptr to_ptr from_rank {MOVE}",
+    "put": f"self from_ptr to_ptr to_rank {MOVE}",
+    "copy": f"self src_ptr dst_ptr from_rank to_rank {MOVE}",
+    "atomic_cas": "self pointer cmp val to_rank sem scope hint",
+    **{f"atomic_{op}": ATOMIC_METHOD for op in ("add", "sub", "xchg", "xor", "and", "or", "min", "max")},
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_parameter_order_of_functions(name):
+    assert getattr(iris, name).arg_names == FUNCTIONS[name].split()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_parameter_order_of_methods(name):
+    method = inspect.getattr_static(iris.DeviceContext, name)
+    assert getattr(method, "__func__", method).arg_names == METHODS[name].split()
+
+
+def test_every_exported_name_can_be_had():
+    for name in iris.__all__:
+        assert getattr(iris, name) is not None
+    assert set(iris.__all__) <= set(dir(iris))
+    assert set(language.__all__) <= set(iris.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'quiet'"):
+        iris.quiet  # noqa: B018
+
+
+def test_importing_the_package_is_light():
+    code = "import sys, iris_triton; print([m for m in ('torch', 'triton', 'numpy') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
+
+
+def test_iris_opens_a_context_with_this_backend():
+    with iris.iris(1 << 20, allocator_type="host") as ctx:
+        assert isinstance(ctx, iris.Iris)
+        assert (ctx.heap_size, ctx.num_ranks) == (1 << 20, 1)
+        assert isinstance(ctx.backend, TritonBackend)
+    with pytest.raises(PluginNotFoundError, match="no_such_allocator"):
+        iris.iris(1 << 20, allocator_type="no_such_allocator")
+
+
+def test_device_id_for_rank(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert [iris.get_device_id_for_rank(rank) for rank in (0, 3, 4, 9)] == [0, 3, 0, 1]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert iris.get_device_id_for_rank(3) == 0
+
+
+# -- DeviceContext ----------------------------------------------------------------------------------------------------
+@triton.jit
+def describe(out, context_tensor, rank, world_size: tl.constexpr, how: tl.constexpr, given: tl.constexpr):
+    if how == "constexpr":
+        ctx = iris.DeviceContext.initialize(context_tensor, given, world_size)
+    elif how == "runtime":
+        ctx = iris.DeviceContext.initialize(context_tensor, rank, world_size, False)
+    else:
+        ctx = iris.DeviceContext.from_tensor(context_tensor, world_size)
+    tl.store(out, ctx.rank)
+    tl.store(out + 1, ctx.world_size)
+    tl.store(out + 2, tl.load(ctx.heap_bases + ctx.rank))
+    if ctx.tracing:
+        tl.store(out + 3, 1)
+
+
+@pytest.mark.parametrize("how", ["constexpr", "runtime", "tensor"])
+def test_fields(make_world, how):
+    world = make_world(3)
+    out = torch.full((4,), -1, dtype=torch.int64)
+    describe[(1,)](out, world.context(2), 2, world_size=3, how=how, given=2)
+    assert out.tolist() == [2, 3, world.bases[2].item(), -1]
+
+
+@pytest.mark.parametrize("how", ["constexpr", "runtime", "tensor"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_fields_compile(how, target):
+    compile_for(describe, (torch.int64, torch.int64, 2), {"world_size": 3, "how": how, "given": 2}, target)
+
+
+@triton.jit
+def traced(context_tensor, rank: tl.constexpr, world_size: tl.constexpr):
+    iris.DeviceContext.initialize(context_tensor, rank, world_size, tracing=True)
+
+
+def test_tracing_is_refused(make_world):
+    world = make_world(1)
+    with pytest.raises(Exception, match="no device tracing"):
+        traced[(1,)](world.context(0), 0, 1)
+    with pytest.raises(triton.CompilationError) as error:
+        compile_for(traced, (torch.int64,), {"rank": 0, "world_size": 1})
+    causes = []
+    cause = error.value
+    while cause is not None:
+        causes.append(str(cause))
+        cause = cause.__cause__
+    assert "no device tracing" in "\n".join(causes)
+
+
+# -- intrinsics -------------------------------------------------------------------------------------------------------
+@triton.jit
+def measure(out, BLOCK: tl.constexpr):
+    tl.store(out, intrinsics.clock_ns())
+    tl.store(out + 1, intrinsics.read_realtime())
+    tl.store(out + 2, intrinsics.uniform_clock_ns())
+    tl.store(out + 3, intrinsics.get_cu_id())
+    tl.store(out + 4, intrinsics.get_xcc_id())
+    intrinsics.wait_stores()
+
+
+def test_intrinsics_on_the_cpu():
+    cpu.enable()
+    out = torch.full((5,), -1, dtype=torch.int64)
+    measure[(1,)](out, BLOCK=4)
+    first, second, third = out[:3].tolist()
+    assert 0 < first <= second <= third < first + 10**9
+    assert out[3:].tolist() == [0, 0]
+
+
+# -- the backend object -----------------------------------------------------------------------------------------------
+def make_backend(kind=DeviceType.CPU, **settings):
+    target = DeviceTarget(kind)
+    return TritonBackend(CreateRequest(target, 0, 1, 1 << 20, TritonSettings(**settings)))
+
+
+class Heap:
+    """A stand-in for the core's heap: one live block in the middle."""
+
+    def __init__(self, tensor):
+        from iris_core.types import Block
+
+        self.rank, self.nbytes, self.version = 0, tensor.nbytes, 1
+        self.heap_bases = (tensor.data_ptr(),)
+        self._blocks = [Block(64, 64, "middle")]
+
+    def live_blocks(self):
+        return self._blocks
+
+    def check_peers(self):
+        return None
+
+
+@triton.jit
+def store_at(address, value):
+    tl.store(tl.load(address).to(tl.pointer_type(tl.int32)), value)
+
+
+def test_backend_makes_contexts_that_decode():
+    backend = make_backend()
+    assert (backend.info.name, backend.info.kind) == ("triton", PluginKind.BACKEND)
+    spec = ContextSpec(1, 2, (1 << 40, 1 << 41), timeout_ns=5, status_ptr=4096)
+    words = backend.make_context(spec)
+    assert words.dtype == torch.int64
+    assert decode(words.tolist()) == spec
+    backend.detach()
+
+
+def test_backend_refuses_heaps_that_are_not_aligned():
+    with pytest.raises(CapabilityError, match=r"multiples of 4096 bytes.*rank 1 at 0x1001"):
+        make_backend().make_context(ContextSpec(0, 2, (0x1000, 0x1001)))
+
+
+def test_backend_lets_the_executor_know_the_heap_until_it_is_detached():
+    memory, backend = torch.zeros(256, dtype=torch.uint8), make_backend(cpu_timeout=12.5)
+    before = cpu.configuration()
+    backend.attach(Heap(memory))
+    try:
+        assert cpu.configuration().timeout_s == 12.5
+        address = torch.tensor([memory.data_ptr() + 64])
+        store_at[(1,)](address, 7)
+        assert memory.view(torch.int32)[16].item() == 7
+        with pytest.raises(cpu.OutOfBoundsError, match="middle"):
+            store_at[(1,)](address + 64, 7)
+        backend.detach()
+        with pytest.raises(cpu.OutOfBoundsError):
+            store_at[(1,)](address, 8)
+        backend.detach()
+    finally:
+        cpu.configure(bounds_check=before.bounds_check, timeout_s=before.timeout_s)
+
+
+def test_backend_offers_the_device_functions():
+    api = make_backend().device_api()
+    assert set(api) == {*language.__all__, "DeviceContext"}
+    assert api["store"] is iris.store
+    assert api["DeviceContext"] is context.DeviceContext
+    assert len(make_backend().compile_cases()) > 50
+    assert [demo.name for demo in make_backend().demos()]

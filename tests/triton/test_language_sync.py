@@ -1,0 +1,336 @@
+"""signal, wait, put_signal and barrier; every program of a launch plays a rank."""
+
+import time
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import iris_triton as iris
+from iris_core.device_context import Status, status_error
+from iris_triton import cpu
+
+FLAGS = [torch.int32, torch.int64, torch.uint32, torch.uint64]
+
+
+def launch(kernel, world, tensors, *args, timeout_ns=0, **kwargs):
+    """Launch one program per rank; tensors are passed as tables of each rank's addresses."""
+    tables = [torch.tensor([t.data_ptr() for t in by_rank], dtype=torch.int64) for by_rank in tensors]
+    contexts = world.contexts(timeout_ns)
+    kernel[(world.world_size,)](*tables, contexts, contexts.shape[1], *args, world_size=world.world_size, **kwargs)
+
+
+@triton.jit
+def send_and_receive(
+    data, flags, out, contexts, words, op: tl.constexpr, joined: tl.constexpr, method: tl.constexpr,
+    flag_type: tl.constexpr, world_size: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Every rank sends a block to the next one, and doubles what arrives."""
+    rank = tl.program_id(0)
+    ctx = iris.DeviceContext.from_tensor(contexts + rank * words, world_size)
+    i = tl.arange(0, BLOCK)
+    x = tl.load(data + rank).to(tl.pointer_type(tl.float32))
+    y = tl.load(out + rank).to(tl.pointer_type(tl.float32))
+    flag = tl.load(flags + rank).to(tl.pointer_type(flag_type))
+    peer = (rank + 1) % world_size
+    if joined:
+        if method:
+            ctx.put_signal(x + i, y + i, flag, 3, peer, op)
+        else:
+            iris.put_signal(x + i, y + i, flag, 3, rank, peer, ctx.heap_bases, op)
+    else:
+        ctx.put(x + i, y + i, peer)
+        if method:
+            ctx.signal(flag, 3, peer, op)
+        else:
+            iris.signal(flag, 3, rank, peer, ctx.heap_bases, op)
+    if method:
+        seen = ctx.wait(flag, 3)
+    else:
+        seen = iris.wait(flag, 3)
+    tl.store(y + i, tl.load(y + i) * 2 + seen.to(tl.float32))
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("method", [False, True], ids=["function", "method"])
+@pytest.mark.parametrize("joined", [False, True], ids=["signal", "put_signal"])
+@pytest.mark.parametrize("op", ["set", "add"])
+def test_data_arrives_before_the_signal(make_world, op, joined, method, flag):
+    world = make_world(4)
+    data = world.tensors(*(torch.full((64,), float(rank)) for rank in range(4)))
+    flags = world.tensors(*(torch.tensor([1], dtype=flag) for _ in range(4)))
+    out = world.zeros(64)
+    types = {torch.int32: tl.int32, torch.int64: tl.int64, torch.uint32: tl.uint32, torch.uint64: tl.uint64}
+    launch(send_and_receive, world, (data, flags, out), op, joined, method, types[flag], BLOCK=64)
+    value = 3 if op == "set" else 4
+    assert [int(f.item()) for f in flags] == [value] * 4
+    for rank in range(4):
+        assert out[rank].tolist() == [(rank - 1) % 4 * 2.0 + value] * 64
+
+
+@triton.jit
+def wait_alone(flag, value, out, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr):
+    tl.store(out, iris.wait(flag, value, cmp, sem, scope))
+
+
+@pytest.mark.parametrize(("cmp", "holds", "fails"), [
+    ("eq", [5], [4, 6]), ("ne", [4, 6], [5]), ("gt", [4], [5, 6]), ("ge", [4, 5], [6]), ("lt", [6], [4, 5]),
+    ("le", [5, 6], [4]),
+])  # fmt: skip
+@pytest.mark.parametrize("flag", FLAGS)
+def test_comparisons(cmp, holds, fails, flag):
+    cpu.enable()
+    word, out = torch.tensor([5], dtype=flag), torch.zeros(1, dtype=flag)
+    for value in holds:
+        out.zero_()
+        wait_alone[(1,)](word, value, out, cmp, "acquire", "sys")
+        assert out.item() == 5
+    with cpu.configured(timeout_s=0.05):
+        for value in fails:
+            with pytest.raises(TimeoutError, match="wait_alone"):
+                wait_alone[(1,)](word, value, out, cmp, "acquire", "sys")
+
+
+def test_unsigned_flags_compare_unsigned():
+    cpu.enable()
+    word, out = torch.tensor([2**32 - 1], dtype=torch.uint32), torch.zeros(1, dtype=torch.uint32)
+    wait_alone[(1,)](word, 7, out, "gt", "relaxed", "gpu")
+    assert out.item() == 2**32 - 1
+
+
+@triton.jit
+def wait_for_all(flags, values, out, n, N: tl.constexpr):
+    if tl.program_id(0) == 0:
+        i = tl.arange(0, N)
+        tl.store(out + i, iris.wait(flags + i, tl.load(values + i), "eq"))
+    else:  # raise the flags one by one, in descending order
+        for i in range(n):
+            tl.atomic_xchg(flags + n - 1 - i, n - i, sem="release", scope="sys")
+
+
+def test_a_block_of_flags_waits_for_the_last_one():
+    cpu.enable()
+    n = 8
+    flags, out = torch.zeros(n, dtype=torch.int64), torch.full((n,), -1, dtype=torch.int64)
+    wait_for_all[(2,)](flags, torch.arange(1, n + 1), out, n, N=n)
+    assert out.tolist() == list(range(1, n + 1))
+
+
+# -- bounded waits ----------------------------------------------------------------------------------------------------
+@triton.jit
+def wait_bounded(flags, out, context, lanes: tl.constexpr, world_size: tl.constexpr):
+    ctx = iris.DeviceContext.from_tensor(context, world_size)
+    pid = tl.program_id(0) + tl.num_programs(0) * (tl.program_id(1) + tl.num_programs(1) * tl.program_id(2))
+    if lanes == 1:
+        seen = ctx.wait(flags, 42)
+        tl.store(out + pid, seen)
+    else:
+        i = tl.arange(0, lanes)
+        seen = ctx.wait(flags + i, i, "eq")
+        tl.store(out + i, seen)
+
+
+def test_a_bounded_wait_reports_and_goes_on(make_world):
+    world = make_world(2)
+    (_, flag), out = world.tensors(*(torch.tensor([7]) for _ in range(2))), torch.zeros(1, dtype=torch.int64)
+    begin = time.monotonic()
+    wait_bounded[(1,)](flag, out, world.context(1, timeout_ns=100_000_000), lanes=1, world_size=2)
+    took = time.monotonic() - begin
+    assert 0.09 < took < 5
+    assert out.item() == 7
+    words = world.status.tolist()
+    assert words[Status.CODE] == 1
+    assert words[Status.RANK] == 1
+    assert words[Status.PROGRAM] == 0
+    assert words[Status.ADDRESS] == flag.data_ptr()
+    assert (words[Status.EXPECTED], words[Status.LAST]) == (42, 7)
+    assert ">= 42" in str(status_error(words))
+
+
+def test_the_first_missing_flag_of_a_block_is_reported(make_world):
+    world = make_world(1)
+    (flags,), out = world.tensors(torch.tensor([0, 1, 9, 3, 8, 5, 6, 7])), torch.zeros(8, dtype=torch.int64)
+    wait_bounded[(1,)](flags, out, world.context(0, timeout_ns=20_000_000), lanes=8, world_size=1)
+    words = world.status.tolist()
+    assert words[Status.ADDRESS] == flags.data_ptr() + 2 * 8
+    assert (words[Status.EXPECTED], words[Status.LAST]) == (2, 9)
+    assert "== 2" in str(status_error(words))
+    assert out.tolist() == flags.tolist()
+
+
+def test_one_report_and_no_second_full_wait(make_world):
+    """After the first timeout the other waits give up early: what they compute is lost anyway."""
+    world = make_world(1)
+    (flag,), out = world.zeros(1, dtype=torch.int64), torch.full((24,), -1, dtype=torch.int64)
+    bound_s = 0.2
+    context = world.context(0, timeout_ns=int(bound_s * 1e9))
+    begin = time.monotonic()
+    wait_bounded[(2, 3, 4)](flag, out, context, lanes=1, world_size=1)
+    first = time.monotonic() - begin
+    assert out.tolist() == [0] * 24
+    assert 0 <= world.status[Status.PROGRAM] < 24
+    begin = time.monotonic()
+    wait_bounded[(1,)](flag, out, context, lanes=1, world_size=1)
+    assert time.monotonic() - begin < bound_s
+    assert first < 24 * bound_s
+    world.status.zero_()
+    begin = time.monotonic()
+    wait_bounded[(1,)](flag, out, context, lanes=1, world_size=1)
+    assert time.monotonic() - begin > 0.9 * bound_s
+
+
+@triton.jit
+def wait_where(flag, status, pids, timeout_ns, x, y, z):
+    here = (tl.program_id(0) == x) & (tl.program_id(1) == y) & (tl.program_id(2) == z)
+    if here:
+        iris.wait(flag, 1, timeout_ns=timeout_ns, status=status, rank=6)
+
+
+def test_program_and_rank_of_the_report(make_world):
+    cpu.enable()
+    flag, status = torch.zeros(1, dtype=torch.int64), torch.zeros(8, dtype=torch.int64)
+    wait_where[(2, 3, 4)](flag, status, flag, 10_000_000, 1, 2, 3)
+    assert status[Status.PROGRAM] == 1 + 2 * (2 + 3 * 3)
+    assert status[Status.RANK] == 6
+
+
+def test_a_bounded_wait_without_status_words_just_returns(make_world):
+    world = make_world(1)
+    (flag,), out = world.tensors(torch.tensor([3])), torch.zeros(1, dtype=torch.int64)
+    context = world.context(0, timeout_ns=10_000_000, reports=False)
+    wait_bounded[(1,)](flag, out, context, lanes=1, world_size=1)
+    assert out.item() == 3
+    assert not world.status.any()
+
+
+# -- barrier ----------------------------------------------------------------------------------------------------------
+@triton.jit
+def meet(
+    data, flags, bad, contexts, words, rounds, start, stride, size, flag_type: tl.constexpr, whole: tl.constexpr,
+    world_size: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Members write a round number to each other between two barriers, and must all see all of them."""
+    rank = tl.program_id(0)
+    ctx = iris.DeviceContext.from_tensor(contexts + rank * words, world_size)
+    mine = tl.load(data + rank).to(tl.pointer_type(tl.int32))
+    own_flags = tl.load(flags + rank).to(tl.pointer_type(flag_type))
+    report = tl.load(bad + rank).to(tl.pointer_type(tl.int32))
+    member = (rank >= start) & ((rank - start) % stride == 0) & ((rank - start) // stride < size)
+    lanes = tl.arange(0, LANES)
+    if member:
+        for r in range(rounds):
+            ctx.store(mine + rank, r + 1, start + lanes % size * stride)
+            if whole:
+                ctx.barrier(own_flags)
+            else:
+                ctx.barrier(own_flags, start, stride, size)
+            seen = tl.load(mine + start + lanes % size * stride, volatile=True)
+            tl.store(report, tl.load(report) + tl.sum((seen != r + 1).to(tl.int32), axis=0))
+            if whole:
+                iris.barrier(own_flags, rank, world_size, ctx.heap_bases)
+            else:
+                iris.barrier(own_flags, rank, world_size, ctx.heap_bases, start, stride, size)
+
+
+def check_meeting(world, flags, flag_type, rounds, start, stride, size):
+    data, bad = world.zeros(world.world_size, dtype=torch.int32), world.zeros(1, dtype=torch.int32)
+    whole = (start, stride, size) == (0, 1, world.world_size)
+    launch(meet, world, (data, flags, bad), rounds, start, stride, size, flag_type, whole, LANES=8)
+    members = range(start, start + stride * size, stride)
+    assert [b.item() for b in bad] == [0] * world.world_size
+    for rank in members:
+        assert [data[rank][m].item() for m in members] == [rounds] * size
+
+
+@pytest.mark.parametrize(("world_size", "group"), [
+    (1, (0, 1, 1)), (2, (0, 1, 2)), (3, (0, 1, 3)), (8, (0, 1, 8)),
+    (4, (1, 1, 3)), (4, (0, 2, 2)), (8, (1, 3, 3)), (4, (3, 1, 1)),
+])  # fmt: skip
+def test_barrier_of_a_group(make_world, world_size, group):
+    world = make_world(world_size)
+    flags = world.zeros(world_size + 1, dtype=torch.int64)
+    for _ in range(2):  # nothing is reset between launches
+        check_meeting(world, flags, tl.int64, 3, *group)
+    members = range(group[0], group[0] + group[1] * group[2], group[1])
+    for rank in range(world_size):
+        # two barriers per round; ranks outside the group are not touched
+        expected = [12 if rank in members and m in members else 0 for m in range(world_size)]
+        assert flags[rank].tolist() == [*expected, 12 if rank in members else 0]
+
+
+def test_barrier_counters_may_wrap_around(make_world):
+    world = make_world(3)
+    start = torch.full((4,), 2**31 - 3, dtype=torch.int32)
+    flags = world.tensors(start, start, start)
+    check_meeting(world, flags, tl.int32, 3, 0, 1, 3)
+    assert flags[1].tolist() == [-(2**31) + 3] * 4
+
+
+@triton.jit
+def meet_in_columns(flags, contexts, words, rounds, world_size: tl.constexpr):
+    """Grid (world_size, programs): program j of a rank meets program j of the others."""
+    rank = tl.program_id(0)
+    ctx = iris.DeviceContext.from_tensor(contexts + rank * words, world_size)
+    own = tl.load(flags + rank).to(tl.pointer_type(tl.int64))
+    for _ in range(rounds):
+        ctx.barrier(own, program=tl.program_id(1))
+
+
+def test_programs_have_barriers_of_their_own(make_world):
+    world = make_world(2)
+    programs = 5
+    flags = world.zeros(programs * 3, dtype=torch.int64)
+    table, contexts = torch.tensor([f.data_ptr() for f in flags]), world.contexts()
+    meet_in_columns[(2, programs)](table, contexts, contexts.shape[1], 4, world_size=2)
+    assert all(f.tolist() == [4] * programs * 3 for f in flags)
+
+
+@triton.jit
+def arrive_alone(flags, context, world_size: tl.constexpr):
+    ctx = iris.DeviceContext.from_tensor(context, world_size)
+    ctx.barrier(flags)
+
+
+def test_barrier_does_not_pass_while_a_rank_is_missing(make_world):
+    world = make_world(2)
+    flags = world.zeros(3, dtype=torch.int64)
+    with cpu.configured(timeout_s=0.05), pytest.raises(TimeoutError, match="arrive_alone"):
+        arrive_alone[(1,)](flags[0], world.context(0), world_size=2)
+    assert flags[1].tolist() == [1, 0, 0]  # rank 0 has announced itself there
+
+
+def test_a_bounded_barrier_names_the_word_of_the_missing_rank(make_world):
+    world = make_world(2)
+    flags = world.zeros(3, dtype=torch.int64)
+    arrive_alone[(1,)](flags[0], world.context(0, timeout_ns=20_000_000), world_size=2)
+    words = world.status.tolist()
+    assert words[Status.ADDRESS] == flags[0].data_ptr() + 8
+    assert (words[Status.EXPECTED], words[Status.LAST]) == (1, 0)
+    assert ">= 1" in str(status_error(words))
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+@triton.jit
+def misuse(flag, bases, what: tl.constexpr):
+    if what == "op":
+        iris.signal(flag, 1, 0, 0, bases, op="sub")
+    elif what == "cmp":
+        iris.wait(flag, 1, cmp="=>")
+    else:
+        iris.wait(flag, 1)
+
+
+@pytest.mark.parametrize(
+    ("what", "dtype", "text"),
+    [
+        ("op", torch.int64, 'op of signal must be "set" or "add"'),
+        ("cmp", torch.int64, "cmp of wait must be"),
+        ("dtype", torch.float32, "flags must be integers of 32 or 64 bits"),
+        ("dtype", torch.int16, "flags must be integers of 32 or 64 bits"),
+    ],
+)
+def test_misuse_is_refused(make_world, what, dtype, text):
+    world = make_world(1)
+    with pytest.raises(Exception, match=text):
+        misuse[(1,)](torch.ones(1, dtype=dtype), world.bases, what)
