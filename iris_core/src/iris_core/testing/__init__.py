@@ -1,10 +1,38 @@
 """What tests of Iris and of its plugins share: a pool of rank processes and the conformance kit.
 
-Needs the extra `iris-core[testing]`.
+Needs the extra `iris-core[testing]`.  Names are loaded on first use: rank processes import this package too, and need
+neither pytest nor the kit.
 """
 
 from __future__ import annotations
 
-from iris_core.testing.pool import RankPool
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["RankPool"]
+if TYPE_CHECKING:
+    from iris_core.testing.conformance.allocator import AllocatorConformance as AllocatorConformance
+    from iris_core.testing.conformance.backend import BackendConformance as BackendConformance
+    from iris_core.testing.conformance.plugin import PluginConformance as PluginConformance
+    from iris_core.testing.conformance.stack import StackConformance as StackConformance
+    from iris_core.testing.pool import RankPool as RankPool
+
+_HOMES = {
+    "AllocatorConformance": "iris_core.testing.conformance.allocator",
+    "BackendConformance": "iris_core.testing.conformance.backend",
+    "PluginConformance": "iris_core.testing.conformance.plugin",
+    "RankPool": "iris_core.testing.pool",
+    "StackConformance": "iris_core.testing.conformance.stack",
+}
+
+__all__ = ["AllocatorConformance", "BackendConformance", "PluginConformance", "RankPool", "StackConformance"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,440 @@
+"""Conformance of allocators: alone, with others in the same process, and with peers in other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from iris_core.errors import HeapClosedError, IrisError
+from iris_core.protocols import Allocator, SupportsDecommit, SupportsImportTensor
+from iris_core.testing.conformance import jobs, oracle
+from iris_core.testing.conformance.plugin import PluginConformance
+from iris_core.testing.conformance.signatures import member_problems
+from iris_core.types import Capability, PluginInfo, PluginKind, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from iris_core.registry import PluginRecord, Registry
+    from iris_core.testing.pool import RankPool
+    from iris_core.types import DeviceTarget
+
+_PAGE = 4096
+
+
+class AllocatorConformance(PluginConformance):
+    """Tests of an allocator.
+
+    A subclass gives two fixtures: `plugin`, and `make_allocator`, a function (nbytes, rank=0, world_size=1) that opens
+    an allocator.  The second one may be left out: then the plugin creates it with default settings.
+
+    Attributes:
+        heap_nbytes: size of the heaps that are tested; room for several granules makes the tests stronger.
+        same_process_peers: whether a second allocator of the same process can map the first one's memory (IPC handles
+            of some drivers cannot); if not, the tests between processes remain.
+        num_cycles: how often an allocator is opened and closed when looking for leaks.
+
+    Example:
+        >>> class TestMine(AllocatorConformance):
+        ...     @pytest.fixture
+        ...     def plugin(self):
+        ...         return my_distribution._plugin.plugin
+        ...     @pytest.fixture
+        ...     def make_allocator(self, target):
+        ...         def make(nbytes, rank=0, world_size=1):
+        ...             return MyAllocator(CreateRequest(target, rank, world_size, nbytes, MySettings()))
+        ...         return make
+    """
+
+    kind = PluginKind.ALLOCATOR
+    heap_nbytes: ClassVar[int] = 8 << 20
+    same_process_peers: ClassVar[bool] = True
+    num_cycles: ClassVar[int] = 100
+
+    # -- fixtures -----------------------------------------------------------------------------------------------------
+    @pytest.fixture(autouse=True)
+    def _quick_collection(self) -> Iterator[None]:
+        """Spare the garbage collector what was there before: the tests call it often."""
+        gc.freeze()
+        yield
+        gc.unfreeze()
+
+    @pytest.fixture
+    def make_allocator(self, registered: tuple[Registry, PluginRecord], target: DeviceTarget) -> Callable[..., Any]:
+        """Opens an allocator: (nbytes, rank=0, world_size=1).  The caller closes it."""
+
+        def make(nbytes: int, rank: int = 0, world_size: int = 1) -> Any:
+            return self.create(registered, target, nbytes, rank, world_size)
+
+        return make
+
+    @pytest.fixture
+    def opened(self, make_allocator: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+        """As `make_allocator`, but closed after the test."""
+        with contextlib.ExitStack() as stack:
+
+            def open_one(nbytes: int, rank: int = 0, world_size: int = 1) -> Any:
+                allocator = make_allocator(nbytes, rank=rank, world_size=world_size)
+                stack.callback(allocator.close)
+                return allocator
+
+            yield open_one
+
+    @pytest.fixture
+    def allocator(self, opened: Callable[..., Any]) -> Any:
+        """One allocator whose whole heap is committed."""
+        allocator = opened(self.heap_nbytes)
+        allocator.commit(0, allocator.nbytes)
+        return allocator
+
+    @pytest.fixture
+    def read(self, target: DeviceTarget) -> Callable[[int, int], bytes]:
+        """Reads (ptr, nbytes) from memory without the allocator."""
+        return lambda ptr, nbytes: oracle.read_bytes(ptr, nbytes, target.torch_device)
+
+    @pytest.fixture
+    def write(self, target: DeviceTarget) -> Callable[[int, bytes], None]:
+        """Writes (ptr, data) to memory without the allocator."""
+        return lambda ptr, data: oracle.write_bytes(ptr, data, target.torch_device)
+
+    # -- static tier --------------------------------------------------------------------------------------------------
+    def test_static_protocol(self, allocator: Any, info: PluginInfo) -> None:
+        """Every member of the protocol is there, called with the protocol's parameter names in their order."""
+        assert member_problems(allocator, Allocator) == []
+        assert allocator.info == info
+
+    def test_static_optional_protocols_match_capabilities(self, allocator: Any, info: PluginInfo) -> None:
+        """What `provides` promises is there in full, and what is there is promised."""
+        optional = {Capability.DECOMMIT: SupportsDecommit, Capability.IMPORT_TENSOR: SupportsImportTensor}
+        for capability, protocol in optional.items():
+            problems = member_problems(allocator, protocol)
+            if capability in info.provides:
+                assert problems == [], f"the plugin promises {capability}"
+            else:
+                assert problems != [], f"the allocator offers {capability}, but PluginInfo.provides does not say so"
+
+    # -- host tier: description ---------------------------------------------------------------------------------------
+    @pytest.mark.parametrize("nbytes", [1, 4095, 4096, 5000, (1 << 20) - 1, (1 << 20) + 1])
+    def test_host_size_and_alignment(self, opened: Callable[..., Any], nbytes: int) -> None:
+        """At least as large as asked for; the base is aligned to a page; the granularity is a power of two."""
+        allocator = opened(nbytes)
+        assert allocator.nbytes >= nbytes
+        assert allocator.base_ptr > 0
+        assert allocator.base_ptr % _PAGE == 0, f"base_ptr {allocator.base_ptr:#x} is not a multiple of {_PAGE}"
+        granularity = allocator.granularity
+        assert granularity > 0
+        assert granularity & (granularity - 1) == 0, f"granularity {granularity} is not a power of two"
+
+    def test_host_description_never_changes(self, allocator: Any) -> None:
+        """Kernels keep the base address, and the sub-allocator keeps the size."""
+        before = allocator.base_ptr, allocator.nbytes, allocator.granularity
+        generation = allocator.generation
+        tensor = allocator.tensor(0, 64, _nothing)
+        allocator.commit(0, allocator.nbytes)
+        allocator.export()
+        assert (allocator.base_ptr, allocator.nbytes, allocator.granularity) == before
+        assert allocator.generation == generation, "nothing was added, so there is nothing new to export"
+        del tensor
+
+    def test_host_heaps_do_not_overlap(self, opened: Callable[..., Any]) -> None:
+        """Two allocators of one process have memory of their own."""
+        one, two = sorted((opened(self.heap_nbytes), opened(self.heap_nbytes)), key=lambda each: each.base_ptr)
+        assert one.base_ptr + one.nbytes <= two.base_ptr
+
+    def test_host_owns_is_exact(self, allocator: Any) -> None:
+        """From the first byte to the last, and not one further."""
+        begin, end = allocator.base_ptr, allocator.base_ptr + allocator.nbytes
+        for inside in (begin, begin + 1, begin + allocator.nbytes // 2, end - 1):
+            assert allocator.owns(inside), f"offset {inside - begin} of {allocator.nbytes}"
+        for outside in (0, begin - 1, end, end + 1):
+            assert not allocator.owns(outside), f"offset {outside - begin} of {allocator.nbytes}"
+
+    def test_host_impossible_size_is_an_error(self, make_allocator: Callable[..., Any]) -> None:
+        """An error of Iris, and nothing is left open."""
+        before = oracle.open_descriptors()
+        with pytest.raises(IrisError):
+            make_allocator(1 << 62)
+        gc.collect()
+        assert oracle.open_descriptors() == before
+
+    # -- host tier: memory --------------------------------------------------------------------------------------------
+    def test_host_tensor_lies_where_it_was_asked_for(self, allocator: Any, target: DeviceTarget) -> None:
+        """1-D uint8 of the length, at base_ptr + offset, on the rank's device."""
+        import torch
+
+        last = allocator.nbytes - 1
+        for offset, nbytes in ((0, 1), (1, 3), (_PAGE - 1, 2), (256, 1000), (last, 1), (0, allocator.nbytes)):
+            tensor = allocator.tensor(offset, nbytes, _nothing)
+            assert tensor.dtype is torch.uint8
+            assert tuple(tensor.shape) == (nbytes,)
+            assert tensor.data_ptr() == allocator.base_ptr + offset
+            assert tensor.device == torch.device(target.torch_device)
+
+    def test_host_tensor_has_a_storage_of_its_own(self, allocator: Any) -> None:
+        """The storage is the range and no more; tensors over the same range do not share one."""
+        tensors = [allocator.tensor(256, 512, _nothing) for _ in range(2)]
+        for tensor in tensors:
+            assert tensor.storage_offset() == 0
+            assert tensor.untyped_storage().nbytes() == 512
+            assert tensor.untyped_storage().data_ptr() == allocator.base_ptr + 256
+        assert tensors[0].untyped_storage()._cdata != tensors[1].untyped_storage()._cdata
+
+    def test_host_tensor_is_the_memory(
+        self, allocator: Any, read: Callable[[int, int], bytes], write: Callable[[int, bytes], None]
+    ) -> None:
+        """What is written through the tensor is there, and what is there is read through it; both ends included."""
+        import torch
+
+        for offset in (0, 4097, allocator.nbytes - 300):
+            tensor = allocator.tensor(offset, 300, _nothing)
+            data = oracle.pattern(300, seed=offset)
+            tensor.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            assert read(allocator.base_ptr + offset, 300) == data
+            data = oracle.pattern(300, seed=offset + 1)
+            write(allocator.base_ptr + offset, data)
+            assert bytes(tensor.cpu().numpy().tobytes()) == data
+
+    def test_host_disjoint_tensors_do_not_touch_each_other(self, allocator: Any) -> None:
+        """Neighbours keep their contents when one is filled."""
+        tensors = [allocator.tensor(256 * i, 256, _nothing) for i in range(4)]
+        for value, tensor in enumerate(tensors, start=1):
+            tensor.fill_(value)
+        tensors[1].fill_(99)
+        assert [sorted(set(tensor.tolist())) for tensor in tensors] == [[1], [99], [3], [4]]
+
+    def test_host_release_is_told_once_after_the_last_view(self, allocator: Any) -> None:
+        """Not when the tensor goes but a view stays; then once, and never again."""
+        import torch
+
+        told: list[int] = []
+        tensor = allocator.tensor(0, 256, lambda: told.append(1))
+        view = tensor.view(torch.float32)[3:5]
+        del tensor
+        gc.collect()
+        assert told == [], "a view of the tensor is still alive"
+        del view
+        gc.collect()
+        assert told == [1]
+        allocator.close()
+        gc.collect()
+        assert told == [1], "told again by close()"
+
+    def test_host_release_is_told_for_each_tensor(self, allocator: Any) -> None:
+        """Tensors on the same range are told apart."""
+        told: list[str] = []
+        one = allocator.tensor(0, 128, lambda: told.append("one"))
+        two = allocator.tensor(0, 128, lambda: told.append("two"))
+        del one
+        gc.collect()
+        assert told == ["one"]
+        del two
+        gc.collect()
+        assert told == ["one", "two"]
+
+    def test_host_commit_is_idempotent(
+        self, opened: Callable[..., Any], read: Callable[[int, int], bytes], write: Callable[[int, bytes], None]
+    ) -> None:
+        """Committing again, also a larger range, keeps the contents."""
+        allocator = opened(self.heap_nbytes)
+        allocator.commit(0, allocator.granularity)
+        write(allocator.base_ptr, b"first")
+        allocator.commit(0, allocator.granularity)
+        allocator.commit(0, allocator.nbytes)
+        assert read(allocator.base_ptr, 5) == b"first"
+        write(allocator.base_ptr + allocator.nbytes - 4, b"last")
+        allocator.commit(0, allocator.nbytes)
+        assert read(allocator.base_ptr, 5) == b"first"
+        assert read(allocator.base_ptr + allocator.nbytes - 4, 4) == b"last"
+
+    def test_host_decommit_gives_memory_back(self, allocator: Any, info: PluginInfo) -> None:
+        """Neighbours keep their contents, the figure falls, and the range can be committed and used again."""
+        if Capability.DECOMMIT not in info.provides:
+            pytest.skip(f"{info.name!r} does not provide {Capability.DECOMMIT}")
+        granule = allocator.granularity
+        if allocator.nbytes < 3 * granule:
+            pytest.skip(f"a heap of {allocator.nbytes} bytes has no three granules of {granule}: set heap_nbytes")
+        tensor = allocator.tensor(0, 3 * granule, _nothing)
+        tensor.fill_(5)
+        before = allocator.committed_bytes
+        assert before >= 3 * granule
+        allocator.decommit(granule, granule)
+        assert allocator.committed_bytes <= before - granule
+        assert set(tensor[:granule].tolist()) | set(tensor[2 * granule :].tolist()) == {5}
+        allocator.commit(granule, granule)
+        tensor[granule : 2 * granule].fill_(6)
+        assert tensor[[granule - 1, granule, 2 * granule - 1, 2 * granule]].tolist() == [5, 6, 6, 5]
+
+    # -- host tier: the end -------------------------------------------------------------------------------------------
+    def test_host_close_is_idempotent(self, make_allocator: Callable[..., Any]) -> None:
+        """Twice is as good as once, with and without a live tensor."""
+        allocator = make_allocator(self.heap_nbytes)
+        allocator.close()
+        allocator.close()
+        allocator = make_allocator(self.heap_nbytes)
+        tensor = allocator.tensor(0, 16, _nothing)
+        allocator.close()
+        allocator.close()
+        del tensor
+        gc.collect()
+        allocator.close()
+
+    def test_host_use_after_close_is_an_error(self, make_allocator: Callable[..., Any], info: PluginInfo) -> None:
+        """HeapClosedError, not a crash and not memory."""
+        allocator = make_allocator(self.heap_nbytes)
+        allocator.close()
+        with pytest.raises(HeapClosedError):
+            allocator.tensor(0, 16, _nothing)
+        with pytest.raises(HeapClosedError):
+            allocator.export()
+        if Capability.DECOMMIT in info.provides:
+            with pytest.raises(HeapClosedError):
+                allocator.decommit(0, allocator.granularity)
+
+    def test_host_tensors_outlive_close(self, pool: RankPool, installed: PluginRecord, target: DeviceTarget) -> None:
+        """A tensor's storage keeps its memory; tried in another process, which may crash."""
+        ((before, after, told),) = pool.run(
+            jobs.outlive_close, 1, installed.qualified_name, target.torch_device, self.heap_nbytes
+        )
+        assert before == oracle.pattern(8192, seed=1)
+        assert after == b"\x07" + before[1:]
+        assert told == 0, "on_release was called although the tensor was alive"
+
+    def test_host_nothing_leaks(self, make_allocator: Callable[..., Any]) -> None:
+        """Opening, using and closing again and again leaves neither descriptors nor mappings."""
+        nbytes = 1 << 20
+
+        def cycle() -> None:
+            one, two = make_allocator(nbytes, 0, 2), make_allocator(nbytes, 1, 2)
+            one.commit(0, one.nbytes)
+            if self.same_process_peers:
+                two.import_peer(0, _received(one.export()))
+            one.tensor(0, 64, _nothing).fill_(1)
+            two.close()
+            one.close()
+
+        cycle()  # what is made once and kept is no leak
+        gc.collect()
+        descriptors, mapped = oracle.open_descriptors(), oracle.mapped_bytes()
+        for _ in range(self.num_cycles):
+            cycle()
+        gc.collect()
+        assert oracle.open_descriptors() == descriptors
+        grown = oracle.mapped_bytes() - mapped
+        assert grown < self.num_cycles * nbytes // 2, f"{grown} more bytes are mapped after {self.num_cycles} cycles"
+
+    # -- peers --------------------------------------------------------------------------------------------------------
+    def test_peers_export_describes_the_whole_heap(self, allocator: Any) -> None:
+        """Segments lie in the heap, do not overlap, and cover what is committed to the last byte."""
+        segments = sorted(allocator.export(), key=lambda segment: segment.offset_bytes)
+        reached = 0
+        for segment in segments:
+            assert isinstance(segment, Segment)
+            assert segment.nbytes > 0
+            assert segment.offset_bytes == reached, "segments overlap or leave a gap"
+            reached += segment.nbytes
+        assert reached == allocator.nbytes
+
+    def test_peers_exported_descriptors_stay_the_allocators(self, allocator: Any) -> None:
+        """Exporting twice gives the same and opens nothing."""
+        first = list(allocator.export())
+        before = oracle.open_descriptors()
+        assert list(allocator.export()) == first
+        assert oracle.open_descriptors() == before
+        for segment in first:
+            if segment.fd is not None:
+                os.fstat(segment.fd)
+
+    def test_peers_see_the_same_bytes(
+        self, opened: Callable[..., Any], read: Callable[[int, int], bytes], write: Callable[[int, bytes], None]
+    ) -> None:
+        """Each peer's bytes appear at the same offset of its mapping, and what is written there arrives."""
+        owners, me = self._neighbours(opened)
+        marks = jobs.place_marks(self.heap_nbytes)
+        for rank, owner in enumerate(owners):
+            for index, offset in enumerate(marks):
+                write(owner.base_ptr + offset, jobs.mark(rank, index))
+        mappings = [me.import_peer(rank, _received(owner.export())) for rank, owner in enumerate(owners)]
+        for rank, (owner, mapping) in enumerate(zip(owners, mappings, strict=True)):
+            assert mapping.rank == rank
+            assert mapping.nbytes == owner.nbytes
+            seen = [read(mapping.base_ptr + offset, 8) for offset in marks]
+            assert seen == [jobs.mark(rank, index) for index in range(len(marks))], f"of rank {rank}"
+            write(mapping.base_ptr + mapping.nbytes - 1, bytes([40 + rank]))
+        for rank, owner in enumerate(owners):
+            assert read(owner.base_ptr + owner.nbytes - 1, 1) == bytes([40 + rank])
+
+    def test_peers_mapping_is_not_owned(self, opened: Callable[..., Any]) -> None:
+        """owns() is about the own heap only."""
+        (owner, _), me = self._neighbours(opened)
+        mapping = me.import_peer(0, _received(owner.export()))
+        for offset in (0, mapping.nbytes // 2, mapping.nbytes - 1):
+            assert not me.owns(mapping.base_ptr + offset)
+        assert me.owns(me.base_ptr)
+
+    def test_peers_import_twice_is_harmless(self, opened: Callable[..., Any]) -> None:
+        """The same mapping again, the base stays, and the second descriptors are closed as the first ones were."""
+        (owner, _), me = self._neighbours(opened)
+        first = me.import_peer(0, _received(owner.export()))
+        before = oracle.open_descriptors()
+        assert me.import_peer(0, _received(owner.export())) == first
+        gc.collect()
+        assert oracle.open_descriptors() == before
+
+    def test_peers_descriptors_are_taken_over(self, opened: Callable[..., Any]) -> None:
+        """import_peer leaves none of the received descriptors to its caller, whether it succeeds or raises."""
+        (owner, _), me = self._neighbours(opened)
+        received = _received(owner.export())
+        me.import_peer(0, received)
+        me.close()
+        gc.collect()
+        still_open = {int(each.split()[0]) for each in oracle.open_descriptors()}
+        assert not still_open & {segment.fd for segment in received}
+
+    def test_peers_nonsense_is_refused(self, opened: Callable[..., Any]) -> None:
+        """Segments of another allocator are an error of Iris, and their descriptors are closed."""
+        me = opened(self.heap_nbytes)
+        before = oracle.open_descriptors()
+        nonsense = [Segment(0, 16, b"nonsense", os.dup(0)), Segment(1 << 40, 16, b"", os.dup(0))]
+        with pytest.raises(IrisError):
+            me.import_peer(1, nonsense)
+        gc.collect()
+        assert oracle.open_descriptors() == before
+
+    def test_peers_in_other_processes(self, pool: RankPool, installed: PluginRecord, target: DeviceTarget) -> None:
+        """Three ranks see each other's bytes at the same offsets, and what they write arrives at the right rank."""
+        device = "cpu" if target.torch_device == "cpu" else "cuda"
+        results = pool.run(jobs.see_peers, 3, installed.qualified_name, device, self.heap_nbytes)
+        num_marks = len(jobs.place_marks(self.heap_nbytes))
+        for rank, (reports, written) in enumerate(results):
+            assert sorted(reports) == [peer for peer in range(3) if peer != rank]
+            for peer, report in reports.items():
+                assert report.nbytes == report.own_nbytes
+                assert not report.owned
+                expected = tuple(jobs.mark(peer, index) for index in range(num_marks))
+                assert report.seen == expected, f"rank {rank} of rank {peer}"
+                assert written[peer] == jobs.mark(peer, rank), f"what rank {peer} wrote to rank {rank}"
+
+    def _neighbours(self, opened: Callable[..., Any]) -> tuple[list[Any], Any]:
+        """Ranks 0 and 1 with committed heaps, and rank 2, which imports them."""
+        if not self.same_process_peers:
+            pytest.skip("same_process_peers is False: this allocator's memory can be mapped by other processes only")
+        owners = [opened(self.heap_nbytes, rank, 3) for rank in range(2)]
+        for owner in owners:
+            owner.commit(0, owner.nbytes)
+        return owners, opened(self.heap_nbytes, 2, 3)
+
+
+def _received(segments: Sequence[Segment]) -> list[Segment]:
+    """Segments as a peer receives them: with descriptors of its own."""
+    return [
+        segment if segment.fd is None else dataclasses.replace(segment, fd=os.dup(segment.fd)) for segment in segments
+    ]
+
+
+def _nothing() -> None:
+    """A release that nobody waits for."""

@@ -1,0 +1,267 @@
+"""Conformance of device backends: what can be said without launching a kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import mmap
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from iris_core.device_context import ContextSpec
+from iris_core.protocols import DeviceBackend
+from iris_core.testing.conformance.plugin import PluginConformance
+from iris_core.testing.conformance.signatures import member_problems, parameter_problems
+from iris_core.types import Block, CompileCase, DeviceTarget, DeviceType, PluginInfo, PluginKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from iris_core.registry import PluginRecord, Registry
+
+_MOVE = "mask other load_cache_modifier store_cache_modifier hint"
+_ATOMIC = "pointer val from_rank to_rank heap_bases | mask sem scope hint"
+
+FUNCTIONS: Mapping[str, str] = {
+    "load": "pointer to_rank from_rank heap_bases | mask other cache_modifier volatile hint",
+    "store": "pointer value from_rank to_rank heap_bases | mask hint cache_modifier",
+    "copy": f"src_ptr dst_ptr from_rank to_rank cur_rank heap_bases | {_MOVE}",
+    "get": f"from_ptr to_ptr from_rank to_rank heap_bases | {_MOVE}",
+    "put": f"from_ptr to_ptr from_rank to_rank heap_bases | {_MOVE}",
+    "atomic_add": _ATOMIC,
+    "atomic_sub": _ATOMIC,
+    "atomic_xchg": _ATOMIC,
+    "atomic_xor": _ATOMIC,
+    "atomic_and": _ATOMIC,
+    "atomic_or": _ATOMIC,
+    "atomic_min": _ATOMIC,
+    "atomic_max": _ATOMIC,
+    "atomic_cas": "pointer cmp val from_rank to_rank heap_bases | sem scope hint",
+    "signal": "pointer value from_rank to_rank heap_bases | op",
+    "put_signal": "from_ptr to_ptr signal_ptr value from_rank to_rank heap_bases | op",
+    "wait": "pointer value | cmp",
+    "barrier": "flags rank world_size heap_bases | rank_start rank_stride group_size",
+}
+"""The device functions and their parameters in the order in which users' kernels pass them; those behind | have
+defaults."""
+
+_ATOMIC_METHOD = "pointer val to_rank | mask sem scope hint"
+
+METHODS: Mapping[str, str] = {
+    "load": "pointer from_rank | mask other cache_modifier volatile hint",
+    "store": "pointer value to_rank | mask cache_modifier hint",
+    "copy": f"src_ptr dst_ptr from_rank to_rank | {_MOVE}",
+    "get": f"from_ptr to_ptr from_rank | {_MOVE}",
+    "put": f"from_ptr to_ptr to_rank | {_MOVE}",
+    "atomic_add": _ATOMIC_METHOD,
+    "atomic_sub": _ATOMIC_METHOD,
+    "atomic_xchg": _ATOMIC_METHOD,
+    "atomic_xor": _ATOMIC_METHOD,
+    "atomic_and": _ATOMIC_METHOD,
+    "atomic_or": _ATOMIC_METHOD,
+    "atomic_min": _ATOMIC_METHOD,
+    "atomic_max": _ATOMIC_METHOD,
+    "atomic_cas": "pointer cmp val to_rank | sem scope hint",
+    "signal": "pointer value to_rank | op",
+    "put_signal": "from_ptr to_ptr signal_ptr value to_rank | op",
+    "wait": "pointer value | cmp",
+    "barrier": "flags | rank_start rank_stride group_size",
+}
+"""The methods of DeviceContext in the same form, without self."""
+
+# Written by hand from the layout on the first page of iris_core.device_context, and not by its encode(): a backend may
+# use encode, and then the two would be wrong together.
+_NO_TRACE = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+_TRACE = [101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117]
+_MAGIC_AND_LAYOUT = 0x4952_4953_0001  # "IRIS", layout 1
+_CONTEXTS = {
+    "alone": (
+        ContextSpec(rank=0, world_size=1, heap_bases=(0x7F00_0000_0000,)),
+        [0, 1, 0x7F00_0000_0000, _MAGIC_AND_LAYOUT, 0, 0, *_NO_TRACE],
+    ),
+    "third-of-four": (
+        ContextSpec(2, 4, (0x7000_0000_0000, 0x1000, 0x7A00_0000_2000, 0x7FFF_FFFF_F000), timeout_ns=5_000_000_000),
+        [
+            2,
+            4,
+            0x7000_0000_0000,
+            0x1000,
+            0x7A00_0000_2000,
+            0x7FFF_FFFF_F000,
+            _MAGIC_AND_LAYOUT,
+            5_000_000_000,
+            0,
+            *_NO_TRACE,
+        ],
+    ),
+    "traced": (
+        ContextSpec(1, 2, (0x10_0000, 0x20_0000), 7, 0x30_0000, trace=tuple(_TRACE)),
+        [1, 2, 0x10_0000, 0x20_0000, _MAGIC_AND_LAYOUT, 7, 0x30_0000, *_TRACE],
+    ),
+}
+
+TARGETS: Mapping[str, DeviceType] = {"sm_90": DeviceType.CUDA, "gfx942": DeviceType.HIP, "gfx950": DeviceType.HIP}
+"""GPU targets for which every compile case must compile."""
+
+
+class OneHeap:
+    """A world of one rank for `attach`: satisfies `iris_core.protocols.MemoryMap`.
+
+    Args:
+        nbytes: size of the heap, which has one live block.
+    """
+
+    rank = 0
+    version = 1
+
+    def __init__(self, nbytes: int = 1 << 16) -> None:
+        self.nbytes = nbytes
+        self._memory = mmap.mmap(-1, nbytes)
+        self.heap_bases = (ctypes.addressof(ctypes.c_char.from_buffer(self._memory)),)
+
+    def live_blocks(self) -> Sequence[Block]:
+        """One block, half of the heap."""
+        return (Block(0, self.nbytes // 2, "conformance kit"),)
+
+    def check_peers(self) -> None:
+        """There are none to lose."""
+
+
+class BackendConformance(PluginConformance):
+    """Tests of a device backend.
+
+    A subclass gives two fixtures: `plugin`, and `compile`, a function (case, target) that compiles one `CompileCase`
+    for "sm_90", "gfx942" or "gfx950" without a GPU and returns the assembly.  Without the second one, the tests that
+    compile are skipped.  Kernels run in `StackConformance`.
+
+    Example:
+        >>> class TestMine(BackendConformance):
+        ...     @pytest.fixture
+        ...     def plugin(self):
+        ...         return my_distribution._plugin.plugin
+        ...     @pytest.fixture
+        ...     def compile(self):
+        ...         return lambda case, target: my_compiler(case.kernel, case.args, case.kwargs, target)
+    """
+
+    kind = PluginKind.BACKEND
+
+    # -- fixtures -----------------------------------------------------------------------------------------------------
+    @pytest.fixture
+    def backend(self, registered: tuple[Registry, PluginRecord], target: DeviceTarget) -> Iterator[Any]:
+        """A backend for one rank, detached after the test."""
+        backend = self.create(registered, target, 1 << 20, 0, 1)
+        yield backend
+        backend.detach()
+
+    @pytest.fixture
+    def compile(self) -> Callable[[CompileCase, str], str]:
+        """Compiles one case for one target and returns the assembly.  To be overridden."""
+        pytest.skip("no fixture `compile`: nothing compiles this backend's kernels without a GPU")
+
+    @pytest.fixture
+    def cases(self, backend: Any) -> Sequence[CompileCase]:
+        """The kernels to compile: all of them, unless a subclass chooses."""
+        cases: Sequence[CompileCase] = backend.compile_cases()
+        return cases
+
+    # -- static tier --------------------------------------------------------------------------------------------------
+    def test_static_protocol(self, backend: Any, info: PluginInfo) -> None:
+        """Every member of the protocol is there, called with the protocol's parameter names in their order."""
+        assert member_problems(backend, DeviceBackend) == []
+        assert backend.info == info
+
+    def test_static_device_functions_exist(self, backend: Any) -> None:
+        """The whole device API, by name."""
+        assert sorted(set(FUNCTIONS) - set(backend.device_api())) == []
+
+    @pytest.mark.parametrize("name", FUNCTIONS)
+    def test_static_device_function(self, backend: Any, name: str) -> None:
+        """Parameters by name and order; what a kernel may leave out has a default."""
+        expected, optional = _names(FUNCTIONS[name])
+        assert parameter_problems(name, backend.device_api()[name], expected, optional) == []
+
+    @pytest.mark.parametrize("name", METHODS)
+    def test_static_device_method(self, backend: Any, name: str) -> None:
+        """The same of DeviceContext's methods."""
+        context = backend.device_api().get("DeviceContext")
+        if context is None:
+            pytest.skip("device_api() has no DeviceContext: this backend has the functional API only")
+        expected, optional = _names(METHODS[name])
+        assert parameter_problems(name, getattr(context, name), ["self", *expected], optional) == []
+
+    # -- host tier ----------------------------------------------------------------------------------------------------
+    @pytest.mark.parametrize("name", _CONTEXTS)
+    def test_host_context_words(self, backend: Any, target: DeviceTarget, name: str) -> None:
+        """The context tensor has the words that kernels decode."""
+        import torch
+
+        spec, words = _CONTEXTS[name]
+        tensor = backend.make_context(dataclasses.replace(spec, device=target.torch_device))
+        assert tensor.dtype is torch.int64
+        assert tensor.device == torch.device(target.torch_device)
+        assert tensor.is_contiguous()
+        assert tensor.tolist() == words
+
+    def test_host_context_refuses_contradictions(self, backend: Any) -> None:
+        """A spec that contradicts itself becomes no context."""
+        for rank, bases in ((0, (4096,)), (2, (4096, 8192)), (-1, (4096, 8192))):
+            with pytest.raises(ValueError, match="rank"):
+                backend.make_context(ContextSpec(rank, 2, bases))
+
+    def test_host_attach_and_detach(self, registered: tuple[Registry, PluginRecord], target: DeviceTarget) -> None:
+        """Detaching twice, or what was never attached, is harmless; contexts follow and overlap each other."""
+        never = self.create(registered, target, 1 << 20, 0, 1)
+        never.detach()
+        one, two = (self.create(registered, target, 1 << 20, 0, 1) for _ in range(2))
+        first, second = OneHeap(), OneHeap()
+        one.attach(first)
+        two.attach(second)
+        one.detach()
+        one.detach()
+        two.detach()
+        again = self.create(registered, target, 1 << 20, 0, 1)
+        again.attach(first)
+        again.detach()
+
+    # -- compile tier -------------------------------------------------------------------------------------------------
+    def test_compile_cases_are_described(self, backend: Any, info: PluginInfo) -> None:
+        """Unique names; expectations that are regular expressions, for every kind of GPU that the backend works on."""
+        cases = backend.compile_cases()
+        gpus = info.devices - {DeviceType.CPU}
+        assert cases or not gpus, f"the backend works on {', '.join(gpus)} but has no compile cases"
+        names = [case.name for case in cases]
+        assert len(set(names)) == len(names)
+        for case in cases:
+            assert isinstance(case, CompileCase)
+            assert set(case.expect) >= gpus, f"{case.name} expects nothing for {', '.join(gpus - set(case.expect))}"
+            for patterns in case.expect.values():
+                assert patterns, f"{case.name} expects nothing"
+                for pattern in patterns:
+                    re.compile(pattern)
+
+    @pytest.mark.parametrize("target_name", TARGETS)
+    def test_compile_cases_compile(
+        self,
+        info: PluginInfo,
+        compile: Callable[[CompileCase, str], str],
+        cases: Sequence[CompileCase],
+        target_name: str,
+    ) -> None:
+        """Every case compiles for the target, and the assembly has what the case expects."""
+        device = TARGETS[target_name]
+        if device not in info.devices:
+            pytest.skip(f"{info.name!r} does not work on {device}")
+        lacking = []
+        for case in cases:
+            assembly = compile(case, target_name)
+            assert assembly.strip(), f"{case.name} for {target_name} compiles to nothing"
+            lacking += [f"{case.name}: {each}" for each in case.expect[device] if not re.search(each, assembly)]
+        assert lacking == [], f"assembly for {target_name} lacks what its cases expect"
+
+
+def _names(parameters: str) -> tuple[list[str], list[str]]:
+    expected, _, optional = parameters.partition("|")
+    return expected.split(), optional.split()

@@ -1,0 +1,247 @@
+"""What the suites run on ranks.  Each job returns bytes that an oracle read; the tests judge them.
+
+A worker that crashes is a failed test and not the end of the test run, so jobs also do what a broken plugin
+could not survive.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iris_core.testing.conformance import oracle
+from iris_core.types import CreateRequest, DeviceTarget, PluginKind
+
+if TYPE_CHECKING:
+    import torch
+
+TIMEOUT_S = 30.0
+_SLOW_S = 0.1  # how long one rank lets the others wait
+
+
+# -- allocators -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class PeerReport:
+    """What one rank saw of one peer's heap.
+
+    Attributes:
+        nbytes: size of the mapping.
+        own_nbytes: size of the peer's heap, as the peer says.
+        owned: whether the rank's allocator says that the mapping is its own memory.
+        seen: bytes at the offsets that the peer has written.
+    """
+
+    nbytes: int
+    own_nbytes: int
+    owned: bool
+    seen: tuple[bytes, ...]
+
+
+def place_marks(nbytes: int) -> tuple[int, ...]:
+    """Return offsets at which a heap is probed: its ends, page ends, and odd places; each has room for 8 bytes."""
+    return (0, 9, 4087, 4096, nbytes // 2 + 1, nbytes - 4096, nbytes - 8)
+
+
+def mark(rank: int, index: int) -> bytes:
+    """Return the 8 bytes that a rank writes at one of its marks."""
+    return oracle.pattern(8, seed=10 * rank + index)
+
+
+def see_peers(name: str, device: str, nbytes: int) -> tuple[dict[int, PeerReport], list[bytes]]:
+    """Write marks into the own heap, look for the peers' in theirs, and write one back into each.
+
+    Returns:
+        One report per peer, and what the peers have written into this rank's heap (by rank; own slot empty).
+    """
+    from iris_core import bootstrap
+
+    world = bootstrap.connect(None, TIMEOUT_S)
+    allocator, target = _create(PluginKind.ALLOCATOR, name, device, nbytes, world.rank, world.world_size)
+    where = target.torch_device
+    try:
+        allocator.commit(0, allocator.nbytes)
+        marks = place_marks(nbytes)
+        for index, offset in enumerate(marks):
+            oracle.write_bytes(allocator.base_ptr + offset, mark(world.rank, index), where)
+        everyone = world.exchange_segments(allocator.export())
+        sizes = [size for (size,) in world.all_gather_ints([allocator.nbytes])]
+        peers = [peer for peer in range(world.world_size) if peer != world.rank]
+        mappings = {peer: allocator.import_peer(peer, everyone[peer]) for peer in peers}
+        reports = {}
+        for peer, mapping in mappings.items():
+            seen = tuple(oracle.read_bytes(mapping.base_ptr + offset, 8, where) for offset in marks)
+            reports[peer] = PeerReport(mapping.nbytes, sizes[peer], allocator.owns(mapping.base_ptr), seen)
+        world.barrier()
+        for peer, mapping in mappings.items():
+            oracle.write_bytes(mapping.base_ptr + 8192 + 8 * world.rank, mark(world.rank, peer), where)
+        world.barrier()
+        written = [oracle.read_bytes(allocator.base_ptr + 8192 + 8 * peer, 8, where) for peer in range(len(sizes))]
+        world.barrier()
+        return reports, written
+    finally:
+        allocator.close()
+        world.close()
+
+
+def outlive_close(name: str, device: str, nbytes: int) -> tuple[bytes, bytes, int]:
+    """Close an allocator with a live tensor; return the tensor's bytes before and after, and releases told so far."""
+    allocator, target = _create(PluginKind.ALLOCATOR, name, device, nbytes, rank=0, world_size=1)
+    allocator.commit(0, allocator.nbytes)
+    told: list[int] = []
+    tensor = allocator.tensor(4096, 8192, lambda: told.append(1))
+    oracle.write_bytes(tensor.data_ptr(), oracle.pattern(8192, seed=1), target.torch_device)
+    before = bytes(tensor.cpu().numpy().tobytes())
+    allocator.close()
+    del allocator
+    gc.collect()
+    tensor[0] = 7  # it can be written, too
+    after = bytes(tensor.cpu().numpy().tobytes())
+    return before, after, len(told)
+
+
+def _create(
+    kind: PluginKind, name: str, device: str, nbytes: int, rank: int, world_size: int
+) -> tuple[Any, DeviceTarget]:
+    from iris_core.api import device_targets
+    from iris_core.registry import Registry
+
+    registry = Registry()
+    record = registry.resolve(kind, name)
+    (target,) = device_targets(device, rank)
+    request = CreateRequest(target, rank, world_size, nbytes, registry.settings_class(record)())
+    return registry.create(record, request), target
+
+
+# -- stacks -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Stack:
+    """What a stack suite is about, as ranks need it.
+
+    Attributes:
+        allocator: name of the allocator.
+        backend: name of the backend.
+        programs: module with the programs (`iris_core.testing.conformance.stack.Programs`).
+        device: "cpu" or "cuda".
+    """
+
+    allocator: str
+    backend: str
+    programs: str
+    device: str
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Contents of a symmetric tensor after a program.
+
+    Attributes:
+        own: this rank's tensor, as plain torch copies it to the host.
+        peers: every rank's tensor, as raw memory at translated addresses shows it to this rank.
+        local: what the program itself found, if it says.
+    """
+
+    own: bytes
+    peers: tuple[bytes, ...]
+    local: bytes = b""
+
+
+def source_data(rank: int, turn: int, numel: int) -> torch.Tensor:
+    """Return int32[numel] that differs between ranks, turns and positions."""
+    import torch
+
+    return torch.arange(1, numel + 1, dtype=torch.int32) + 100_000 * (rank + 1) + 10_000_000 * (turn + 1)
+
+
+def ring(stack: Stack, numel: int, num_turns: int) -> list[Seen]:
+    """Every rank puts data to the next one and signals; the ranks take turns in being slow."""
+    out = []
+    with _open(stack) as ctx:
+        programs = importlib.import_module(stack.programs)
+        dtype = source_data(0, 0, 1).dtype
+        source, target, found = (ctx.zeros(numel, dtype=dtype) for _ in range(3))
+        flag = ctx.zeros(1, dtype=_int64())
+        for turn in range(num_turns):
+            source.copy_(source_data(ctx.cur_rank, turn, numel))
+            _start(ctx, slow=turn % ctx.num_ranks)
+            programs.ring(ctx, source, target, found, flag, turn + 1)
+            out.append(_look(ctx, target, found))
+    return out
+
+
+def all_to_all(stack: Stack, numel: int) -> Seen:
+    """Every rank stores a row of its own to every rank."""
+    import torch
+
+    with _open(stack) as ctx:
+        programs = importlib.import_module(stack.programs)
+        source = ctx.zeros(ctx.num_ranks, numel, dtype=torch.int32)
+        target = ctx.zeros(ctx.num_ranks, numel, dtype=torch.int32)
+        for peer in range(ctx.num_ranks):
+            source[peer].copy_(source_data(ctx.cur_rank, peer, numel))
+        _start(ctx)
+        programs.all_to_all(ctx, source, target)
+        return _look(ctx, target)
+
+
+def add(stack: Stack, num_programs: int) -> Seen:
+    """Programs of every rank add rank + 1 to one counter of every rank, all at once."""
+    with _open(stack) as ctx:
+        programs = importlib.import_module(stack.programs)
+        counter = ctx.zeros(1, dtype=_int64())
+        _start(ctx)
+        programs.add(ctx, counter, num_programs)
+        return _look(ctx, counter)
+
+
+def meet(stack: Stack, num_turns: int) -> list[Seen]:
+    """Every rank writes to all, all meet at the device barrier, and each notes what it has got by then."""
+    out = []
+    with _open(stack) as ctx:
+        programs = importlib.import_module(stack.programs)
+        slots, found = (ctx.zeros(ctx.num_ranks, dtype=_int64()) for _ in range(2))
+        flags = ctx.zeros(ctx.num_ranks + 1, dtype=_int64())
+        for turn in range(num_turns):
+            _start(ctx, slow=turn % ctx.num_ranks)
+            programs.meet(ctx, slots, found, flags, 1000 * (turn + 1) + ctx.cur_rank)
+            out.append(_look(ctx, slots, found))
+    return out
+
+
+def _open(stack: Stack) -> Any:
+    from iris_core import Iris
+
+    return Iris("4MiB", allocator=stack.allocator, backend=stack.backend, device=stack.device)
+
+
+def _start(ctx: Any, slow: int | None = None) -> None:
+    """Let all ranks begin together, except for a slow one: who does not wait for it computes with old data."""
+    ctx.barrier()
+    if ctx.cur_rank == slow:
+        time.sleep(_SLOW_S)
+
+
+def _look(ctx: Any, tensor: torch.Tensor, found: torch.Tensor | None = None) -> Seen:
+    import torch
+
+    if ctx.device != "cpu":
+        torch.cuda.synchronize()
+    ctx.barrier()
+    bases = ctx.heap.heap_bases
+    offset = tensor.data_ptr() - bases[ctx.cur_rank]
+    nbytes = tensor.numel() * tensor.element_size()
+    peers = tuple(oracle.read_bytes(base + offset, nbytes, ctx.device) for base in bases)
+    ctx.barrier()  # nobody goes on while another rank is still looking
+    return Seen(_content(tensor), peers, b"" if found is None else _content(found))
+
+
+def _content(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.cpu().numpy().tobytes())
+
+
+def _int64() -> torch.dtype:
+    import torch
+
+    return torch.int64

@@ -1,0 +1,178 @@
+"""The static tier: what can be said of a plugin without creating anything."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from iris_core.api import device_targets
+from iris_core.errors import PluginError, SettingsError
+from iris_core.hooks import PROVIDER_HOOKS, ProviderHooks
+from iris_core.registry import Registry
+from iris_core.settings import PluginSettings, load_plugin_settings
+from iris_core.testing.pool import RankPool
+from iris_core.types import Availability, CreateRequest, DeviceTarget, DeviceType, PluginInfo, PluginKind
+
+if TYPE_CHECKING:
+    from iris_core.registry import PluginRecord
+
+_IMPORT = """
+import importlib, json, sys
+before = set(sys.modules)
+module, _, path = sys.argv[1].partition(":")
+plugin = importlib.import_module(module)
+for name in path.split("."):
+    plugin = getattr(plugin, name)
+plugin.iris_plugin_info()
+print(json.dumps(sorted({"torch", "triton"} & (set(sys.modules) - before))))
+"""
+
+
+class PluginConformance:
+    """Tests of every provider plugin; the suites of allocators and backends contain it.
+
+    A subclass gives the fixture `plugin`: the object that the entry point names.
+    """
+
+    kind: ClassVar[PluginKind]
+
+    # -- what the subclass gives, and what follows from it ------------------------------------------------------------
+    @pytest.fixture
+    def plugin(self) -> Any:
+        """The plugin object.  To be overridden."""
+        raise NotImplementedError(f"{type(self).__name__} must define the fixture `plugin`: the entry point's object")
+
+    @pytest.fixture
+    def info(self, plugin: Any) -> PluginInfo:
+        """What the plugin says about itself."""
+        info: PluginInfo = plugin.iris_plugin_info()
+        return info
+
+    @pytest.fixture
+    def installed(self, info: PluginInfo) -> PluginRecord:
+        """The plugin's entry point, as users' programs find it."""
+        try:
+            return Registry().resolve(self.kind, info.name)
+        except PluginError as error:
+            pytest.fail(f"{error}; install the distribution, an editable install does: pip install -e .")
+
+    @pytest.fixture
+    def registered(self, plugin: Any) -> tuple[Registry, PluginRecord]:
+        """The plugin alone in a registry, through which the kit calls its hooks."""
+        registry = Registry(search_path=[])
+        return registry, registry.register(self.kind, plugin)
+
+    @pytest.fixture
+    def target(self, info: PluginInfo, registered: tuple[Registry, PluginRecord]) -> DeviceTarget:
+        """A device of this machine that the plugin works on: the CPU if it can, else a GPU."""
+        registry, record = registered
+        reasons = []
+        for candidate in reversed(device_targets(None, rank=0)):  # the CPU first
+            if candidate.type not in info.devices:
+                reasons.append(f"{info.name!r} does not work on {candidate.type}")
+            elif not (answer := registry.probe(record, candidate)):
+                reasons.append(f"{candidate.type}: {answer.reason}")
+            else:
+                return candidate
+        needed = ", ".join(sorted(info.devices))
+        pytest.skip(f"needs a device of type {needed}: {'; '.join(reasons)}")
+
+    @pytest.fixture
+    def pool(self) -> RankPool:
+        """Rank processes; one pool serves all suites of a test run."""
+        return shared_pool()
+
+    # -- static tier --------------------------------------------------------------------------------------------------
+    def test_static_entry_point_names_the_plugin(self, plugin: Any, info: PluginInfo, installed: PluginRecord) -> None:
+        """The installed entry point has the name, the group and the object that were given to the kit."""
+        assert isinstance(info, PluginInfo)
+        assert info.kind is self.kind
+        assert installed.name == info.name
+        assert installed.kind.group == self.kind.group
+        module, _, path = installed.entry_point.partition(":")
+        named = functools.reduce(getattr, path.split("."), importlib.import_module(module))
+        assert named is plugin, f"{installed.entry_point} is another object than the fixture `plugin`"
+        assert Registry().load(installed).info == info
+
+    def test_static_info_is_complete(self, info: PluginInfo) -> None:
+        """A summary for `iris plugins`, and devices to choose by."""
+        assert info.summary == info.summary.strip()
+        assert info.summary
+        assert "\n" not in info.summary
+        assert info.devices
+        assert isinstance(info.priority, int)
+
+    def test_static_import_is_light(self, installed: PluginRecord) -> None:
+        """Listing plugins imports them all, so a plugin's module must import neither torch nor triton."""
+        done = subprocess.run(
+            [sys.executable, "-c", _IMPORT, installed.entry_point],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        assert done.returncode == 0, done.stderr
+        heavy = json.loads(done.stdout.splitlines()[-1])
+        assert not heavy, f"importing {installed.entry_point} imports {', '.join(heavy)}; import them when creating"
+
+    def test_static_hooks_are_valid(self, plugin: Any) -> None:
+        """The registry takes the object: every provider hook, marked, with arguments that the specification has."""
+        record = Registry(search_path=[]).register(self.kind, plugin)
+        assert record.info == plugin.iris_plugin_info()
+        for hook in PROVIDER_HOOKS:
+            offered = list(inspect.signature(getattr(plugin, hook)).parameters)
+            specified = list(inspect.signature(getattr(ProviderHooks, hook)).parameters)[1:]
+            assert set(offered) <= set(specified), f"{hook} takes {offered}; the specification has {specified}"
+
+    def test_static_probe_answers_for_every_device(
+        self, info: PluginInfo, registered: tuple[Registry, PluginRecord]
+    ) -> None:
+        """Always an Availability, twice the same, and a reason with every "no"."""
+        registry, record = registered
+        for device in DeviceType:
+            answer = registry.probe(record, DeviceTarget(device))
+            assert isinstance(answer, Availability)
+            assert answer == registry.probe(record, DeviceTarget(device))
+            assert answer.ok or answer.reason.strip(), f"no reason why {info.name!r} cannot be used on {device}"
+            assert not (answer.ok and answer.reason)
+
+    def test_static_settings_have_defaults_and_descriptions(
+        self, info: PluginInfo, registered: tuple[Registry, PluginRecord]
+    ) -> None:
+        """`iris config` can show every setting, nothing has to be set, and typing errors are errors."""
+        registry, record = registered
+        cls = registry.settings_class(record)
+        assert issubclass(cls, PluginSettings)
+        for name, field in cls.model_fields.items():
+            assert not field.is_required(), f"setting {name} has no default"
+            assert (field.description or "").strip(), f"setting {name} has no docstring below it"
+        settings = cls()
+        assert settings == cls()
+        with pytest.raises(SettingsError, match="no_such_setting"):
+            load_plugin_settings(info.name, cls, {"no_such_setting": 1})
+
+    def create(
+        self, registered: tuple[Registry, PluginRecord], target: DeviceTarget, nbytes: int, rank: int, world_size: int
+    ) -> Any:
+        """Create what the plugin provides, as the core does, with default settings."""
+        registry, record = registered
+        settings = registry.settings_class(record)()
+        return registry.create(record, CreateRequest(target, rank, world_size, nbytes, settings))
+
+
+@functools.cache
+def shared_pool() -> RankPool:
+    """Return the pool of this process; its workers are daemons and end with it."""
+    import atexit
+
+    pool = RankPool(timeout_s=60.0)
+    atexit.register(pool.close)
+    return pool
