@@ -76,7 +76,7 @@ def test_operations_on_blocks(op, dtype):
     assert old.tolist() == [s if k else 0 for s, k in zip(values, even, strict=True)]
 
 
-@pytest.mark.parametrize(("sem", "scope"), itertools.product(SEMS, SCOPES))
+@pytest.mark.parametrize(("sem", "scope"), [*itertools.product(SEMS, SCOPES)])
 def test_all_orders_and_scopes(sem, scope):
     p, old = torch.zeros(8, dtype=torch.int32), torch.zeros(8, dtype=torch.int32)
     rmw_kernel[(1,)](p, torch.ones(8, dtype=torch.int32), old, OP="add", SEM=sem, SCOPE=scope, N=8)

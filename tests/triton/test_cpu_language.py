@@ -124,7 +124,7 @@ def test_boolean_operators_on_blocks_scalars_and_constants():
     out = torch.zeros(34, dtype=torch.int32)
     boolean_kernel[(1,)](out, 2, 6, FLAG=True, B=8)
     i = torch.arange(8)
-    expected = [(i > 2) & (i < 6), (i < 2) | (i > 6), ~(i > 2), (2 < i) & (i < 6)]
+    expected = [(i > 2) & (i < 6), (i < 2) | (i > 6), ~(i > 2), (i > 2) & (i < 6)]
     assert torch.equal(out[:32].view(4, 8), torch.stack(expected).int())
     assert out[32:].tolist() == [7, 8]
 
@@ -428,7 +428,7 @@ def test_errors_point_into_the_kernel_and_name_it():
 
 
 @triton.jit
-def annotated_pointer_kernel(x: tl.pointer_type(tl.int32), out: "*fp32", n: "i64"):  # noqa: F722, UP037
+def annotated_pointer_kernel(x: tl.pointer_type(tl.int32), out: "*fp32", n: "i64"):  # noqa: F722, F821
     tl.store(out, (tl.load(x) + n).to(tl.float32))
 
 

@@ -91,7 +91,9 @@ def test_grids_that_do_not_fit_are_refused(grid, error, message):
 
 def test_tensors_on_different_devices_are_refused():
     meta = torch.zeros(4, device="meta")
-    with pytest.raises(ValueError, match="argument 'out' of kernel 'pair_kernel' is on meta, but other arguments are on"):
+    with pytest.raises(
+        ValueError, match="argument 'out' of kernel 'pair_kernel' is on meta, but other arguments are on"
+    ):
         pair_kernel[(1,)](torch.zeros(4), meta)
 
 
@@ -265,9 +267,7 @@ def timer_kernel(out):
     asm: tl.constexpr = "mov.u64 $0, %globaltimer;"
     block = tl.inline_asm_elementwise(asm, "=l,r", [tl.arange(0, 4)], dtype=tl.int64, is_pure=False, pack=1)
     tl.store(out + pid * 4 + 2, tl.min(block - start, axis=0))
-    a, b = tl.inline_asm_elementwise(
-        "two.results", "=r,=r", [], dtype=(tl.int32, tl.float32), is_pure=False, pack=1
-    )
+    a, b = tl.inline_asm_elementwise("two.results", "=r,=r", [], dtype=(tl.int32, tl.float32), is_pure=False, pack=1)
     tl.store(out + pid * 4 + 3, a + b.to(tl.int32))
 
 

@@ -119,7 +119,7 @@ def test_a_block_counts_with_its_exact_size_and_to_the_last_byte(heap):
 
 def test_before_a_block_and_freed_blocks(heap):
     x = heap.tensor(1, 256, 100)
-    with pytest.raises(OutOfBoundsError, match="begins 8 bytes before block 'x'.*rank 1"):
+    with pytest.raises(OutOfBoundsError, match=r"begins 8 bytes before block 'x'.*rank 1"):
         touch_kernel[(1,)](x, -2, ACCESS="load", N=1)
     touch_kernel[(1,)](heap.tensor(0, 1024, 16), 0, ACCESS="load", N=16)
     heap.free(1024)

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import sys
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.language import core as core
 from triton.language import target_info as target_info
@@ -39,6 +38,11 @@ from triton.runtime.jit import mangle_type as mangle_type
 from triton.tools.tensor_descriptor import TensorDescriptor as TensorDescriptor
 
 from iris_core.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from triton.backends.compiler import GPUTarget
 
 TESTED = ((3, 6), (3, 7), (3, 8), (3, 9))
 """(major, minor) of the Triton releases that the test suite was run with."""
@@ -59,13 +63,16 @@ def version_problem() -> str:
 
 
 try:
-    from triton._C.libtriton import interpreter as native
+    from triton._C.libtriton import interpreter as _interpreter
     from triton._C.libtriton import ir as ir
 except ImportError as error:  # the executor's memory accesses are these functions
     raise UnsupportedError(
         f"this Triton ({triton.__version__}) has no interpreter in its native library, which the CPU executor needs. "
         + version_problem()
     ) from error
+
+native: Any = _interpreter
+"""Loads, stores and atomics on raw addresses."""
 
 # `triton.aggregate` is public from 3.8 on; before, only the language's core has it.
 aggregate = triton.aggregate if hasattr(triton, "aggregate") else core._aggregate
@@ -91,9 +98,9 @@ def launch_option_names() -> frozenset[str]:
 
     names = {"debug", "instrumentation_mode", "maxnreg", "num_warps", "num_ctas", "num_stages"}
     for backend in backends.values():
-        module = inspect.getmodule(backend.compiler)
-        for value in vars(module).values():
-            if isinstance(value, type) and value.__module__ == module.__name__ and value.__name__.endswith("Options"):
+        home = backend.compiler.__module__
+        for value in vars(sys.modules[home]).values():
+            if isinstance(value, type) and value.__module__ == home and value.__name__.endswith("Options"):
                 names.update(getattr(value, "__dataclass_fields__", ()))
     return frozenset(names)
 
@@ -189,9 +196,7 @@ def is_uncached(policy: tuple[Any, ...]) -> bool:
 
 
 # -- atomics ----------------------------------------------------------------------------------------------------------
-NATIVE_OPS = {
-    op: getattr(native.RMW_OP, op.name) for op in InterpreterBuilder.ir_rmw_op_to_interpreter_rmw_op
-}
+NATIVE_OPS = {op: getattr(native.RMW_OP, op.name) for op in InterpreterBuilder.ir_rmw_op_to_interpreter_rmw_op}
 NATIVE_SEMS = dict(InterpreterBuilder.ir_sem_to_interpreter_sem)
 
 

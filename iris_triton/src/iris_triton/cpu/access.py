@@ -36,7 +36,7 @@ class Window:
         if found is None:
             count = (self.end - self.start) // dtype.itemsize
             raw = (ctypes.c_ubyte * (count * dtype.itemsize)).from_address(self.start)
-            found = self._views[dtype] = np.frombuffer(raw, dtype)
+            found = self._views[dtype] = np.frombuffer(memoryview(raw), dtype)
         return found
 
     def indices(self, addresses: Array, itemsize: int) -> Array | None:
@@ -49,7 +49,9 @@ class Window:
         return offsets >> (itemsize.bit_length() - 1)
 
 
-def load(window: Window | None, addresses: Array, mask: Array | None, fill: Array | None, dtype: np.dtype[Any]) -> Array:
+def load(
+    window: Window | None, addresses: Array, mask: Array | None, fill: Array | None, dtype: np.dtype[Any]
+) -> Array:
     """Read elements; lanes that are masked off get `fill`, or 0 without one.
 
     Args:
@@ -73,8 +75,8 @@ def load(window: Window | None, addresses: Array, mask: Array | None, fill: Arra
                 return result
     active = np.ones(shape, np.bool_) if mask is None else mask
     other = np.zeros(shape, dtype) if fill is None else np.broadcast_to(fill, shape)
-    result = _compat.native.load(addresses, active, other, dtype)
-    return result
+    loaded: Array = _compat.native.load(addresses, active, other, dtype)
+    return loaded
 
 
 def store(window: Window | None, addresses: Array, mask: Array | None, data: Array) -> None:

@@ -8,8 +8,7 @@ Lanes that are masked off do nothing and return 0.  `scope` has no meaning on th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton.language as tl
@@ -18,6 +17,9 @@ from numpy.typing import NDArray
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat
 from iris_triton.cpu import numerics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Array = NDArray[Any]
 

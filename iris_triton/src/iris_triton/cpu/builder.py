@@ -10,8 +10,7 @@ floats are rounded after every operation.  Products of tl.dot are accumulated in
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import triton.language as tl
@@ -19,7 +18,6 @@ import triton.language as tl
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat
 from iris_triton.cpu import access, atomics, elementwise, numerics
-from iris_triton.cpu.access import Window
 from iris_triton.cpu.entries import find_assembly
 from iris_triton.cpu.libdevice import call_libdevice
 from iris_triton.cpu.state import current, program_info
@@ -32,6 +30,12 @@ from iris_triton.cpu.values import (
     signless,
     unsigned,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from iris_triton.cpu.access import Window
+
 
 def _constant(dtype: Any, kept: np.dtype[Any]) -> Callable[[Any, Any], Handle]:
     def make(self: Any, value: Any) -> Handle:
@@ -57,12 +61,16 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
         super().__init__()
         # debug: device_assert fires.  sanitize_overflow off: integers wrap, as in a compiled kernel.
         self.options = _compat.InterpreterOptions(debug=True, sanitize_overflow=False)
-        self.codegen_fns = dict(self.codegen_fns)
-        self.codegen_fns["convert_custom_types"] = self._convert_fp8e4b15
+        self.codegen_fns: dict[str, Any] = {
+            "convert_custom_types": self._convert_fp8e4b15,
+            "min_dot_size": lambda left, right: (1, 1, 1),
+        }
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("create_", "get_")) and not name.startswith("get_int_"):
-            raise UnsupportedError(f"the CPU executor does not implement the operation {name.removeprefix('create_')!r}")
+            raise UnsupportedError(
+                f"the CPU executor does not implement the operation {name.removeprefix('create_')!r}"
+            )
         raise AttributeError(name)
 
     @staticmethod
@@ -173,7 +181,13 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
         return self._load(pointers, None, None, tuple(policy), bool(is_volatile))
 
     def create_masked_load(
-        self, pointers: Handle, mask: Any, other: Handle | None, *policy: Any, is_volatile: bool | None = None, **named: Any
+        self,
+        pointers: Handle,
+        mask: Any,
+        other: Handle | None,
+        *policy: Any,
+        is_volatile: bool | None = None,
+        **named: Any,
     ) -> Handle:
         if is_volatile is None:
             *policy, is_volatile = policy  # type: ignore[assignment]
@@ -315,8 +329,8 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
         entry = find_assembly(assembly)
         if entry is None:
             raise UnsupportedError(
-                f"the CPU executor cannot run the inline assembly {assembly.strip()!r}: put it into a jitted function of "
-                "its own and register what the CPU shall do instead with iris_triton.cpu.cpu_entry, or register the "
+                f"the CPU executor cannot run the inline assembly {assembly.strip()!r}: put it into a jitted function "
+                "of its own and register what the CPU shall do instead with iris_triton.cpu.cpu_entry, or register the "
                 "assembly with iris_triton.cpu.cpu_assembly"
             )
         returned = entry(program_info(), *(_operand(handle) for handle in values))

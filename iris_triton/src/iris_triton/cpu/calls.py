@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import builtins
 import functools
-from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton
@@ -26,6 +25,9 @@ from iris_triton.cpu.rewrite import rewrite
 from iris_triton.cpu.semantic import CpuSemantic
 from iris_triton.cpu.state import program_info
 from iris_triton.cpu.values import from_numpy, numpy_dtype, to_numpy, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 _Tensor = tl.tensor
 _MISSING = object()

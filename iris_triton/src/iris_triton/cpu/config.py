@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from iris_core.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,10 @@ def configure(*, bounds_check: bool | None = None, timeout_s: float | None = Non
     global _current
     if timeout_s is not None and not timeout_s > 0:
         raise SettingsError(f"timeout_s of the CPU executor must be positive, got {timeout_s}")
-    changes = {"bounds_check": bounds_check, "timeout_s": timeout_s}
-    _current = replace(_current, **{name: value for name, value in changes.items() if value is not None})
+    if bounds_check is not None:
+        _current = replace(_current, bounds_check=bounds_check)
+    if timeout_s is not None:
+        _current = replace(_current, timeout_s=timeout_s)
     return _current
 
 

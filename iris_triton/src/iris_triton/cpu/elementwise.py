@@ -103,7 +103,7 @@ def _zeros(data: Array) -> Array:
 
 
 def _signs(data: Array) -> Array:
-    return np.where(data < 0, data.dtype.type(-1), data.dtype.type(0))
+    return np.where(data < 0, -1, 0).astype(data.dtype)
 
 
 def _same(data: Array) -> Array:

@@ -35,7 +35,7 @@ class ProgramInfo:
 PREPARED = "_iris_cpu"
 """Attribute in which the executor keeps what it made of a jitted function."""
 
-# Keyed by identity: hashing a jitted function computes its cache key.  The function is kept, so that its id stays taken.
+# Keyed by identity: hashing a jitted function computes its cache key.  The function is kept, so its id stays taken.
 _functions: dict[int, tuple[Any, Callable[..., Any]]] = {}
 _assembly: list[tuple[str, Callable[..., Any]]] = []
 
@@ -44,9 +44,9 @@ def cpu_entry(function: Any) -> Callable[[Entry], Entry]:
     """Register what the CPU executor calls instead of a jitted device function.
 
     The implementation gets a `ProgramInfo` and then the call's arguments: constexprs and None as they are, scalars as
-    numpy scalars, blocks as numpy arrays, pointers as uint64 addresses, bf16 and fp8 values as float32.  What it returns
-    becomes a tensor: the numpy dtype decides the type (bool int1, Python ints the smallest of int32 and int64 that
-    holds them, Python floats float32); None stays None and a tuple becomes a tuple.
+    numpy scalars, blocks as numpy arrays, pointers as uint64 addresses, bf16 and fp8 values as float32.  What it
+    returns becomes a tensor: the numpy dtype decides the type (bool int1, Python ints the smallest of int32 and int64
+    that holds them, Python floats float32); None stays None and a tuple becomes a tuple.
 
     Args:
         function: the jitted function.
@@ -77,9 +77,9 @@ def find_entry(function: Any) -> Callable[..., Any] | None:
 def cpu_assembly(text: str) -> Callable[[Entry], Entry]:
     """Register what the CPU executor does for inline assembly that contains `text`.
 
-    The implementation gets a `ProgramInfo` and the operands, like a `cpu_entry`, and returns one value per result of the
-    assembly (a tuple if there are several); values are cast to the result's type and broadcast to its shape.  What was
-    registered last is asked first.
+    The implementation gets a `ProgramInfo` and the operands, like a `cpu_entry`, and returns one value per result of
+    the assembly (a tuple if there are several); values are cast to the result's type and broadcast to its shape.  What
+    was registered last is asked first.
 
     Args:
         text: part of the assembly string.

@@ -18,7 +18,15 @@ class OutOfBoundsError(DeviceError, IndexError):
     """
 
     def __init__(
-        self, message: str, *, kernel: str, program: tuple[int, int, int], lane: int, access: str, address: int, nbytes: int
+        self,
+        message: str,
+        *,
+        kernel: str,
+        program: tuple[int, int, int],
+        lane: int,
+        access: str,
+        address: int,
+        nbytes: int,
     ) -> None:
         super().__init__(message)
         self.kernel, self.program, self.lane = kernel, program, lane

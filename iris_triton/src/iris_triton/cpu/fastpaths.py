@@ -5,15 +5,17 @@ Each function returns NotImplemented in every other case, and the builtin itself
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton.language as tl
 
-from iris_triton.cpu.builder import CpuBuilder
 from iris_triton.cpu.operators import POINTER, facts_of, unwrap
 from iris_triton.cpu.state import current
 from iris_triton.cpu.values import Array, wrap
+
+if TYPE_CHECKING:
+    from iris_triton.cpu.builder import CpuBuilder
 
 _Tensor = tl.tensor
 

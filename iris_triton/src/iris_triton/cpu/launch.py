@@ -11,8 +11,7 @@ import inspect
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,6 +27,9 @@ from iris_triton.cpu.memory import BoundsChecker
 from iris_triton.cpu.scheduler import Program, Scheduler
 from iris_triton.cpu.state import Launch, current
 from iris_triton.cpu.values import numpy_dtype, signless, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 _switch = threading.Lock()
 _originals: dict[type, Callable[..., Any]] = {}
@@ -164,8 +166,8 @@ class _Plan:
                 bound[name] = value
             elif name not in _option_names():
                 raise TypeError(
-                    f"kernel {kernel!r} has no argument {name!r}, and no compiler has such an option; its arguments are "
-                    + ", ".join(self.names)
+                    f"kernel {kernel!r} has no argument {name!r}, and no compiler has such an option; its arguments "
+                    f"are {', '.join(self.names)}"
                 )
         if len(bound) < len(self.names):
             missing = [name for name in self.names if name not in bound and name not in self.defaults]
@@ -207,7 +209,9 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
     size = _grid_size(kernel, grid, bound)
     storages: list[tuple[int, int, str]] = []
     values = {
-        name: value.value if isinstance(value, tl.constexpr) else value
+        name: value.value
+        if isinstance(value, tl.constexpr)
+        else value
         if name in plan.constexprs
         else _Argument(kernel, name, plan.types[name], name in plan.const, storages, dialect).convert(value)
         for name, value in bound.items()
@@ -295,16 +299,16 @@ class _Argument:
         if isinstance(value, np.generic) and value.dtype.kind in "biuf":
             return self._number(value.item())
         raise TypeError(
-            f"argument {self._name!r} of kernel {self._kernel!r} is a {type(value).__name__}: pass a tensor, a number, None "
-            "or a tuple of these, or annotate the parameter with tl.constexpr if it is a constant"
+            f"argument {self._name!r} of kernel {self._kernel!r} is a {type(value).__name__}: pass a tensor, a number, "
+            "None or a tuple of these, or annotate the parameter with tl.constexpr if it is a constant"
         )
 
     def _pointer(self, value: Any, tensor: Any, type_: Any) -> Any:
         if isinstance(tensor, torch.Tensor):
             if tensor.device.type != "cpu":
                 raise ValueError(
-                    f"argument {self._name!r} of kernel {self._kernel!r} is on {tensor.device}, but other arguments are on "
-                    "the CPU: a launch needs all its tensors on one device"
+                    f"argument {self._name!r} of kernel {self._kernel!r} is on {tensor.device}, but other arguments "
+                    "are on the CPU: a launch needs all its tensors on one device"
                 )
             storage = tensor.untyped_storage()
             self._storages.append((storage.data_ptr(), storage.nbytes(), self._name))
@@ -323,7 +327,9 @@ class _Argument:
                 fitting = ((tl.int32, -(2**31), 2**31), (tl.int64, -(2**63), 2**63), (tl.uint64, 0, 2**64))
                 type_ = next((t for t, low, high in fitting if low <= value < high), None)
                 if type_ is None:
-                    raise ValueError(f"argument {self._name!r} of kernel {self._kernel!r} does not fit 64 bits: {value}")
+                    raise ValueError(
+                        f"argument {self._name!r} of kernel {self._kernel!r} does not fit 64 bits: {value}"
+                    )
         if type_.is_floating():
             return self._dialect.semantic.cast(wrap(np.array([value], np.float64), tl.float64), type_)
         if isinstance(value, float):
@@ -357,7 +363,14 @@ def _check_peers() -> None:
 
 
 def _deadlock(
-    kernel: str, timeout_s: float, checker: BoundsChecker, program: Program, place: Any, value: bytes, waiting: int, unstarted: int
+    kernel: str,
+    timeout_s: float,
+    checker: BoundsChecker,
+    program: Program,
+    place: Any,
+    value: bytes,
+    waiting: int,
+    unstarted: int,
 ) -> DeadlockError:
     several = isinstance(place, bytes)
     address = int(np.frombuffer(place, np.uint64)[0]) if several else int(place)
@@ -366,10 +379,10 @@ def _deadlock(
     ranks = ", ".join(str(heap.rank) for heap in memory.registered_heaps())
     where = f"{len(place) // 8} words, the first at " if several else "the word at "
     message = (
-        f"kernel {kernel!r}, program {program.pid}{f' on rank {ranks}' if ranks else ''}: all programs of the launch have "
-        f"been waiting for {timeout_s:g} s. This one polls {where}{checker.describe(address)}; the last value seen was "
-        f"{last:#x} ({int.from_bytes(value[:size], 'little', signed=True)} as a signed integer). "
-        f"{waiting} other programs wait, {unstarted} have not started. Look for who should have written there, or raise "
-        "timeout_s of the CPU executor."
+        f"kernel {kernel!r}, program {program.pid}{f' on rank {ranks}' if ranks else ''}: all programs of the launch "
+        f"have been waiting for {timeout_s:g} s. This one polls {where}{checker.describe(address)}; the last value "
+        f"seen was {last:#x} ({int.from_bytes(value[:size], 'little', signed=True)} as a signed integer). "
+        f"{waiting} other programs wait, {unstarted} have not started. Look for who should have written there, or "
+        "raise timeout_s of the CPU executor."
     )
     return DeadlockError(message, kernel=kernel, program=program.pid, address=address, last_value=last)

@@ -6,8 +6,7 @@ numpy keeps the precision of its argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +14,9 @@ from numpy.typing import NDArray
 
 from iris_core.errors import UnsupportedError
 from iris_triton.cpu import numerics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Array = NDArray[Any]
 
@@ -24,7 +26,9 @@ def _torch(function: Callable[..., torch.Tensor]) -> Callable[..., Array]:
 
     def call(*arguments: Array) -> Array:
         kept = arguments[0].dtype
-        wide = [torch.from_numpy(np.ascontiguousarray(a, np.float32 if kept == np.float16 else None)) for a in arguments]
+        wide = [
+            torch.from_numpy(np.ascontiguousarray(a, np.float32 if kept == np.float16 else None)) for a in arguments
+        ]
         result: Array = function(*wide).numpy().astype(kept, copy=False)
         return result
 
@@ -62,10 +66,11 @@ def _mulhi(a: Array, b: Array) -> Array:
 _FUNCTIONS: dict[str, Callable[..., Array]] = {
     **{
         name: getattr(np, name)
-        for name in (
-            "cos cosh ceil exp exp2 expm1 floor hypot log log10 log1p log2 rint sin sinh sqrt tan tanh trunc cbrt "
-            "copysign fmax fmin fmod ldexp nextafter isnan signbit"
-        ).split()
+        for name in [
+            *("cos", "cosh", "sin", "sinh", "tan", "tanh", "exp", "exp2", "expm1", "log", "log10", "log1p", "log2"),
+            *("ceil", "floor", "rint", "trunc", "sqrt", "cbrt", "hypot", "copysign", "fmax", "fmin", "fmod", "ldexp"),
+            *("nextafter", "isnan", "signbit"),
+        ]
     },
     "abs": np.abs,
     "fabs": np.abs,
@@ -130,7 +135,10 @@ _FUNCTIONS: dict[str, Callable[..., Array]] = {
     "y0": _torch(torch.special.bessel_y0),
     "y1": _torch(torch.special.bessel_y1),
 }
-_FUNCTIONS |= {f"fast_{name}": _FUNCTIONS[name] for name in ("cos", "exp", "exp10", "log", "log10", "log2", "sin", "tan", "pow", "tanh")}
+_FUNCTIONS |= {
+    f"fast_{name}": _FUNCTIONS[name]
+    for name in ("cos", "exp", "exp10", "log", "log10", "log2", "sin", "tan", "pow", "tanh")
+}
 _FUNCTIONS["fast_fdivide"] = np.divide
 for _name, _op in {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}.items():
     for _prefix in ("", "f", "d"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,8 @@ from iris_triton.cpu.access import Window
 from iris_triton.cpu.errors import OutOfBoundsError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from iris_core.protocols import MemoryMap
 
 Array = NDArray[Any]
@@ -108,7 +109,9 @@ class Regions:
     def __init__(self, heaps: Sequence[MemoryMap], extra: Sequence[tuple[int, int, str]]) -> None:
         self.heap_ranges = [(base, base + heap.nbytes) for heap in heaps for base in heap.heap_bases]
         self.extra = [Region(start, nbytes, label) for start, nbytes, label in extra]
-        starts, sizes, source, index = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)], [], []
+        starts, sizes = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
+        source: list[int] = []
+        index: list[int] = []
         self._sources: list[tuple[int, Sequence[Any]]] = []
         for heap in heaps:
             blocks = [block for block in heap.live_blocks() if block.nbytes > 0]

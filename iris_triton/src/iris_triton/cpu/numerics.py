@@ -61,7 +61,8 @@ def int_div(left: Array, right: Array) -> Array:
     quotient = np.floor_divide(left, right)
     # Floor division is one too low where the signs differ and a remainder is left.
     inexact = ((left < 0) != (right < 0)) & (quotient * right != left) & (right != 0)
-    return np.add(quotient, inexact, dtype=left.dtype)
+    result: Array = np.add(quotient, inexact, dtype=left.dtype)
+    return result
 
 
 def int_rem(left: Array, right: Array) -> Array:
@@ -78,12 +79,14 @@ def umulhi(left: Array, right: Array) -> Array:
     a, b = np.ascontiguousarray(a).view(unsigned), np.ascontiguousarray(b).view(unsigned)
     if bits < 64:
         wide = np.dtype(f"u{dtype.itemsize * 2}")
-        return ((a.astype(wide) * b.astype(wide)) >> wide.type(bits)).astype(unsigned).view(dtype)
+        high: Array = ((a.astype(wide) * b.astype(wide)) >> wide.type(bits)).astype(unsigned)
+        return high.view(dtype)
     low_mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     a0, a1, b0, b1 = a & low_mask, a >> half, b & low_mask, b >> half
     middle = a1 * b0 + ((a0 * b0) >> half)
     carry = a0 * b1 + (middle & low_mask)
-    return (a1 * b1 + (middle >> half) + (carry >> half)).view(dtype)
+    high = a1 * b1 + (middle >> half) + (carry >> half)
+    return high.view(dtype)
 
 
 def fma(x: Array, y: Array, z: Array) -> Array:

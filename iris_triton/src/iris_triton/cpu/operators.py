@@ -7,8 +7,7 @@ computed here at once, which is several times faster; tests hold both ways again
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton.language as tl
@@ -17,6 +16,9 @@ from iris_triton import _compat
 from iris_triton.cpu import numerics
 from iris_triton.cpu.semantic import AmbiguousConditionError, CpuSemantic
 from iris_triton.cpu.values import Array, element_nbytes, numpy_dtype, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _Tensor = tl.tensor
 _constexpr = tl.constexpr

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Mapping
 from types import CellType, CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from iris_triton import _compat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 _PREFIX = "_iris_"
 
@@ -159,12 +161,20 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
         node.decorator_list, node.returns = [], None
-        for argument in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]:
+        for argument in [
+            *node.args.posonlyargs,
+            *node.args.args,
+            *node.args.kwonlyargs,
+            node.args.vararg,
+            node.args.kwarg,
+        ]:
             if argument is not None:
                 argument.annotation = None
         # Default values are those of the original function; here they only say which parameters have one.
         node.args.defaults = [ast.copy_location(ast.Constant(None), node) for _ in node.args.defaults]
-        node.args.kw_defaults = [default and ast.copy_location(ast.Constant(None), node) for default in node.args.kw_defaults]
+        node.args.kw_defaults = [
+            default and ast.copy_location(ast.Constant(None), node) for default in node.args.kw_defaults
+        ]
         node.body = [self.visit(statement) for statement in node.body]
         return node
 
@@ -203,13 +213,9 @@ def rewrite(function: Any, helpers: Mapping[str, Callable[..., Any]]) -> Functio
     _Rewriter(module).visit(definition)
     name, definition.name = definition.name, _PREFIX + "body"  # else a recursive call would find the enclosing scope
     names = [*(_PREFIX + name for name in helpers), *closure]
-    scope = ast.FunctionDef(
-        name=_PREFIX + "scope",
-        args=ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, []),
-        body=[definition],
-        decorator_list=[],
-        type_params=[],
-    )
+    scope = ast.parse(f"def {_PREFIX}scope({', '.join(names)}): pass").body[0]
+    assert isinstance(scope, ast.FunctionDef)
+    scope.body = [definition]
     whole = ast.fix_missing_locations(ast.Module([scope], []))
     ast.increment_lineno(whole, _compat.definition_line(function) - 1)
     code = compile(whole, inspect.getsourcefile(original) or original.__code__.co_filename, "exec")

@@ -1,9 +1,10 @@
 """Runs the programs of one launch, one at a time, and switches when a program waits.
 
-A program *observes* memory when it executes an atomic or a volatile load.  Seeing the same value at the same place again
-means that it is waiting (spinning).  It then hands the baton on: to a program that has not started, else to the one
-that has waited longest.  When every program of the launch waits, the thread sleeps between polls so that other ranks
-get the processor, and the time spent so is counted; a long computation elsewhere is not waiting and does not count.
+A program *observes* memory when it executes an atomic or a volatile load.  Seeing the same value at the same place
+again means that it is waiting (spinning).  It then hands the baton on: to a program that has not started, else to the
+one that has waited longest.  When every program of the launch waits, the thread sleeps between polls so that other
+ranks get the processor, and the time spent so is counted; a long computation elsewhere is not waiting and does not
+count.
 
 Programs start in the order of a GPU's linear block index: x fastest, then y, then z.  They run on the launching thread;
 another thread is taken from the pool only when a program waits while others have not started.
@@ -101,7 +102,7 @@ class Scheduler:
         try:
             self._work()
             self._all_left.wait()
-        except BaseException as error:  # KeyboardInterrupt while another thread has the baton
+        except BaseException as error:  # noqa: BLE001 - KeyboardInterrupt while another thread has the baton
             self._fail(error)
             self._all_left.wait()
         if self.error is not None:

@@ -1,8 +1,8 @@
 """Triton's semantic layer with the parts replaced that only make sense for a compiler: regions and hints.
 
 A reduction's or scan's combine function is compiled for scalars.  Here it runs on whole arrays: its arguments are
-tensors of scalar type whose arrays have many elements, one per independent combination.  A combine function that branches
-on its arguments cannot be run so; it is then run element by element.
+tensors of scalar type whose arrays have many elements, one per independent combination.  A combine function that
+branches on its arguments cannot be run so; it is then run element by element.
 """
 
 from __future__ import annotations
@@ -135,7 +135,9 @@ class CpuSemantic(_compat.TritonSemantic):  # type: ignore[misc]
             types = [result.type for result in results][::pack]
             columns.append([result.handle.data for result in results])
         return tuple(
-            _as_tensor(np.concatenate([part for row in columns for part in row[k * pack : (k + 1) * pack]]), type_, shape)
+            _as_tensor(
+                np.concatenate([part for row in columns for part in row[k * pack : (k + 1) * pack]]), type_, shape
+            )
             for k, type_ in enumerate(types)
         )
 
@@ -203,7 +205,11 @@ def _known_reduction(function: Any, inputs: Any, axis: int) -> list[Array] | Non
 
 def _known_scan(function: Any, inputs: Any) -> np.ufunc | None:
     scalar = inputs[0].type.scalar
-    if scalar == tl.bfloat16 or scalar.primitive_bitwidth < 8 or (scalar.is_floating() and scalar.primitive_bitwidth == 8):
+    if (
+        scalar == tl.bfloat16
+        or scalar.primitive_bitwidth < 8
+        or (scalar.is_floating() and scalar.primitive_bitwidth == 8)
+    ):
         return None
     if _is(function, _SUM):
         return np.add

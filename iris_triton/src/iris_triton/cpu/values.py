@@ -57,13 +57,13 @@ _TRITON = {
     np.dtype(np.float64): tl.float64,
 }
 
-UNSIGNED = {
+_UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {
     np.dtype(np.int8): np.dtype(np.uint8),
     np.dtype(np.int16): np.dtype(np.uint16),
     np.dtype(np.int32): np.dtype(np.uint32),
     np.dtype(np.int64): np.dtype(np.uint64),
 }
-_SIGNED = {unsigned: signed for signed, unsigned in UNSIGNED.items()}
+_SIGNED: dict[np.dtype[Any], np.dtype[Any]] = {unsigned: signed for signed, unsigned in _UNSIGNED.items()}
 
 
 class Handle:
@@ -108,7 +108,7 @@ def element_nbytes(ir_type: Any) -> int:
 
 def unsigned(data: Array) -> Array:
     """The same bits, read as unsigned."""
-    target = UNSIGNED.get(data.dtype)
+    target = _UNSIGNED.get(data.dtype)
     return data if target is None else data.view(target)
 
 
