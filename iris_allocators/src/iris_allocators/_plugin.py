@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from iris_core.types import Availability, Capability, DeviceType, PluginInfo, Pl
 
 if TYPE_CHECKING:
     from iris_allocators.host import HostAllocator
+    from iris_allocators.torch_pool import TorchAllocator
     from iris_core.settings import PluginSettings
     from iris_core.types import CreateRequest, DeviceTarget
 
@@ -22,6 +24,16 @@ HOST_INFO = PluginInfo(
     provides=frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS, Capability.DECOMMIT}),
 )
 """What the "host" allocator says about itself."""
+
+TORCH_INFO = PluginInfo(
+    name="torch",
+    kind=PluginKind.ALLOCATOR,
+    summary="one block of torch's caching allocator, mapped into peers by CUDA IPC",
+    devices=frozenset({DeviceType.CUDA}),
+    provides=frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS}),
+    priority=10,
+)
+"""What the "torch" allocator says about itself."""
 
 
 class HostPlugin:
@@ -56,4 +68,37 @@ class HostPlugin:
         return HostAllocator(request)
 
 
+class TorchPlugin:
+    """Provides the "torch" allocator."""
+
+    @hookimpl
+    def iris_plugin_info(self) -> PluginInfo:
+        """Describe the allocator."""
+        return TORCH_INFO
+
+    @hookimpl
+    def iris_plugin_settings(self) -> type[PluginSettings]:
+        """Return `TorchSettings`."""
+        from iris_allocators.settings import TorchSettings
+
+        return TorchSettings
+
+    @hookimpl
+    def iris_plugin_probe(self, target: DeviceTarget) -> Availability:
+        """Say whether `target` is an NVIDIA GPU and its driver can be called."""
+        if target.type is not DeviceType.CUDA:
+            return Availability.no(f"it shares memory of NVIDIA GPUs, not of {target.type}")
+        if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
+            return Availability.no("cuda-bindings is not installed; torch's CUDA wheels bring it")
+        return Availability.yes()
+
+    @hookimpl
+    def iris_plugin_create(self, request: CreateRequest) -> TorchAllocator:
+        """Create one rank's allocator."""
+        from iris_allocators.torch_pool import TorchAllocator
+
+        return TorchAllocator(request)
+
+
 host = HostPlugin()
+torch_pool = TorchPlugin()

@@ -10,3 +10,7 @@ class HostSettings(PluginSettings):
 
     huge_pages: bool = False
     """Ask the kernel to back the heap with transparent huge pages (madvise)."""
+
+
+class TorchSettings(PluginSettings):
+    """Settings of the "torch" allocator: it has none."""
