@@ -126,21 +126,22 @@ def after(op: str, old: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     }[op]()
 
 
-def run_atomic(op: str) -> list[str]:
+def run_atomic(op: str, device: str = "cpu") -> list[str]:
     """Try an atomic in all dtypes, masks, sems, scopes and both forms; return what went wrong."""
     problems = []
-    with Iris("4MiB", device="cpu") as ctx:
+    with Iris("4MiB", device=device) as ctx:
         rank, world = ctx.cur_rank, ctx.num_ranks
         peer, pred = (rank + 1) % world, (rank - 1) % world
         for dtype in LEGAL[op]:
             cells = ctx.empty(LANES, dtype=dtype)
-            operands = operand(rank, dtype)
+            operands = operand(rank, dtype).to(ctx.device)
             for form, masked, sem, scope in variants(op):
                 cells.copy_(before(rank, dtype))
                 old = torch.full((LANES,), -7, dtype=dtype)
                 if op == "cas":  # half of the comparisons succeed
                     old = torch.where(torch.arange(LANES) % 2 == 0, before(peer, dtype), before(peer, dtype) + 1)
                 compare = old.clone()
+                old = old.to(ctx.device)
                 ctx.barrier()
                 atomic[(1,)](
                     op, form, cells, operands, old, ctx.get_heap_bases(), ctx.get_device_context(), rank, world,
@@ -158,9 +159,9 @@ def run_atomic(op: str) -> list[str]:
                     cells_wanted[NUMEL:] = base[NUMEL:]
                     old_wanted[NUMEL:] = compare[NUMEL:]
                 what = f"rank {rank}: atomic_{op} {form} {dtype} masked={masked} sem={sem} scope={scope}"
-                if not torch.equal(cells, cells_wanted):
+                if not torch.equal(cells.cpu(), cells_wanted):
                     problems.append(f"{what}: cells {cells.tolist()} instead of {cells_wanted.tolist()}")
-                if not torch.equal(old, old_wanted):
+                if not torch.equal(old.cpu(), old_wanted):
                     problems.append(f"{what}: returned {old.tolist()} instead of {old_wanted.tolist()}")
                 ctx.barrier()
     return problems
@@ -175,10 +176,10 @@ def variants(op: str):
             yield "object", op != "cas", sem, scope
 
 
-def run_contention(dtype_name: str, rounds: int, programs: int) -> tuple[list[float], int]:
+def run_contention(dtype_name: str, rounds: int, programs: int, device: str = "cpu") -> tuple[list[float], int]:
     """All ranks hammer the same cells, then take turns under a lock."""
     dtype = getattr(torch, dtype_name)
-    with Iris("4MiB", device="cpu") as ctx:
+    with Iris("4MiB", device=device) as ctx:
         cells = ctx.zeros(2, dtype=dtype)
         lock, counter = ctx.zeros(1, dtype=torch.int32), ctx.zeros(1, dtype=torch.int32)
         ctx.barrier()

@@ -71,10 +71,10 @@ def values(rank: int, dtype: torch.dtype) -> torch.Tensor:
     return ((torch.arange(4 * BLOCK) * 7 + rank * 31) % 120 - 60).to(dtype)
 
 
-def run_rma(op: str, cache_modifiers: bool) -> list[str]:
+def run_rma(op: str, cache_modifiers: bool, device: str = "cpu") -> list[str]:
     """Try an operation in all dtypes, masks, hints and both forms; return what went wrong."""
     problems = []
-    with Iris("8MiB", device="cpu") as ctx:
+    with Iris("8MiB", device=device) as ctx:
         rank, world = ctx.cur_rank, ctx.num_ranks
         peer, far = (rank + (world + 1) // 2) % world, (rank + 1) % world
         writer = {"store": (rank - (world + 1) // 2) % world, "put": (rank - (world + 1) // 2) % world}
@@ -82,7 +82,7 @@ def run_rma(op: str, cache_modifiers: bool) -> list[str]:
             x = ctx.empty(4 * BLOCK, dtype=dtype)
             x.copy_(values(rank, dtype))
             y = ctx.empty(4 * BLOCK, dtype=dtype)
-            out = torch.empty(4 * BLOCK, dtype=dtype)
+            out = torch.empty(4 * BLOCK, dtype=dtype, device=ctx.device)
             for form in ("functional", "object"):
                 for masked, hint, caches in variants(cache_modifiers):
                     y.fill_(-3)
@@ -101,7 +101,7 @@ def run_rma(op: str, cache_modifiers: bool) -> list[str]:
                         expected = values(writer[op], dtype)
                     if masked:
                         expected[NUMEL:] = 7 if op == "load" else -3
-                    found = out if op == "load" else y
+                    found = (out if op == "load" else y).cpu()
                     if not torch.equal(found, expected):
                         wrong = int((found != expected).sum())
                         problems.append(

@@ -85,18 +85,18 @@ def wait_for_nothing(flag, context, rank: tl.constexpr, world: tl.constexpr):
     ctx.wait(flag, 42)
 
 
-def run_ring(form: str, rounds: int) -> list[int]:
-    with Iris("4MiB", device="cpu") as ctx:
+def run_ring(form: str, rounds: int, device: str = "cpu") -> list[int]:
+    with Iris("4MiB", device=device) as ctx:
         data, flag = ctx.zeros(BLOCK, dtype=torch.int32), ctx.zeros(1, dtype=torch.int64)
-        out = torch.zeros(BLOCK, dtype=torch.int32)
+        out = torch.zeros(BLOCK, dtype=torch.int32, device=ctx.device)
         ctx.barrier()
         ring[(1,)](data, flag, out, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks, rounds, form, BLOCK=BLOCK)
         ctx.barrier()
         return sorted(set(out.tolist()))
 
 
-def run_count(dtype_name: str, rounds: int) -> int:
-    with Iris("4MiB", device="cpu") as ctx:
+def run_count(dtype_name: str, rounds: int, device: str = "cpu") -> int:
+    with Iris("4MiB", device=device) as ctx:
         flag = ctx.zeros(1, dtype=getattr(torch, dtype_name))
         ctx.barrier()
         count_signals[(1,)](flag, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks, rounds)
@@ -104,12 +104,12 @@ def run_count(dtype_name: str, rounds: int) -> int:
         return flag.item()
 
 
-def run_barrier(start: int, stride: int, size: int, rounds: int, launches: int) -> int:
+def run_barrier(start: int, stride: int, size: int, rounds: int, launches: int, device: str = "cpu") -> int:
     """Return the first round that saw a stale slot, 0 if none did."""
-    with Iris("4MiB", device="cpu") as ctx:
+    with Iris("4MiB", device=device) as ctx:
         rank, world = ctx.cur_rank, ctx.num_ranks
         flags = ctx.zeros(world + 1, dtype=torch.int64)
-        data, bad = ctx.zeros(world, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+        data, bad = ctx.zeros(world, dtype=torch.int32), torch.zeros(1, dtype=torch.int32, device=ctx.device)
         ctx.barrier()
         for _ in range(launches):  # no reset of the flags in between
             if rank in range(start, start + stride * size, stride):
@@ -118,11 +118,11 @@ def run_barrier(start: int, stride: int, size: int, rounds: int, launches: int) 
         return bad.item()
 
 
-def run_timeout() -> tuple[str, bool]:
+def run_timeout(device: str = "cpu") -> tuple[str, bool]:
     """Rank 1 waits for a signal that never comes; returns its error and whether the context works afterwards."""
     os.environ["IRIS_DEVICE_TIMEOUT"] = "0.3"
     try:
-        with Iris("4MiB", device="cpu") as ctx:
+        with Iris("4MiB", device=device) as ctx:
             flag = ctx.zeros(1, dtype=torch.int64)
             ctx.barrier()
             begin = time.monotonic()

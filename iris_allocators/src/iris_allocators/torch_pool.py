@@ -1,8 +1,8 @@
 """The "torch" allocator: a symmetric heap in one block of torch's caching allocator, mapped into peers by IPC handles.
 
 The whole heap is one tensor, so opening costs one allocation and one handle per peer, and the memory shows up in
-torch's own statistics.  torch's expandable segments cannot be shared by IPC handle; where they are on, they are switched
-off for this one allocation.
+torch's own statistics.  torch's expandable segments cannot be shared by IPC handle; where they are on, they are
+switched off for this one allocation.
 """
 
 from __future__ import annotations
