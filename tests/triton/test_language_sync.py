@@ -317,6 +317,8 @@ def misuse(flag, bases, what: tl.constexpr):
         iris.signal(flag, 1, 0, 0, bases, op="sub")
     elif what == "cmp":
         iris.wait(flag, 1, cmp="=>")
+    elif what == "barrier":
+        iris.barrier(flag, 0, 1, bases)
     else:
         iris.wait(flag, 1)
 
@@ -326,6 +328,8 @@ def misuse(flag, bases, what: tl.constexpr):
     [
         ("op", torch.int64, 'op of signal must be "set" or "add"'),
         ("cmp", torch.int64, "cmp of wait must be"),
+        ("barrier", torch.uint32, "flags of a barrier must be int32 or int64"),
+        ("barrier", torch.float64, "flags of a barrier must be int32 or int64"),
         ("dtype", torch.float32, "flags must be integers of 32 or 64 bits"),
         ("dtype", torch.int16, "flags must be integers of 32 or 64 bits"),
     ],

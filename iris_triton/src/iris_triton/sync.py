@@ -143,6 +143,11 @@ def _comparison_index(cmp):
     return names.index("ge" if cmp == "reached" else cmp)
 
 
+@triton.constexpr_function
+def _is_counter(element_type):
+    return element_type.is_int_signed() and element_type.primitive_bitwidth >= 32
+
+
 @triton.jit
 def _holds(seen, expected, cmp: tl.constexpr):
     if cmp == "eq":
@@ -345,6 +350,7 @@ def barrier(
         program: index of the caller's words in flags, where several programs have a barrier each.
         timeout_ns, status: as in `wait`.
     """
+    tl.static_assert(_is_counter(flags.dtype.element_ty), "flags of a barrier must be int32 or int64")
     lanes = tl.arange(0, triton.next_power_of_2(world_size))
     if group_size is None:
         size = world_size
