@@ -8,7 +8,7 @@ import pytest
 import triton.language as tl
 
 from iris_triton.cpu.calls import triton_dialect
-from iris_triton.cpu.operators import facts_of
+from iris_triton.cpu.typefacts import facts_of
 from iris_triton.cpu.values import numpy_dtype, wrap
 
 DIALECT = triton_dialect()

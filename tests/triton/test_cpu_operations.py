@@ -405,6 +405,55 @@ def test_descriptors_made_on_the_host():
 
 
 @triton.jit
+def descriptor_rows_kernel(x, rows, out, M, N, R: tl.constexpr, C: tl.constexpr):
+    source = tl.make_tensor_descriptor(x, [M, N], [N, 1], [1, C])
+    target = tl.make_tensor_descriptor(out, [M, N], [N, 1], [1, C])
+    wanted = tl.load(rows + tl.arange(0, R))
+    target.scatter(source.gather(wanted, C), tl.arange(0, R), 0)
+
+
+def test_descriptors_gather_and_scatter_rows():
+    x, out = randn(16, 16), torch.zeros(16, 16)
+    rows = torch.tensor([5, 0, 9, 5, 3, 2, 1, 15], dtype=torch.int32)
+    descriptor_rows_kernel[(1,)](x, rows, out, 16, 16, R=8, C=8)
+    assert torch.equal(out[:8, :8], x[rows.long(), 8:])
+    assert not out[8:].any()
+
+
+@triton.jit
+def padding_kernel(x, out, N, B: tl.constexpr, PADDING: tl.constexpr):
+    source = tl.make_tensor_descriptor(x, [N, N], [N, 1], [B, B], padding_option=PADDING)
+    i = tl.arange(0, B)
+    tl.store(out + i[:, None] * B + i[None, :], source.load([0, 0]).to(out.dtype.element_ty))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.bfloat16, torch.float16, torch.float32])
+def test_what_descriptors_load_beyond_the_border(dtype):
+    x, out = torch.full((16, 16), 200).to(dtype), torch.zeros(32, 32)
+    expected = torch.zeros(32, 32)
+    expected[:16, :16] = 200
+    padding_kernel[(1,)](x, out, 16, B=32, PADDING="zero")
+    assert torch.equal(out, expected)
+    if dtype.is_floating_point:
+        padding_kernel[(1,)](x, out, 16, B=32, PADDING="nan")
+        assert int(out.isnan().sum()) == 32 * 32 - 16 * 16
+        assert torch.equal(out[:16, :16], expected[:16, :16])
+
+
+@triton.jit
+def scaled_kernel(a, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x = tl.load(a + i[:, None] * N + i[None, :])
+    scale = tl.full([N, N // 32], 127, tl.uint8)
+    tl.store(out + i[:, None] * N + i[None, :], tl.dot_scaled(x, scale, "e5m2", x, scale, "e5m2"))
+
+
+def test_scaled_products_are_refused_by_name():
+    with pytest.raises(NotImplementedError, match=r"does not implement tl\.dot_scaled"):
+        scaled_kernel[(1,)](torch.zeros(32, 32).to(torch.float8_e5m2), torch.zeros(32, 32), N=32)
+
+
+@triton.jit
 def block_pointer_kernel(x, out, M, N, B: tl.constexpr):
     source = tl.make_block_ptr(x, (M, N), (N, 1), (0, 0), (B, B), (1, 0))
     target = tl.make_block_ptr(out, (M, N), (N, 1), (0, 0), (B, B), (1, 0))

@@ -142,11 +142,6 @@ def is_builtin(function: Any) -> bool:
     return bool(getattr(function, "__triton_builtin__", False))
 
 
-def is_aggregate(function: Any) -> bool:
-    """Whether `function` is the class of an aggregate."""
-    return bool(getattr(function, "__triton_aggregate__", False))
-
-
 def builtin_body(function: Any) -> Any:
     """The function inside a builtin's wrapper, which only checks that it is called from a kernel."""
     return getattr(function, "__wrapped__", function) if isinstance(function, FunctionType) else function

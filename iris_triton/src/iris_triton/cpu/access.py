@@ -70,11 +70,11 @@ def load(
         else:
             indices = window.indices(addresses[mask], dtype.itemsize)
             if indices is not None:
-                result = np.zeros(shape, dtype) if fill is None else np.array(np.broadcast_to(fill, shape))
+                result = np.zeros(shape, dtype) if fill is None else np.broadcast_to(fill, shape).astype(dtype)
                 result[mask] = window.view(dtype).take(indices)
                 return result
     active = np.ones(shape, np.bool_) if mask is None else mask
-    other = np.zeros(shape, dtype) if fill is None else np.broadcast_to(fill, shape)
+    other = np.zeros(shape, dtype) if fill is None else np.broadcast_to(fill, shape).astype(dtype)
     loaded: Array = _compat.native.load(addresses, active, other, dtype)
     return loaded
 

@@ -67,7 +67,7 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
         }
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(("create_", "get_")) and not name.startswith("get_int_"):
+        if name.startswith(("create_", "get_")):
             raise UnsupportedError(
                 f"the CPU executor does not implement the operation {name.removeprefix('create_')!r}"
             )
@@ -191,8 +191,7 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
     ) -> Handle:
         if is_volatile is None:
             *policy, is_volatile = policy  # type: ignore[assignment]
-        array = mask if isinstance(mask, np.ndarray) else mask.data
-        return self._load(pointers, array, other, (*policy, *named.values()), bool(is_volatile))
+        return self._load(pointers, _mask_array(mask), other, (*policy, *named.values()), bool(is_volatile))
 
     def _load(
         self, pointers: Handle, mask: Array | None, other: Handle | None, policy: tuple[Any, ...], is_volatile: bool
@@ -210,11 +209,23 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
         window = self._range_of(addresses, mask, dtype.itemsize, "load")
         return access.load(window, addresses, mask, fill, dtype)
 
+    def create_descriptor_load(self, descriptor: Any, indices: list[Handle], *policy: Any) -> Handle:
+        padded_with_nan = descriptor.padding == _compat.ir.PADDING_OPTION.PAD_NAN
+        if (
+            padded_with_nan and descriptor.base.get_element_ty() == tl.bfloat16
+        ):  # Triton's own would store NaN as uint16
+            pointers, mask = descriptor.materialize_pointers(indices)
+            return self._load(
+                pointers, _mask_array(mask), Handle(np.array([0x7FC0], np.uint16), tl.bfloat16), (), is_volatile=False
+            )
+        handle: Handle = super().create_descriptor_load(descriptor, indices, *policy)
+        return handle
+
     def create_store(self, pointers: Handle, value: Handle, *policy: Any) -> None:
         self._store(pointers, value, None)
 
     def create_masked_store(self, pointers: Handle, value: Handle, mask: Any, *policy: Any, **named: Any) -> None:
-        self._store(pointers, value, mask if isinstance(mask, np.ndarray) else mask.data)
+        self._store(pointers, value, _mask_array(mask))
 
     def _store(self, pointers: Handle, value: Handle, mask: Array | None) -> None:
         self.store(pointers.data, mask, value.data)
@@ -322,6 +333,9 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
         product = np.matmul(_wide(a), _wide(b))
         return Handle((product + out).astype(out.dtype, copy=False), accumulator.dtype)
 
+    def create_dot_scaled(self, *operands: Any) -> NoReturn:
+        raise UnsupportedError("the CPU executor does not implement tl.dot_scaled: scale the operands and use tl.dot")
+
     # -- code that is not Triton --------------------------------------------------------------------------------------
     def create_inline_asm(
         self, assembly: str, constraints: str, values: list[Handle], types: list[Any], is_pure: bool, pack: int
@@ -366,6 +380,12 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
         current.region.results = list(handles)
 
     create_scan_ret = create_reduce_ret
+
+
+def _mask_array(mask: Any) -> Array:
+    """The array of a mask; Triton's descriptors and block pointers give the array itself in some versions."""
+    array: Array = mask if isinstance(mask, np.ndarray) else mask.data
+    return array
 
 
 def _wide(handle: Handle) -> Array:

@@ -18,13 +18,14 @@ import triton.language as tl
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat
 from iris_triton.cpu.builder import CpuBuilder
+from iris_triton.cpu.conversion import from_numpy, to_numpy
 from iris_triton.cpu.entries import PREPARED, find_entry
 from iris_triton.cpu.fastpaths import FastPaths
 from iris_triton.cpu.operators import Operators, truth, unwrap
 from iris_triton.cpu.rewrite import rewrite
 from iris_triton.cpu.semantic import CpuSemantic
 from iris_triton.cpu.state import program_info
-from iris_triton.cpu.values import from_numpy, numpy_dtype, to_numpy, wrap
+from iris_triton.cpu.values import numpy_dtype, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -113,9 +114,9 @@ class Dialect:
         if _compat.is_builtin(function):
             given = {"_semantic": self.semantic, "_generator": self}
             needed = _compat.compiler_arguments(function)
-            if _compat.is_aggregate(function):
-                return functools.partial(_construct, function, **{name: given[name] for name in needed})
-            return functools.partial(_compat.builtin_body(function), **{name: given[name] for name in needed})
+            return functools.partial(
+                _call_builtin, _compat.builtin_body(function), **{name: given[name] for name in needed}
+            )
         module = getattr(function, "__module__", "") or ""
         if module == _compat.PORTABLE_LIBDEVICE:
             vendor = _compat.vendor_function(function)
@@ -250,13 +251,15 @@ def _call_entry(entry: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return from_numpy(entry(program_info(), *map(to_numpy, args), **{n: to_numpy(v) for n, v in kwargs.items()}))
 
 
-def _construct(aggregate: Any, *args: Any, **kwargs: Any) -> Any:
-    """Make an aggregate.  Its constructor gets constants as constexprs, as the compiler passes them."""
-    return aggregate(*map(_as_constexpr, args), **{name: _as_constexpr(value) for name, value in kwargs.items()})
+_CONSTANTS = (int, str, float, bool)
 
 
-def _as_constexpr(value: Any) -> Any:
-    return tl.constexpr(value) if isinstance(value, (bool, int, float, str)) else value
+def _call_builtin(body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a builtin or make an aggregate; constants become constexprs, as the compiler passes them."""
+    return body(
+        *[tl.constexpr(value) if value.__class__ in _CONSTANTS else value for value in args],
+        **{name: tl.constexpr(value) if value.__class__ in _CONSTANTS else value for name, value in kwargs.items()},
+    )
 
 
 def _hint(name: str, value: Any, values: Any) -> Any:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import triton.language as tl
 
-from iris_triton.cpu.operators import POINTER, facts_of, unwrap
+from iris_triton.cpu.operators import unwrap
 from iris_triton.cpu.state import current
-from iris_triton.cpu.values import Array, wrap
+from iris_triton.cpu.typefacts import BOOL, POINTER, TypeFacts, facts_of
+from iris_triton.cpu.values import wrap
 
 if TYPE_CHECKING:
     from iris_triton.cpu.builder import CpuBuilder
@@ -20,16 +21,14 @@ if TYPE_CHECKING:
 _Tensor = tl.tensor
 
 
-def _active(mask: Any, type_: Any) -> Any:
+def _active(mask: Any, pointer: TypeFacts) -> Any:
     """The array of a mask that needs no conversion or broadcast; NotImplemented for others."""
     if mask is None:
         return None
     if mask.__class__ is _Tensor:
-        mask_type = mask.type
-        if mask_type.scalar.is_int1() and mask_type.is_block() == type_.is_block():
-            data: Array = mask.handle.data
-            if not type_.is_block() or mask_type.shape == type_.shape:
-                return data
+        facts = facts_of(mask.type)
+        if facts.kind == BOOL and facts.is_block == pointer.is_block and facts.shape == pointer.shape:
+            return mask.handle.data
     return NotImplemented
 
 
@@ -50,12 +49,11 @@ class FastPaths:
         """tl.load of a block or scalar without cache hints."""
         if hints or pointer.__class__ is not _Tensor:
             return NotImplemented
-        type_ = pointer.type
-        facts = facts_of(type_)
+        facts = facts_of(pointer.type)
         if facts.kind != POINTER or facts.element is None:
             return NotImplemented
         mask = unwrap(mask)
-        active = _active(mask, type_)
+        active = _active(mask, facts)
         if active is NotImplemented:
             return NotImplemented
         other = unwrap(other)
@@ -67,23 +65,21 @@ class FastPaths:
                 return NotImplemented
             fill = np.array(other, facts.numpy)
         data = self._builder.load(pointer.handle.data, active, fill, facts.numpy)
-        return wrap(data, facts.pointee.block(type_.shape) if facts.is_block else facts.element)
+        return wrap(data, facts.pointee.block(facts.shape) if facts.is_block else facts.element)
 
     def store(self, pointer: Any, value: Any, mask: Any = None, **hints: Any) -> Any:
         """tl.store of a value of the pointer's type and shape without cache hints."""
         if hints or pointer.__class__ is not _Tensor or value.__class__ is not _Tensor:
             return NotImplemented
-        type_ = pointer.type
-        facts = facts_of(type_)
-        if facts.kind != POINTER or facts.element is None or type_.scalar.is_const():
+        facts = facts_of(pointer.type)
+        if facts.kind != POINTER or facts.element is None or facts.scalar.is_const():
             return NotImplemented
-        value_type = value.type
-        scalar = value_type.scalar
-        if scalar is not facts.element and scalar != facts.element:
+        given = facts_of(value.type)
+        if given.scalar is not facts.element and given.scalar != facts.element:
             return NotImplemented
-        if value_type.is_block() != facts.is_block or (facts.is_block and value_type.shape != type_.shape):
+        if given.is_block != facts.is_block or given.shape != facts.shape:
             return NotImplemented
-        active = _active(unwrap(mask), type_)
+        active = _active(unwrap(mask), facts)
         if active is NotImplemented:
             return NotImplemented
         self._builder.store(pointer.handle.data, active, value.handle.data)

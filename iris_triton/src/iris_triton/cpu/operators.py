@@ -15,7 +15,8 @@ import triton.language as tl
 from iris_triton import _compat
 from iris_triton.cpu import numerics
 from iris_triton.cpu.semantic import AmbiguousConditionError, CpuSemantic
-from iris_triton.cpu.values import Array, element_nbytes, numpy_dtype, wrap
+from iris_triton.cpu.typefacts import BOOL, FLOAT, HALF, INT, POINTER, UNSIGNED, TypeFacts, facts_of
+from iris_triton.cpu.values import Array, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,65 +24,7 @@ if TYPE_CHECKING:
 _Tensor = tl.tensor
 _constexpr = tl.constexpr
 
-# Kinds of scalar types, by what the fast paths may do with them.
-SLOW, BOOL, INT, UNSIGNED, FLOAT, HALF, POINTER = range(7)
-
 _FLOAT32_MAX = 3.4e38
-
-
-class TypeFacts:
-    """What the fast paths need to know of a type; kept on the type object."""
-
-    __slots__ = ("blocks", "element", "is_block", "kind", "number", "numpy", "pointee", "scalar", "step")
-
-    def __init__(self, type_: Any) -> None:
-        scalar = type_.scalar
-        self.scalar = scalar
-        self.is_block = type_.is_block()
-        self.blocks: dict[tuple[int, ...], Any] = {}
-        self.step = 0
-        self.number: type[Any] | None = None  # numpy type of Python numbers next to this one
-        self.element: Any = None  # what is loaded through a pointer, if it can be loaded as it is
-        if scalar.is_ptr():
-            self.kind = SLOW if scalar.element_ty.is_block() else POINTER
-            if self.kind == POINTER:
-                self.step = element_nbytes(scalar.element_ty)
-                if not scalar.element_ty.is_int1() and not scalar.element_ty.is_ptr():
-                    self.element = scalar.element_ty
-                    self.numpy = numpy_dtype(self.element)
-                    self.pointee = facts_of(self.element)
-        elif scalar.is_int1():
-            self.kind = BOOL
-        elif scalar.is_int():
-            self.kind = UNSIGNED if scalar.is_int_unsigned() else INT
-            if scalar in (tl.int32, tl.int64):
-                self.number = np.int32 if scalar == tl.int32 else np.int64
-        elif scalar in (tl.float16, tl.float32, tl.float64):
-            self.kind = HALF if scalar == tl.float16 else FLOAT
-            self.number = np.float32 if scalar == tl.float32 else None
-        else:
-            self.kind = SLOW
-
-    def block(self, shape: tuple[int, ...]) -> Any:
-        """The block type with this scalar type."""
-        found = self.blocks.get(shape)
-        if found is None:
-            found = self.blocks[shape] = tl.block_type(self.scalar, list(shape))
-        return found
-
-
-def facts_of(type_: Any) -> TypeFacts:
-    """The facts of a type, computed once."""
-    found: TypeFacts | None = type_.__dict__.get("_iris_facts")
-    if found is None:
-        found = TypeFacts(type_)
-        scalar = type_.scalar
-        if scalar is not type_:
-            found.blocks = facts_of(scalar).blocks
-        type_._iris_facts = found
-    return found
-
-
 _INT1 = facts_of(tl.int1)
 
 
@@ -121,7 +64,7 @@ def _pair(left: Any, right: Any) -> tuple[Array, Array, Any, TypeFacts] | None:
             return left.handle.data, right.handle.data, type_, facts
         if not facts.is_block:
             return left.handle.data, right.handle.data, other, facts
-        shape, other_shape = type_.shape, other.shape
+        shape, other_shape = facts.shape, other_facts.shape
         if shape == other_shape:
             return left.handle.data, right.handle.data, type_, facts
         if len(shape) != len(other_shape):
@@ -157,11 +100,11 @@ def _offset(pointer: Any, offset: Any) -> Any:
         return None
     if other_facts.is_block:
         if not facts.is_block:
-            type_ = facts.block(other.shape)
-        elif type_.shape != other.shape:
-            if len(type_.shape) != len(other.shape):
+            type_ = facts.block(other_facts.shape)
+        elif facts.shape != other_facts.shape:
+            if len(facts.shape) != len(other_facts.shape):
                 return None
-            pairs = list(zip(type_.shape, other.shape, strict=True))
+            pairs = list(zip(facts.shape, other_facts.shape, strict=True))
             if any(a != b and a != 1 and b != 1 for a, b in pairs):
                 return None
             type_ = facts.block(tuple(b if a == 1 else a for a, b in pairs))
@@ -171,8 +114,8 @@ def _offset(pointer: Any, offset: Any) -> Any:
 
 def _expand(value: Any, index: Any) -> Any:
     """`value[:, None]` and the like; None for anything else."""
-    type_ = value.type
-    if index.__class__ is not tuple or not type_.is_block():
+    facts = facts_of(value.type)
+    if index.__class__ is not tuple or not facts.is_block:
         return None
     rank = 0
     for part in index:
@@ -182,10 +125,10 @@ def _expand(value: Any, index: Any) -> Any:
             rank += 1
         elif part is not None:
             return None
-    if rank != len(type_.shape):
+    if rank != len(facts.shape):
         return None
     data = value.handle.data[index]
-    return wrap(data, facts_of(type_).block(data.shape))
+    return wrap(data, facts.block(data.shape))
 
 
 def truth(value: Any) -> bool:
@@ -285,8 +228,9 @@ class Operators:
         def op(left: Any, right: Any) -> Any:
             pair = _pair(left, right)
             if pair is not None and pair[3].kind in kinds:
-                type_ = pair[2]
-                return wrap(numpy(pair[0], pair[1]), _INT1.block(type_.shape) if type_.is_block() else tl.int1)
+                result_facts = facts_of(pair[2])
+                result_type = _INT1.block(result_facts.shape) if result_facts.is_block else tl.int1
+                return wrap(numpy(pair[0], pair[1]), result_type)
             result = general(name, left, right)
             return python(unwrap(left), unwrap(right)) if result is NotImplemented else result
 

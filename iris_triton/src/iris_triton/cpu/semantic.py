@@ -15,7 +15,8 @@ import triton.language as tl
 
 from iris_triton import _compat
 from iris_triton.cpu.state import current
-from iris_triton.cpu.values import Array, Handle, block_type, signless, unsigned, wrap
+from iris_triton.cpu.typefacts import block_type
+from iris_triton.cpu.values import Array, Handle, signless, unsigned, wrap
 
 
 class AmbiguousConditionError(TypeError):

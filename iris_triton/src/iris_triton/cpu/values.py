@@ -16,7 +16,6 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from iris_core.errors import UnsupportedError
-from iris_triton.cpu import numerics
 
 Array = NDArray[Any]
 
@@ -41,21 +40,6 @@ _NUMPY = {
     tl.float8e4b15: np.dtype(np.uint8),
 }
 _ADDRESS = np.dtype(np.uint64)
-
-_TRITON = {
-    np.dtype(np.bool_): tl.int1,
-    np.dtype(np.int8): tl.int8,
-    np.dtype(np.int16): tl.int16,
-    np.dtype(np.int32): tl.int32,
-    np.dtype(np.int64): tl.int64,
-    np.dtype(np.uint8): tl.uint8,
-    np.dtype(np.uint16): tl.uint16,
-    np.dtype(np.uint32): tl.uint32,
-    np.dtype(np.uint64): tl.uint64,
-    np.dtype(np.float16): tl.float16,
-    np.dtype(np.float32): tl.float32,
-    np.dtype(np.float64): tl.float64,
-}
 
 _UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {
     np.dtype(np.int8): np.dtype(np.uint8),
@@ -141,52 +125,3 @@ def wrap(data: Array, type_: Any) -> Any:
     tensor.__dict__.update(fields)
     tensor.handle = Handle(data, type_.scalar)
     return tensor
-
-
-_block_types: dict[tuple[Any, tuple[int, ...]], Any] = {}
-
-
-def block_type(scalar: Any, shape: tuple[int, ...]) -> Any:
-    """Return the block type, the same object every time, so that comparing types is cheap."""
-    key = (scalar, shape)
-    found = _block_types.get(key)
-    if found is None:
-        found = _block_types[key] = tl.block_type(scalar, list(shape))
-    return found
-
-
-def to_numpy(value: Any) -> Any:
-    """Give a CPU entry what it computes with: see `iris_triton.cpu.entries.cpu_entry`."""
-    if isinstance(value, tl.constexpr):
-        return value.value
-    if isinstance(value, tuple):
-        return tuple(to_numpy(item) for item in value)
-    if not isinstance(value, tl.tensor):
-        return value
-    data, scalar = value.handle.data, value.type.scalar
-    if scalar == tl.bfloat16:
-        data = numerics.bf16_to_f32(data)
-    elif scalar.is_floating() and scalar.primitive_bitwidth == 8:
-        data = numerics.fp8_to_f32(data, scalar.name)
-    elif scalar.is_int() and scalar.is_int_unsigned():
-        data = unsigned(data)
-    return data if value.type.is_block() else data.reshape(-1)[0]
-
-
-def from_numpy(value: Any) -> Any:
-    """Make a tensor of what a CPU entry returned."""
-    if value is None or isinstance(value, tl.tensor):
-        return value
-    if isinstance(value, tuple):
-        return tuple(from_numpy(item) for item in value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = np.int32(value) if -(2**31) <= value < 2**31 else np.int64(value)
-    elif isinstance(value, float):
-        value = np.float32(value)
-    data = np.asarray(value)
-    scalar = _TRITON.get(data.dtype)
-    if scalar is None:
-        raise TypeError(f"a CPU entry returned {type(value).__name__} of {data.dtype}, which is no Triton type")
-    if data.ndim == 0:
-        return wrap(signless(data.reshape(1)), scalar)
-    return wrap(signless(np.ascontiguousarray(data)), block_type(scalar, data.shape))
