@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from iris_core.errors import HeapClosedError, IrisError
+from iris_core.errors import DeviceError, HeapClosedError, HeapError, IrisError
 from iris_core.protocols import Allocator, SupportsDecommit, SupportsImportTensor
 from iris_core.testing.conformance import jobs, oracle
 from iris_core.testing.conformance.plugin import PluginConformance
@@ -155,9 +155,9 @@ class AllocatorConformance(PluginConformance):
             assert not allocator.owns(outside), f"offset {outside - begin} of {allocator.nbytes}"
 
     def test_host_impossible_size_is_an_error(self, make_allocator: Callable[..., Any]) -> None:
-        """An error of Iris, and nothing is left open."""
+        """An error of Iris that says so, and nothing is left open."""
         before = oracle.open_descriptors()
-        with pytest.raises(IrisError):
+        with pytest.raises((HeapError, DeviceError)):
             make_allocator(1 << 62)
         gc.collect()
         assert oracle.open_descriptors() == before
@@ -264,7 +264,8 @@ class AllocatorConformance(PluginConformance):
         assert before >= 3 * granule
         allocator.decommit(granule, granule)
         assert allocator.committed_bytes <= before - granule
-        assert set(tensor[:granule].tolist()) | set(tensor[2 * granule :].tolist()) == {5}
+        assert bool((tensor[:granule] == 5).all())
+        assert bool((tensor[2 * granule :] == 5).all())
         allocator.commit(granule, granule)
         tensor[granule : 2 * granule].fill_(6)
         assert tensor[[granule - 1, granule, 2 * granule - 1, 2 * granule]].tolist() == [5, 6, 6, 5]

@@ -125,12 +125,14 @@ class Stack:
         backend: name of the backend.
         programs: module with the programs (`iris_core.testing.conformance.stack.Programs`).
         device: "cpu" or "cuda".
+        timeout_s: bound of the waits in kernels.
     """
 
     allocator: str
     backend: str
     programs: str
     device: str
+    timeout_s: float
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class Seen:
     Attributes:
         own: this rank's tensor, as plain torch copies it to the host.
         peers: every rank's tensor, as raw memory at translated addresses shows it to this rank.
-        local: what the program itself found, if it says.
+        local: what the program itself noted on this rank, one tensor behind the other.
     """
 
     own: bytes
@@ -166,8 +168,8 @@ def ring(stack: Stack, numel: int, num_turns: int) -> list[Seen]:
         for turn in range(num_turns):
             source.copy_(source_data(ctx.cur_rank, turn, numel))
             _start(ctx, slow=turn % ctx.num_ranks)
-            programs.ring(ctx, source, target, found, flag, turn + 1)
-            out.append(_look(ctx, target, found))
+            programs.ring(ctx, source, target, found, flag, turn + 1, stack.timeout_s)
+            out.append(_look(ctx, target, found, flag))
     return out
 
 
@@ -205,7 +207,7 @@ def meet(stack: Stack, num_turns: int) -> list[Seen]:
         flags = ctx.zeros(ctx.num_ranks + 1, dtype=_int64())
         for turn in range(num_turns):
             _start(ctx, slow=turn % ctx.num_ranks)
-            programs.meet(ctx, slots, found, flags, 1000 * (turn + 1) + ctx.cur_rank)
+            programs.meet(ctx, slots, found, flags, 1000 * (turn + 1) + ctx.cur_rank, stack.timeout_s)
             out.append(_look(ctx, slots, found))
     return out
 
@@ -223,7 +225,7 @@ def _start(ctx: Any, slow: int | None = None) -> None:
         time.sleep(_SLOW_S)
 
 
-def _look(ctx: Any, tensor: torch.Tensor, found: torch.Tensor | None = None) -> Seen:
+def _look(ctx: Any, tensor: torch.Tensor, *noted: torch.Tensor) -> Seen:
     import torch
 
     if ctx.device != "cpu":
@@ -234,7 +236,7 @@ def _look(ctx: Any, tensor: torch.Tensor, found: torch.Tensor | None = None) -> 
     nbytes = tensor.numel() * tensor.element_size()
     peers = tuple(oracle.read_bytes(base + offset, nbytes, ctx.device) for base in bases)
     ctx.barrier()  # nobody goes on while another rank is still looking
-    return Seen(_content(tensor), peers, b"" if found is None else _content(found))
+    return Seen(_content(tensor), peers, b"".join(map(_content, noted)))
 
 
 def _content(tensor: torch.Tensor) -> bytes:

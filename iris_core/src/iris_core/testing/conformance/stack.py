@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class Programs(Protocol):
     """What a module of programs offers: four functions that launch kernels of the backend's language on one rank.
 
-    Collective: every rank calls them, with symmetric tensors.  The kernels call the device functions that
+    Collective: every rank calls them, with symmetric tensors.  Waits of a kernel give up after `timeout_s`, and it goes
+    on: a lost signal is to be a wrong result and not a rank that hangs.  The kernels call the device functions that
     `ctx.backend.device_api()` gives, so that these are what is tested.
     """
 
@@ -39,6 +40,7 @@ class Programs(Protocol):
         found: torch.Tensor,
         flag: torch.Tensor,
         value: int,
+        timeout_s: float,
     ) -> None:
         """Put `source` to the next rank's `target`, set its `flag` to `value`, wait for the own flag to reach `value`.
 
@@ -52,7 +54,9 @@ class Programs(Protocol):
     def add(self, ctx: Any, counter: torch.Tensor, num_programs: int) -> None:
         """Let `num_programs` programs per peer add rank + 1 to every rank's `counter` (int64[1]) atomically."""
 
-    def meet(self, ctx: Any, slots: torch.Tensor, found: torch.Tensor, flags: torch.Tensor, value: int) -> None:
+    def meet(
+        self, ctx: Any, slots: torch.Tensor, found: torch.Tensor, flags: torch.Tensor, value: int, timeout_s: float
+    ) -> None:
         """Store `value` to slots[rank] of every rank, pass the device barrier, copy the own `slots` to `found`.
 
         Ends with another barrier.  slots, found: int64[world_size]; flags: int64[world_size + 1], for the barrier.
@@ -68,6 +72,7 @@ class StackConformance:
         programs: module that satisfies `Programs`.
         num_ranks: ranks of the CPU tier, and at most so many GPUs of the last tier.
         numel: elements of the messages; not a multiple of a block.
+        timeout_s: bound of the waits in kernels.
 
     Example:
         >>> class TestMine(StackConformance):
@@ -80,6 +85,7 @@ class StackConformance:
     programs: ClassVar[str] = "iris_core.testing.conformance.triton_programs"
     num_ranks: ClassVar[int] = 3
     numel: ClassVar[int] = 1003
+    timeout_s: ClassVar[float] = 20.0
 
     @pytest.fixture
     def pool(self) -> RankPool:
@@ -94,7 +100,7 @@ class StackConformance:
         reason = self._why_not(tier)
         if reason:
             pytest.skip(reason)
-        stack = jobs.Stack(self.allocator, self.backend, self.programs, device)
+        stack = jobs.Stack(self.allocator, self.backend, self.programs, device, self.timeout_s)
         if tier == "gpus":
             import torch
 
@@ -109,7 +115,8 @@ class StackConformance:
         results = pool.run(jobs.ring, ranks, stack, self.numel, turns)
         for turn in range(turns):
             expected = [_data((rank - 1) % ranks, turn, self.numel) for rank in range(ranks)]
-            self._check([result[turn] for result in results], expected, found=True)
+            found = [data + _words([turn + 1]) for data in expected]  # and the flag
+            self._check([result[turn] for result in results], expected, found)
 
     def test_world_all_to_all_store(self, pool: RankPool, world: tuple[jobs.Stack, int]) -> None:
         """Every row arrives at its rank, first and last element included."""
@@ -133,17 +140,17 @@ class StackConformance:
         results = pool.run(jobs.meet, ranks, stack, turns)
         for turn in range(turns):
             everyone = _words([1000 * (turn + 1) + rank for rank in range(ranks)])
-            self._check([result[turn] for result in results], [everyone] * ranks, found=True)
+            self._check([result[turn] for result in results], [everyone] * ranks, [everyone] * ranks)
 
     # -- helpers ------------------------------------------------------------------------------------------------------
-    def _check(self, results: Sequence[Seen], expected: Sequence[bytes], *, found: bool = False) -> None:
+    def _check(self, results: Sequence[Seen], expected: Sequence[bytes], found: Sequence[bytes] = ()) -> None:
         """Compare what each rank has, what the others see of it, and what its kernel saw."""
         for rank, seen in enumerate(results):
             assert seen.own == expected[rank], f"memory of rank {rank}"
             for peer, content in enumerate(seen.peers):
                 assert content == expected[peer], f"memory of rank {peer}, as rank {rank} sees it"
             if found:
-                assert seen.local == expected[rank], f"what the kernel of rank {rank} found"
+                assert seen.local == found[rank], f"what the kernel of rank {rank} found"
 
     def _why_not(self, tier: str) -> str:
         """The reason why a tier cannot run here, or an empty string."""

@@ -9,8 +9,6 @@ import triton
 import triton.language as tl
 
 BLOCK = tl.constexpr(256)
-TIMEOUT_NS = tl.constexpr(10_000_000_000)
-"""Bound of the waits: a lost signal is to be a wrong result and not a rank that hangs."""
 
 
 @triton.jit
@@ -27,13 +25,14 @@ def _ring(
     me,
     peer,
     bases,
+    timeout_ns,
 ):
     """One program: put, signal, wait, and copy what has arrived."""
     for start in range(0, numel, BLOCK):
         i = start + tl.arange(0, BLOCK)
         put(source + i, target + i, me, peer, bases, mask=i < numel)
     signal(flag, value, me, peer, bases)
-    wait(flag, value, timeout_ns=TIMEOUT_NS)
+    wait(flag, value, timeout_ns=timeout_ns)
     for start in range(0, numel, BLOCK):
         i = start + tl.arange(0, BLOCK)
         tl.store(found + i, tl.load(target + i, mask=i < numel), mask=i < numel)
@@ -64,25 +63,26 @@ def _meet(
     value,
     me,
     bases,
+    timeout_ns,
     W: tl.constexpr,
     LANES: tl.constexpr,
 ):
     """One program: write to all, meet, note what is there, meet again before anybody goes on."""
     for peer in range(W):
         store(slots + me, tl.cast(value, tl.int64), me, peer, bases)
-    barrier(flags, me, W, bases, timeout_ns=TIMEOUT_NS)
+    barrier(flags, me, W, bases, timeout_ns=timeout_ns)
     i = tl.arange(0, LANES)
     tl.store(found + i, tl.load(slots + i, mask=i < W), mask=i < W)
-    barrier(flags, me, W, bases, timeout_ns=TIMEOUT_NS)
+    barrier(flags, me, W, bases, timeout_ns=timeout_ns)
 
 
-def ring(ctx, source, target, found, flag, value):
+def ring(ctx, source, target, found, flag, value, timeout_s):
     """See `iris_core.testing.conformance.stack.Programs`."""
     api = ctx.backend.device_api()
     functions = api["put"], api["signal"], api["wait"]
-    peer = (ctx.cur_rank + 1) % ctx.num_ranks
-    bases = ctx.get_heap_bases()
-    _ring[(1,)](*functions, source, target, found, flag, value, source.numel(), ctx.cur_rank, peer, bases)
+    me, peer, bases = ctx.cur_rank, (ctx.cur_rank + 1) % ctx.num_ranks, ctx.get_heap_bases()
+    timeout_ns = int(timeout_s * 1e9)
+    _ring[(1,)](*functions, source, target, found, flag, value, source.numel(), me, peer, bases, timeout_ns)
 
 
 def all_to_all(ctx, source, target):
@@ -99,9 +99,10 @@ def add(ctx, counter, num_programs):
     _add[(ctx.num_ranks, num_programs)](atomic_add, counter, ctx.cur_rank, ctx.get_heap_bases())
 
 
-def meet(ctx, slots, found, flags, value):
+def meet(ctx, slots, found, flags, value, timeout_s):
     """See `iris_core.testing.conformance.stack.Programs`."""
     api = ctx.backend.device_api()
-    world, lanes = ctx.num_ranks, triton.next_power_of_2(ctx.num_ranks)
     functions = api["store"], api["barrier"]
-    _meet[(1,)](*functions, slots, found, flags, value, ctx.cur_rank, ctx.get_heap_bases(), W=world, LANES=lanes)
+    me, bases, timeout_ns = ctx.cur_rank, ctx.get_heap_bases(), int(timeout_s * 1e9)
+    world, lanes = ctx.num_ranks, triton.next_power_of_2(ctx.num_ranks)
+    _meet[(1,)](*functions, slots, found, flags, value, me, bases, timeout_ns, W=world, LANES=lanes)

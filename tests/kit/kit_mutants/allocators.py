@@ -1,0 +1,280 @@
+"""Allocators with one mistake each; all else is the host allocator's."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import mmap
+import os
+import weakref
+
+import torch
+
+from iris_allocators.host import HostAllocator
+from iris_core.types import PeerMapping
+
+_kept = []  # what leaks on purpose
+
+
+def _copies(segments):
+    """The same segments with descriptors of their own."""
+    return [s if s.fd is None else dataclasses.replace(s, fd=os.dup(s.fd)) for s in segments]
+
+
+def _close(segments):
+    for segment in segments:
+        if segment.fd is not None:
+            os.close(segment.fd)
+
+
+# -- description ------------------------------------------------------------------------------------------------------
+class CrookedBase(HostAllocator):
+    base_ptr = property(lambda self: self._base_ptr + 1)
+
+
+class ShortHeap(HostAllocator):
+    nbytes = property(lambda self: self._nbytes - mmap.PAGESIZE)
+
+
+class OddGranularity(HostAllocator):
+    granularity = property(lambda self: 3 * mmap.PAGESIZE)
+
+
+class RestlessGeneration(HostAllocator):
+    _reads = 0
+
+    @property
+    def generation(self):
+        self._reads += 1
+        return self._reads
+
+
+class OneMemory(HostAllocator):
+    """Every heap of the process is the same memory."""
+
+    _first = None
+
+    def __init__(self, request):
+        super().__init__(request)
+        cls = type(self).__mro__[1]
+        if cls._first is None or cls._first[1] < self._nbytes:
+            cls._first = self._map, self._nbytes, self._base_ptr
+        self._map, _, self._base_ptr = cls._first
+        self._view = memoryview(self._map)
+
+
+class OwnsTheEnd(HostAllocator):
+    def owns(self, ptr):
+        return self._base_ptr <= ptr <= self._base_ptr + self._nbytes
+
+
+class OwnsPeers(HostAllocator):
+    def owns(self, ptr):
+        peers = [(mapping.base_ptr, mapping.nbytes) for _, mapping in self._peers.values()]
+        return super().owns(ptr) or any(base <= ptr < base + nbytes for base, nbytes in peers)
+
+
+class SwappedParameters(HostAllocator):
+    def tensor(self, nbytes, offset_bytes, on_release):
+        return super().tensor(offset_bytes, nbytes, on_release)
+
+
+class UntoldCapability(HostAllocator):
+    """Offers decommit, but its plugin does not say so."""
+
+
+class PlainError(HostAllocator):
+    """A size that cannot be becomes an error that is none of Iris."""
+
+    def __init__(self, request):
+        if request.heap_nbytes > 1 << 60:
+            raise OverflowError("too large")
+        super().__init__(request)
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+class ShiftedTensor(HostAllocator):
+    def tensor(self, offset_bytes, nbytes, on_release):
+        return super().tensor(offset_bytes + 1, nbytes, on_release)
+
+
+class SharedStorage(HostAllocator):
+    def tensor(self, offset_bytes, nbytes, on_release):
+        return super().tensor(0, self._nbytes, on_release)[offset_bytes : offset_bytes + nbytes]
+
+
+class CopiedTensor(HostAllocator):
+    """The tensor is somewhere else."""
+
+    def tensor(self, offset_bytes, nbytes, on_release):
+        return super().tensor(offset_bytes, nbytes, on_release).clone()
+
+
+class OverlappingTensors(HostAllocator):
+    """Neighbours share the bytes at their border."""
+
+    def tensor(self, offset_bytes, nbytes, on_release):
+        return super().tensor(max(offset_bytes - 1, 0), nbytes, on_release)
+
+
+class ReleaseTwice(HostAllocator):
+    def tensor(self, offset_bytes, nbytes, on_release):
+        return super().tensor(offset_bytes, nbytes, lambda: (on_release(), on_release()))
+
+
+class ReleaseNever(HostAllocator):
+    def tensor(self, offset_bytes, nbytes, on_release):
+        return super().tensor(offset_bytes, nbytes, lambda: None)
+
+
+class ReleaseEarly(HostAllocator):
+    """Told when the first tensor object is gone, although views live."""
+
+    def tensor(self, offset_bytes, nbytes, on_release):
+        tensor = super().tensor(offset_bytes, nbytes, lambda: None)
+        weakref.finalize(tensor, on_release).atexit = False
+        return tensor
+
+
+class ReleaseAtClose(HostAllocator):
+    """Told once more by close()."""
+
+    def tensor(self, offset_bytes, nbytes, on_release):
+        self._last = on_release
+        return super().tensor(offset_bytes, nbytes, on_release)
+
+    def close(self):
+        if self._map is not None and hasattr(self, "_last"):
+            self._last()
+        super().close()
+
+
+class ReleaseByPlace(HostAllocator):
+    """Tensors on the same range are taken for one."""
+
+    def tensor(self, offset_bytes, nbytes, on_release):
+        waiting = self.__dict__.setdefault("_waiting", {})
+        waiting[offset_bytes] = on_release
+        return super().tensor(offset_bytes, nbytes, lambda: waiting.pop(offset_bytes, lambda: None)())
+
+
+class CommitClears(HostAllocator):
+    def commit(self, offset_bytes, nbytes):
+        ctypes.memset(self._base_ptr + offset_bytes, 0, nbytes)
+
+
+class DecommitTooMuch(HostAllocator):
+    def decommit(self, offset_bytes, nbytes):
+        super().decommit(offset_bytes, nbytes + self.granularity)
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+class CloseOnce(HostAllocator):
+    def close(self):
+        if self._map is None:
+            raise RuntimeError("closed already")
+        super().close()
+
+
+class UsableAfterClose(HostAllocator):
+    def tensor(self, offset_bytes, nbytes, on_release):
+        if self._map is None:
+            return torch.empty(nbytes, dtype=torch.uint8)
+        return super().tensor(offset_bytes, nbytes, on_release)
+
+
+class CloseTakesMemory(HostAllocator):
+    """Tensors that outlive close() crash."""
+
+    def close(self):
+        if self._map is not None:
+            libc = ctypes.CDLL(None)
+            libc.mprotect(ctypes.c_void_p(self._base_ptr), ctypes.c_size_t(self._nbytes), 0)
+        super().close()
+
+
+class LeakyDescriptor(HostAllocator):
+    def __init__(self, request):
+        super().__init__(request)
+        _kept.append(os.dup(self._fd))
+
+
+class LeakyMapping(HostAllocator):
+    def close(self):
+        _kept.append(self._map)
+        super().close()
+
+
+# -- peers ------------------------------------------------------------------------------------------------------------
+class ShortExport(HostAllocator):
+    def export(self):
+        return tuple(dataclasses.replace(segment, nbytes=segment.nbytes - 1) for segment in super().export())
+
+
+class ExportOpens(HostAllocator):
+    """A new descriptor with every export."""
+
+    def export(self):
+        return tuple(_copies(super().export()))
+
+
+class WrongPeer(HostAllocator):
+    """All peers are the first one."""
+
+    def import_peer(self, rank, segments):
+        first = min(self._peers, default=rank)
+        mapping = super().import_peer(rank, segments)
+        return dataclasses.replace(self._peers[first][1], rank=mapping.rank)
+
+
+class OwnPeer(HostAllocator):
+    """Every peer is this rank itself."""
+
+    def import_peer(self, rank, segments):
+        super().import_peer(rank, segments)
+        return PeerMapping(rank, self._base_ptr, self._nbytes)
+
+
+class ShiftedPeer(HostAllocator):
+    def import_peer(self, rank, segments):
+        mapping = super().import_peer(rank, segments)
+        return dataclasses.replace(mapping, base_ptr=mapping.base_ptr + 8)
+
+
+class SnapshotPeer(HostAllocator):
+    """A private copy of what the peer had."""
+
+    def _map_fd(self, fd, nbytes):
+        if not hasattr(self, "_map"):
+            return super()._map_fd(fd, nbytes)
+        return mmap.mmap(fd, nbytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+class ImportAgain(HostAllocator):
+    """Another mapping with every import."""
+
+    def import_peer(self, rank, segments):
+        _kept.append(self._peers.pop(rank, None))
+        return super().import_peer(rank, segments)
+
+
+class LeakyImport(HostAllocator):
+    def import_peer(self, rank, segments):
+        _kept.extend(_copies(segments))
+        return super().import_peer(rank, segments)
+
+
+class KeptDescriptors(HostAllocator):
+    """The caller's descriptors stay open."""
+
+    def import_peer(self, rank, segments):
+        return super().import_peer(rank, _copies(segments))
+
+
+class LeakyError(HostAllocator):
+    """The caller's descriptors stay open when it raises."""
+
+    def import_peer(self, rank, segments):
+        mapping = super().import_peer(rank, _copies(segments))
+        _close(segments)
+        return mapping

@@ -1,0 +1,119 @@
+"""Backends with one mistake each; all else is the Triton backend's."""
+
+import dataclasses
+
+import torch
+
+from iris_core.device_context import encode
+from iris_triton.backend import TritonBackend
+from iris_triton.cases import compile_cases
+from kit_mutants import device
+
+
+class SwappedWords(TritonBackend):
+    """World size before rank."""
+
+    def make_context(self, spec):
+        words = encode(spec)
+        return torch.tensor([words[1], words[0], *words[2:]], dtype=torch.int64)
+
+
+class NoTimeout(TritonBackend):
+    """The bound of the waits does not reach the kernels."""
+
+    def make_context(self, spec):
+        return super().make_context(dataclasses.replace(spec, timeout_ns=0))
+
+
+class Credulous(TritonBackend):
+    """Encodes what cannot be."""
+
+    def make_context(self, spec):
+        words = super().make_context(dataclasses.replace(spec, rank=0, heap_bases=(4096,) * spec.world_size))
+        words[0] = spec.rank
+        for rank, base in enumerate(spec.heap_bases):
+            words[2 + rank] = base
+        return words
+
+
+class DetachOnce(TritonBackend):
+    def attach(self, memory):
+        super().attach(memory)
+        self._attached = True
+
+    def detach(self):
+        if not self.__dict__.pop("_attached", False):
+            raise RuntimeError("not attached")
+        super().detach()
+
+
+class RenamedParameter(TritonBackend):
+    def make_context(self, context):
+        return super().make_context(context)
+
+
+class NoCases(TritonBackend):
+    def compile_cases(self):
+        return []
+
+
+class _OneCase(TritonBackend):
+    def compile_cases(self):
+        return [self.changed(next(case for case in compile_cases() if case.name == "initialize"))]
+
+
+class VainHope(_OneCase):
+    """Expects what the assembly does not have."""
+
+    def changed(self, case):
+        return dataclasses.replace(case, expect=dict.fromkeys(case.expect, (r"no\.such\.instruction",)))
+
+
+class _OtherFunctions(TritonBackend):
+    changes = {}  # noqa: RUF012 - constant
+
+    def device_api(self):
+        return {**super().device_api(), **self.changes}
+
+
+class NoSignal(_OtherFunctions):
+    def device_api(self):
+        return {name: function for name, function in super().device_api().items() if name != "signal"}
+
+
+class SwappedRanks(_OtherFunctions):
+    """load with the remote rank first, and a value that has to be given."""
+
+    changes = {"load": device.load_swapped, "wait": device.wait_demanding}  # noqa: RUF012
+
+
+class SwappedMethod(_OtherFunctions):
+    changes = {"DeviceContext": device.OtherContext}  # noqa: RUF012
+
+
+class ShortPut(_OtherFunctions):
+    changes = {"put": device.short_put}  # noqa: RUF012
+
+
+class ShortStore(_OtherFunctions):
+    changes = {"store": device.short_store}  # noqa: RUF012
+
+
+class LocalStore(_OtherFunctions):
+    changes = {"store": device.local_store}  # noqa: RUF012
+
+
+class LocalAdd(_OtherFunctions):
+    changes = {"atomic_add": device.local_add}  # noqa: RUF012
+
+
+class NoBarrier(_OtherFunctions):
+    changes = {"barrier": device.no_barrier}  # noqa: RUF012
+
+
+class NoWait(_OtherFunctions):
+    changes = {"wait": device.no_wait}  # noqa: RUF012
+
+
+class NoSignalSent(_OtherFunctions):
+    changes = {"signal": device.no_signal}  # noqa: RUF012

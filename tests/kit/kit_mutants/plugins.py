@@ -1,0 +1,166 @@
+"""The plugin objects of the mutants: light, as plugins have to be, except where that is the mistake."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+
+from iris_core.hooks import hookimpl
+from iris_core.settings import PluginSettings
+from iris_core.types import Availability, Capability, DeviceType, PluginInfo, PluginKind
+from iris_triton.settings import TritonSettings
+
+_REMOTE = frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS})
+
+
+class Settings(PluginSettings):
+    """Settings without a mistake."""
+
+    verbose: bool = False
+    """Changes nothing."""
+
+
+class Plugin:
+    """Creates `factory` ("module:class") and gives it its own description.
+
+    Args:
+        kind: what the class is.
+        name: name of the plugin, equal to its entry point's.
+        factory: where the class is; imported when it is created.
+    """
+
+    settings = Settings
+
+    def __init__(self, kind, name, factory):
+        if kind is PluginKind.BACKEND:
+            self.settings = TritonSettings
+        devices = {DeviceType.CPU} if kind is PluginKind.ALLOCATOR else set(DeviceType)
+        relation = (
+            {"provides": _REMOTE | {Capability.DECOMMIT}} if kind is PluginKind.ALLOCATOR else {"requires": _REMOTE}
+        )
+        self.info = PluginInfo(name=name, kind=kind, summary="wrong on purpose", devices=frozenset(devices), **relation)
+        self.factory = factory
+
+    @hookimpl
+    def iris_plugin_info(self):
+        return self.info
+
+    @hookimpl
+    def iris_plugin_settings(self):
+        return self.settings
+
+    @hookimpl
+    def iris_plugin_probe(self, target):
+        return Availability.yes() if target.type is DeviceType.CPU else Availability.no("CPU only")
+
+    @hookimpl
+    def iris_plugin_create(self, request):
+        module, _, name = self.factory.partition(":")
+        cls = getattr(importlib.import_module(module), name)
+        # a class of its own, so that mutants of one class do not share what they say of themselves
+        return type(name, (cls,), {"info": property(lambda _: self.info)})(request)
+
+
+class RequiredSettings(PluginSettings):
+    """One setting has no default."""
+
+    where: str
+    """Must be set."""
+
+
+class UndescribedSettings(PluginSettings):
+    """One setting has no description."""
+
+    undescribed: int = 1
+
+
+class NoReason(Plugin):
+    """Says no without a reason."""
+
+    @hookimpl
+    def iris_plugin_probe(self, target):
+        return Availability(ok=target.type is DeviceType.CPU)
+
+
+class WrongArgument(Plugin):
+    """A hook with an argument that is not specified."""
+
+    @hookimpl
+    def iris_plugin_probe(self, device):
+        return Availability.yes()
+
+
+RIGHT_ALLOCATOR = "iris_allocators.host:HostAllocator"
+RIGHT_BACKEND = "iris_triton.backend:TritonBackend"
+
+
+def _with(plugin, **attributes):
+    for name, value in attributes.items():
+        setattr(plugin, name, value)
+    return plugin
+
+
+def _mutants(kind, module, names):
+    """Plugins for classes that are called as the plugins, in another spelling."""
+    for name in names.split():
+        factory = f"kit_mutants.{module}:{''.join(part.capitalize() for part in name.split('-'))}"
+        yield name, Plugin(kind, name, factory)
+
+
+ALLOCATORS = {
+    "right-allocator": Plugin(PluginKind.ALLOCATOR, "right-allocator", RIGHT_ALLOCATOR),
+    **dict(
+        _mutants(
+            PluginKind.ALLOCATOR,
+            "allocators",
+            "crooked-base short-heap odd-granularity restless-generation one-memory owns-the-end owns-peers "
+            "swapped-parameters untold-capability plain-error shifted-tensor shared-storage copied-tensor "
+            "overlapping-tensors release-twice release-never release-early release-at-close release-by-place "
+            "commit-clears decommit-too-much close-once usable-after-close close-takes-memory leaky-descriptor "
+            "leaky-mapping short-export export-opens wrong-peer own-peer shifted-peer snapshot-peer import-again "
+            "leaky-import kept-descriptors leaky-error",
+        )
+    ),
+}
+_untold = ALLOCATORS["untold-capability"]
+_untold.info = dataclasses.replace(_untold.info, provides=_REMOTE)
+
+BACKENDS = {
+    "right-backend": Plugin(PluginKind.BACKEND, "right-backend", RIGHT_BACKEND),
+    **dict(
+        _mutants(
+            PluginKind.BACKEND,
+            "backends",
+            "swapped-words no-timeout credulous detach-once renamed-parameter no-cases vain-hope no-signal "
+            "swapped-ranks swapped-method",
+        )
+    ),
+}
+DEVICE = dict(
+    _mutants(
+        PluginKind.BACKEND, "backends", "short-put short-store local-store local-add no-barrier no-wait no-signal-sent"
+    )
+)
+PLUGINS = {
+    "required-settings": _with(
+        Plugin(PluginKind.ALLOCATOR, "required-settings", RIGHT_ALLOCATOR), settings=RequiredSettings
+    ),
+    "undescribed-settings": _with(
+        Plugin(PluginKind.ALLOCATOR, "undescribed-settings", RIGHT_ALLOCATOR), settings=UndescribedSettings
+    ),
+    "no-reason": NoReason(PluginKind.ALLOCATOR, "no-reason", RIGHT_ALLOCATOR),
+    "wrong-argument": WrongArgument(PluginKind.ALLOCATOR, "wrong-argument", RIGHT_ALLOCATOR),
+    "other-name": Plugin(PluginKind.ALLOCATOR, "another-name", RIGHT_ALLOCATOR),
+    "no-summary": Plugin(PluginKind.ALLOCATOR, "no-summary", RIGHT_ALLOCATOR),
+}
+_silent = PLUGINS["no-summary"]
+_silent.info = dataclasses.replace(_silent.info, summary="")
+
+
+def attribute(kind, name):
+    """Name under which a plugin stands in this module, for its entry point."""
+    return f"{kind}_{name.replace('-', '_')}"
+
+
+for _kind, _plugins in {"allocator": ALLOCATORS | PLUGINS, "backend": BACKENDS | DEVICE}.items():
+    globals().update({attribute(_kind, name): plugin for name, plugin in _plugins.items()})

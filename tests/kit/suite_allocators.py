@@ -1,0 +1,44 @@
+"""The kit on every mutant of an allocator or of a plugin; run by test_mutants in a process of its own."""
+
+import pytest
+from kit_mutants import heavy
+from kit_mutants.plugins import ALLOCATORS, PLUGINS
+
+from iris_core.testing import AllocatorConformance, PluginConformance
+from iris_core.types import PluginKind
+
+
+def suite(base, name, plugin, **attributes):
+    """A third party's test class, as docs/conformance_kit.md shows it."""
+    fixture = pytest.fixture(lambda self: plugin)
+    return type(f"Test_{name}", (base,), {"plugin": fixture, "num_cycles": 20, **attributes})
+
+
+IN_WORKERS = [
+    "right-allocator",
+    "owns-peers",
+    "copied-tensor",
+    "release-at-close",
+    "close-takes-memory",
+    "short-export",
+    "wrong-peer",
+    "own-peer",
+    "shifted-peer",
+    "snapshot-peer",
+]
+
+
+class _InWorkers(AllocatorConformance):
+    test_static_import_is_light = None  # costs a process each, and no allocator here is wrong in that
+
+
+class _Quick(_InWorkers):
+    # cost a job each, and only the mutants above are wrong in that
+    test_peers_in_other_processes = None
+    test_host_tensors_outlive_close = None
+
+
+for _name, _plugin in ALLOCATORS.items():
+    globals()[f"Test_{_name}"] = suite(_InWorkers if _name in IN_WORKERS else _Quick, _name, _plugin)
+for _name, _plugin in {**PLUGINS, "heavy": heavy.plugin}.items():
+    globals()[f"Test_{_name}"] = suite(PluginConformance, _name, _plugin, kind=PluginKind.ALLOCATOR)
