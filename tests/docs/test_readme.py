@@ -42,7 +42,8 @@ def test_make_targets_exist(target):
 
 
 def test_links_point_to_files():
-    links = re.findall(r"\]\(([^)#]+)\)", README)
+    prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)#]+)\)", prose)
     assert links
     for link in links:
         assert (ROOT / link).exists(), link
@@ -52,5 +53,14 @@ def test_every_command_of_the_command_line_is_there():
     commands = re.findall(r"^iris (\w+)", README, re.MULTILINE)
     assert commands
     for command in commands:
-        done = run(sys.executable, "-m", "iris_core.cli", command, "--help")
+        done = run(sys.executable, "-m", "iris_core", command, "--help")
         assert done.returncode == 0, done.stderr
+
+
+def test_the_example_of_cpu_execution_runs(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "cpu_execution.md").read_text(), re.DOTALL)
+    script = tmp_path / "double.py"
+    script.write_text(code)
+    done = run(sys.executable, str(script))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[0.0, 2.0, 4.0, 6.0, 8.0]"

@@ -47,11 +47,13 @@ def like_size(
 
 
 def same_device(device: torch.device, own: str) -> bool:
+    """Whether a requested device is this context's own; without an index any device of the kind is."""
     mine = torch.device(own)
     return device.type == mine.type and (device.index is None or device.index == (mine.index or 0))
 
 
 def check_inexact(name: str, dtype: torch.dtype) -> None:
+    """Raise UnsupportedError unless random numbers of this dtype can be drawn from a continuous distribution."""
     if not (dtype.is_floating_point or dtype.is_complex):
         raise UnsupportedError(f"{name}: needs a floating or complex dtype, not {dtype}; use randint for integers")
 
