@@ -1,7 +1,7 @@
 """The context tensor: how the host tells kernels about the world.
 
-One versioned layout of int64 words.  Words 0 and 1 and the heap bases stand where kernels of the reference system expect
-them; what follows the bases is ours.
+One versioned layout of int64 words.  Words 0 and 1 and the heap bases stand where kernels of the reference system
+expect them; what follows the bases is ours.
 
     word            meaning
     0               rank

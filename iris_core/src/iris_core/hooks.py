@@ -37,7 +37,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
 
 
 class ProviderHooks:
-    """What a plugin implements to provide an allocator, a backend or a collective; each is called on one plugin alone."""
+    """What a plugin implements to provide an allocator, a backend or a collective; called on one plugin alone."""
 
     @hookspec
     def iris_plugin_info(self) -> PluginInfo:  # type: ignore[empty-body]
@@ -57,7 +57,7 @@ class ProviderHooks:
 
 
 class ObserverHooks:
-    """What a plugin implements to watch; every observer is called, and an observer that raises is reported, not fatal."""
+    """What a plugin implements to watch; all observers are called, and one that raises is reported, not fatal."""
 
     @hookspec
     def iris_opened(self, context: Any) -> None:
