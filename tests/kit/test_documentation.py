@@ -1,0 +1,65 @@
+"""The example of docs/conformance_kit.md runs as it stands, and the page knows all suites."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import iris_core.testing
+from iris_core.testing import AllocatorConformance, BackendConformance, StackConformance
+
+PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "conformance_kit.md").read_text()
+
+
+def test_the_example_passes(tmp_path):
+    example = re.search(r"## An example\n.*?```python\n(.*?)```", PAGE, re.DOTALL).group(1)
+    (tmp_path / "test_conformance.py").write_text(example)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(("IRIS_", "PYTEST_"))}
+    variables["CUDA_VISIBLE_DEVICES"] = variables["HIP_VISIBLE_DEVICES"] = ""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "test_conformance.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=variables,
+    )
+    assert done.returncode == 0, done.stdout
+    passed, skipped = re.search(r"(\d+) passed, (\d+) skipped", done.stdout).groups()
+    assert int(passed) > 40
+    reasons = re.findall(r"^SKIPPED \[(\d+)\] \S+ (.*)$", done.stdout, re.MULTILINE)
+    assert sum(int(count) for count, _ in reasons) == int(skipped) == 8
+    assert {reason for _, reason in reasons} <= {
+        "allocator 'host' does not work on cuda",
+        "allocator 'host' does not work on hip",
+    }
+
+
+def test_an_installed_kit_explains_its_assertions():
+    """pytest rewrites the suites' assertions, although they are no test files."""
+    for suite in (AllocatorConformance, BackendConformance, StackConformance):
+        assert "@pytest_ar" in vars(sys.modules[suite.__module__]), suite
+
+
+@pytest.mark.parametrize("name", [name for name in iris_core.testing.__all__ if name.endswith("Conformance")])
+def test_every_suite_is_on_the_page(name):
+    assert f"`{name}`" in PAGE
+
+
+def test_what_the_page_names_exists():
+    settings = re.search(r"Class attributes: (.*?)Fixtures to override: (.*)", PAGE, re.DOTALL)
+    suites = (AllocatorConformance, BackendConformance, StackConformance)
+    names = re.findall(r"`(\w+)`", settings.group(0))
+    assert len(names) > 8
+    assert [name for name in names if not any(hasattr(suite, name) for suite in suites)] == []
+
+
+def test_the_core_does_not_import_the_kit():
+    names = "[name for name in sys.modules if 'conformance' in name or name == 'pytest']"
+    program = f"import iris_core, iris_core.testing, sys; print({names})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
