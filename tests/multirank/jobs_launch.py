@@ -40,3 +40,18 @@ def process_id():
 
 def unpicklable():
     return lambda: None
+
+
+def spawned(rank, num_ranks, store, answers):
+    """A rank that torch.multiprocessing.spawn has started, with a process group of the program's own."""
+    from torch._C._distributed_c10d import FileStore
+
+    from iris_core import Iris
+
+    dist.init_process_group("gloo", store=FileStore(store, num_ranks), rank=rank, world_size=num_ranks)
+    with Iris("1MiB", device="cpu") as ctx:
+        x = ctx.full((4,), float(rank))
+        ctx.barrier()
+        answers.put((ctx.cur_rank, ctx.num_ranks, x.sum().item()))
+    dist.barrier()  # the program's group is still there after the context
+    dist.destroy_process_group()

@@ -9,7 +9,7 @@ import triton.language as tl
 
 import iris_triton as iris
 from iris_core import Iris
-from iris_core.errors import DeviceTimeoutError
+from iris_core.errors import DeviceTimeoutError, PeerLostError
 from iris_triton import DeviceContext
 
 BLOCK = 128
@@ -139,3 +139,22 @@ def run_timeout(device: str = "cpu") -> tuple[str, bool]:
             return text, hex(flag.data_ptr()) in text
     finally:
         del os.environ["IRIS_DEVICE_TIMEOUT"]
+
+
+def wait_for_a_dead_peer() -> str:
+    """Rank 1 dies while rank 0 waits for its signal inside a kernel."""
+    ctx = Iris("4MiB", device="cpu")
+    flag = ctx.zeros(1, dtype=torch.int64)
+    ctx.barrier()
+    if ctx.cur_rank == 1:
+        time.sleep(0.5)
+        os._exit(5)
+    begin = time.monotonic()
+    try:
+        wait_for_nothing[(1,)](flag, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks)
+    except PeerLostError as e:
+        assert time.monotonic() - begin < 20
+        raise RuntimeError(f"as it should be: {e}") from None
+    finally:
+        ctx.close()
+    return "nothing was noticed"

@@ -5,6 +5,7 @@ import os
 
 import jobs_launch as jobs
 import pytest
+import torch
 
 import iris_core
 from iris_core.errors import CollectiveTimeoutError, PeerLostError
@@ -69,3 +70,9 @@ def test_the_pool_survives_failures():
         with pytest.raises(RankError, match="cannot be sent"):
             pool.run(jobs.unpicklable, 1)
         assert pool.run(jobs.describe, 2, "y") == [("y", r, 2, str(r), str(r)) for r in range(2)]
+
+
+def test_ranks_of_mp_spawn(tmp_path):
+    answers = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    torch.multiprocessing.spawn(jobs.spawned, args=(2, str(tmp_path / "store"), answers), nprocs=2)
+    assert sorted(answers.get() for _ in range(2)) == [(0, 2, 0.0), (1, 2, 4.0)]

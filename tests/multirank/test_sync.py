@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from jobs_sync import compare, run_barrier, run_count, run_ring, run_timeout
+from jobs_sync import compare, run_barrier, run_count, run_ring, run_timeout, wait_for_a_dead_peer
 
 import iris_triton.cpu
+from iris_core.errors import PeerLostError
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
@@ -38,6 +39,11 @@ def test_a_wait_that_reaches_its_bound_is_reported_and_not_fatal(pool):
     assert ">= 42" in text
     assert "IRIS_DEVICE_TIMEOUT" in text
     assert names_address
+
+
+def test_a_kernel_that_waits_for_a_dead_rank_raises(pool):
+    with pytest.raises(PeerLostError, match=r"(?s)ranks \[1\] ended.*as it should be: rank 0: rank 1 ended"):
+        pool.run(wait_for_a_dead_peer, 2)
 
 
 @pytest.mark.parametrize("cmp", ["eq", "ne", "gt", "ge", "lt", "le"])
