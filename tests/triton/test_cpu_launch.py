@@ -362,6 +362,25 @@ def test_importing_the_package_pulls_in_neither_torch_nor_triton(tmp_path):
     assert done.stdout == "[]\n", done.stderr
 
 
+def test_a_triton_that_lacks_something_is_refused_with_the_versions_that_fit(tmp_path):
+    done = run_script(
+        tmp_path,
+        """
+        import sys
+        import triton
+        sys.modules["triton.runtime.interpreter"] = None
+        from iris_core.errors import UnsupportedError
+        from iris_triton import cpu
+        try:
+            cpu.enable()
+        except UnsupportedError as error:
+            print(error)
+        """,
+    )
+    assert "lacks something that Iris needs" in done.stdout, done.stderr
+    assert "it works with Triton 3.6, 3.7, 3.8, 3.9" in done.stdout
+
+
 def test_a_process_with_the_executor_still_ends_cleanly(tmp_path):
     done = run_script(
         tmp_path,

@@ -40,6 +40,7 @@ FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 # -- the module `numerics` --------------------------------------------------------------------------------------------
 @given(st.lists(st.floats(width=32), min_size=1, max_size=20))
+@settings(deadline=None)
 def test_bf16_rounds_as_torch(values):
     array = np.array(values, np.float32)
     expected = torch.from_numpy(array).bfloat16()
@@ -62,6 +63,7 @@ def test_fp8_values_are_torchs(name):
 
 @pytest.mark.parametrize("name", [*FP8, "fp8e4b15"])
 @given(st.lists(st.floats(-500, 500, width=32), min_size=1, max_size=20))
+@settings(deadline=None)
 def test_fp8_rounds_to_the_nearest_value(name, values):
     array = np.array(values, np.float32)
     codes = numerics.to_fp8(array, name)
@@ -77,6 +79,7 @@ def test_fp8_rounds_to_the_nearest_value(name, values):
 
 
 @given(st.lists(st.tuples(*[st.floats(-1e4, 1e4, width=32)] * 3), min_size=1, max_size=10))
+@settings(deadline=None)
 def test_fma_rounds_once(triples):
     x, y, z = np.array(triples, np.float32).T
     got = numerics.fma(x, y, z)
@@ -89,7 +92,7 @@ def test_fma_rounds_once(triples):
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64])
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_umulhi_is_the_upper_half_of_the_unsigned_product(dtype, data):
     info = np.iinfo(dtype)
     pair = st.tuples(*[st.integers(int(info.min), int(info.max))] * 2)
@@ -103,6 +106,7 @@ def test_umulhi_is_the_upper_half_of_the_unsigned_product(dtype, data):
 
 
 @given(st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**31), 2**31 - 1)), min_size=1))
+@settings(deadline=None)
 def test_division_truncates_and_never_traps(pairs):
     a, b = np.array(pairs, np.int32).T
     with np.errstate(all="ignore"):

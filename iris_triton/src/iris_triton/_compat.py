@@ -22,20 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
-from triton.backends.driver import DriverBase
-from triton.language import core as core
-from triton.language import target_info as target_info
-from triton.language.semantic import TritonSemantic as TritonSemantic
-from triton.runtime import driver
-from triton.runtime.autotuner import Autotuner as Autotuner
-from triton.runtime.interpreter import InterpretedFunction as InterpretedFunction
-from triton.runtime.interpreter import InterpreterBuilder as InterpreterBuilder
-from triton.runtime.interpreter import InterpreterOptions as InterpreterOptions
-from triton.runtime.jit import ConstexprFunction as ConstexprFunction
-from triton.runtime.jit import JITCallable as JITCallable
-from triton.runtime.jit import JITFunction as JITFunction
-from triton.runtime.jit import mangle_type as mangle_type
-from triton.tools.tensor_descriptor import TensorDescriptor as TensorDescriptor
 
 from iris_core.errors import UnsupportedError
 
@@ -46,6 +32,8 @@ if TYPE_CHECKING:
 
 TESTED = ((3, 6), (3, 7), (3, 8), (3, 9))
 """(major, minor) of the Triton releases that the test suite was run with."""
+
+_KNOWN = ", ".join(f"{major}.{minor}" for major, minor in TESTED)
 
 
 def version() -> tuple[int, int]:
@@ -58,17 +46,29 @@ def version_problem() -> str:
     """What is wrong with the installed Triton's version; empty if it is in the table."""
     if version() in TESTED:
         return ""
-    known = ", ".join(f"{a}.{b}" for a, b in TESTED)
-    return f"Triton {triton.__version__} is not one of the versions that Iris was tested with ({known})"
+    return f"Triton {triton.__version__} is not one of the versions that Iris was tested with ({_KNOWN})"
 
 
 try:
     from triton._C.libtriton import interpreter as _interpreter
     from triton._C.libtriton import ir as ir
-except ImportError as error:  # the executor's memory accesses are these functions
+    from triton.backends.driver import DriverBase
+    from triton.language import core as core
+    from triton.language import target_info as target_info
+    from triton.language.semantic import TritonSemantic as TritonSemantic
+    from triton.runtime import driver
+    from triton.runtime.autotuner import Autotuner as Autotuner
+    from triton.runtime.interpreter import InterpretedFunction as InterpretedFunction
+    from triton.runtime.interpreter import InterpreterBuilder as InterpreterBuilder
+    from triton.runtime.interpreter import InterpreterOptions as InterpreterOptions
+    from triton.runtime.jit import ConstexprFunction as ConstexprFunction
+    from triton.runtime.jit import JITCallable as JITCallable
+    from triton.runtime.jit import JITFunction as JITFunction
+    from triton.runtime.jit import mangle_type as mangle_type
+    from triton.tools.tensor_descriptor import TensorDescriptor as TensorDescriptor
+except ImportError as error:
     raise UnsupportedError(
-        f"this Triton ({triton.__version__}) has no interpreter in its native library, which the CPU executor needs. "
-        + version_problem()
+        f"Triton {triton.__version__} lacks something that Iris needs ({error}); it works with Triton {_KNOWN}"
     ) from error
 
 native: Any = _interpreter

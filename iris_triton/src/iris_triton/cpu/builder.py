@@ -150,7 +150,7 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
         launch = current.launch
         checker = launch.checker
         if addresses.size == 1:
-            if mask is not None and not mask.all():
+            if mask is not None and not mask.reshape(-1)[0]:
                 return None
             low = high = int(addresses.reshape(-1)[0])
         else:
@@ -248,11 +248,10 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
 
     def create_atomic_rmw(self, op: Any, pointers: Handle, value: Handle, mask: Handle, sem: Any, scope: Any) -> Handle:
         addresses = pointers.data
-        data = np.ascontiguousarray(np.broadcast_to(value.data, addresses.shape))
-        active = np.ascontiguousarray(np.broadcast_to(mask.data, addresses.shape))
+        data, active = _spread(value.data, addresses.shape), _spread(mask.data, addresses.shape)
         self._range_of(addresses, active, data.itemsize, f"atomic_{op.name.lower()}")
         old = atomics.rmw(op, addresses, data, active, sem, value.dtype)
-        if active.any():
+        if active.any() if active.size > 1 else active.reshape(-1)[0]:
             self._observe(addresses, old)
         return Handle(old, value.dtype)
 
@@ -380,6 +379,11 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
         current.region.results = list(handles)
 
     create_scan_ret = create_reduce_ret
+
+
+def _spread(data: Array, shape: tuple[int, ...]) -> Array:
+    """The array in a shape, contiguous."""
+    return np.ascontiguousarray(data if data.shape == shape else np.broadcast_to(data, shape))
 
 
 def _mask_array(mask: Any) -> Array:

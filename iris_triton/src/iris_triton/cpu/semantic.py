@@ -16,7 +16,7 @@ import triton.language as tl
 from iris_triton import _compat
 from iris_triton.cpu.state import current
 from iris_triton.cpu.typefacts import block_type
-from iris_triton.cpu.values import Array, Handle, signless, unsigned, wrap
+from iris_triton.cpu.values import Array, Handle, signless, unsigned, wrap, wrap_handle
 
 
 class AmbiguousConditionError(TypeError):
@@ -40,8 +40,22 @@ class _Region:
 Combine = Callable[[list[Array], list[Array]], list[Array]]
 
 
+class _TensorMaker(type):
+    def __call__(cls, handle: Any, type_: Any) -> Any:
+        return wrap_handle(handle, type_)
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, tl.tensor)
+
+
+class _Tensor(metaclass=_TensorMaker):
+    """tl.tensor to the semantic layer, which makes its results with it; only faster."""
+
+
 class CpuSemantic(_compat.TritonSemantic):  # type: ignore[misc]
     """Checks and promotes types as the compiler does; computes through `CpuBuilder`."""
+
+    tensor = _Tensor
 
     def reduction(self, inputs: Any, axis: int | None, region_builder_fn: Any) -> tuple[Any, ...]:
         if axis is None:

@@ -116,6 +116,11 @@ _new = tl.tensor.__new__
 
 
 def wrap(data: Array, type_: Any) -> Any:
+    """Make a tensor around an array."""
+    return wrap_handle(Handle(data, type_.scalar), type_)
+
+
+def wrap_handle(handle: Any, type_: Any) -> Any:
     """Make a tensor.  Much cheaper than the constructor, which computes shape and size anew for every tensor."""
     fields = type_.__dict__.get("_iris_fields")
     if fields is None:
@@ -123,5 +128,5 @@ def wrap(data: Array, type_: Any) -> Any:
         type_._iris_fields = fields
     tensor = _new(tl.tensor)
     tensor.__dict__.update(fields)
-    tensor.handle = Handle(data, type_.scalar)
+    tensor.handle = handle
     return tensor
