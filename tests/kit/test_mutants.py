@@ -114,7 +114,7 @@ def reports(tmp_path_factory):
     (folder / "pytest.ini").write_text("[pytest]\n")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("IRIS_", "PYTEST_"))}
     environment["OMP_NUM_THREADS"] = "1"
-    environment["PYTHONPATH"] = os.pathsep.join([str(site), str(HERE)])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), str(HERE), os.environ.get("PYTHONPATH")]))
     running = {}
     for suite in ("suite_allocators", "suite_backends"):
         report = folder / f"{suite}.xml"

@@ -6,8 +6,6 @@ import triton.language as tl
 from iris_triton import language
 from iris_triton.context import DeviceContext
 
-GE = tl.constexpr("ge")
-
 
 @triton.jit
 def _but_last(mask):
