@@ -181,6 +181,27 @@ def test_computation_of_other_programs_is_not_waiting():
 
 
 @triton.jit
+def countdown_kernel(word):
+    while tl.load(word, volatile=True) < 60:
+        pass
+
+
+def test_a_word_that_keeps_changing_is_no_deadlock():
+    word = flags(1)
+
+    def count():
+        for _ in range(60):
+            time.sleep(0.02)
+            word.add_(1)
+
+    writer = threading.Thread(target=count)
+    writer.start()
+    with cpu.configured(timeout_s=0.6):  # the whole takes 1.2 s
+        countdown_kernel[(1,)](word)
+    writer.join()
+
+
+@triton.jit
 def polling_worker_kernel(stop, out, N: tl.constexpr):
     for i in range(N):
         if tl.load(stop, volatile=True) == 0:

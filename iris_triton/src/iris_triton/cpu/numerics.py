@@ -56,12 +56,7 @@ def float_to_int(values: Array, dtype: np.dtype[Any]) -> Array:
 
 def int_div(left: Array, right: Array) -> Array:
     """Divide integers as C does: towards zero.  Division by zero gives 0 instead of a trap."""
-    if left.dtype.kind == "u":
-        return np.floor_divide(left, right)
-    quotient = np.floor_divide(left, right)
-    # Floor division is one too low where the signs differ and a remainder is left.
-    inexact = ((left < 0) != (right < 0)) & (quotient * right != left) & (right != 0)
-    result: Array = np.add(quotient, inexact, dtype=left.dtype)
+    result: Array = (left - np.fmod(left, right)) // right  # without the remainder there is nothing to round
     return result
 
 
