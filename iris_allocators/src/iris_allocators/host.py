@@ -162,9 +162,12 @@ class HostAllocator:
         """Map a peer's heap and close the received descriptors.
 
         Raises:
+            HeapClosedError: the allocator is closed.
             HeapError: the descriptors do not describe one heap of this kind.
         """
         try:
+            if self._map is None:
+                raise HeapClosedError("the heap is closed")
             if rank in self._peers:
                 return self._peers[rank][1]
             if len(segments) != 1 or segments[0].fd is None or segments[0].offset_bytes != 0:

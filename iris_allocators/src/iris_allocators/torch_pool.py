@@ -126,9 +126,12 @@ class TorchAllocator:
         """Map a peer's heap.
 
         Raises:
+            HeapClosedError: the allocator is closed.
             HeapError: the segments do not describe one heap of this kind.
             PeerAccessError: this device cannot map that memory.
         """
+        if self._pool is None:
+            raise HeapClosedError("the heap is closed")
         if rank in self._peers:
             return self._peers[rank][1]
         if len(segments) != 1 or segments[0].fd is not None or len(segments[0].payload) <= 8:

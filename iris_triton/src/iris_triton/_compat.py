@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 TESTED = ((3, 6), (3, 7), (3, 8), (3, 9))
 """(major, minor) of the Triton releases that the test suite was run with."""
 
-_KNOWN = ", ".join(f"{major}.{minor}" for major, minor in TESTED)
-
 
 def version() -> tuple[int, int]:
     """(major, minor) of the installed Triton."""
@@ -42,11 +40,15 @@ def version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def _known() -> str:
+    return ", ".join(f"{major}.{minor}" for major, minor in TESTED)
+
+
 def version_problem() -> str:
     """What is wrong with the installed Triton's version; empty if it is in the table."""
     if version() in TESTED:
         return ""
-    return f"Triton {triton.__version__} is not one of the versions that Iris was tested with ({_KNOWN})"
+    return f"Triton {triton.__version__} is not one of the versions that Iris was tested with ({_known()})"
 
 
 try:
@@ -68,7 +70,7 @@ try:
     from triton.tools.tensor_descriptor import TensorDescriptor as TensorDescriptor
 except ImportError as error:
     raise UnsupportedError(
-        f"Triton {triton.__version__} lacks something that Iris needs ({error}); it works with Triton {_KNOWN}"
+        f"Triton {triton.__version__} lacks something that Iris needs ({error}); it works with Triton {_known()}"
     ) from error
 
 native: Any = _interpreter

@@ -293,6 +293,8 @@ class AllocatorConformance(PluginConformance):
             allocator.tensor(0, 16, _nothing)
         with pytest.raises(HeapClosedError):
             allocator.export()
+        with pytest.raises(HeapClosedError):
+            allocator.import_peer(1, ())
         if Capability.DECOMMIT in info.provides:
             with pytest.raises(HeapClosedError):
                 allocator.decommit(0, allocator.granularity)
