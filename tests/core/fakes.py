@@ -89,6 +89,8 @@ class MemoryAllocator:
         self.calls: list[tuple[Any, ...]] = []
         self.fail: dict[str, Exception] = {}
         self.import_delta = 0
+        self.placed: dict[int, int] = {}  # address of an imported storage -> where it is
+        self.has_more = False
         self.closed = False
         self._map = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE))
         self._view = memoryview(self._map)
@@ -110,7 +112,11 @@ class MemoryAllocator:
         assert nbytes % self.granularity == 0 or offset_bytes + nbytes == self.nbytes
         self._granules -= set(range(offset_bytes // self.granularity, -(-(offset_bytes + nbytes) // self.granularity)))
         self.committed_bytes = len(self._granules) * self.granularity
-        self.generation += self._grows
+        end = offset_bytes + nbytes
+        self.placed = {source: at for source, at in self.placed.items() if not offset_bytes <= at < end}
+
+    def exchanged(self) -> None:
+        self._call("exchanged")
 
     def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
         self._call("tensor", offset_bytes, nbytes)
@@ -124,12 +130,18 @@ class MemoryAllocator:
         nbytes = tensor.untyped_storage().nbytes() + self.import_delta
         return -(-nbytes // self.granularity) * self.granularity, self.import_delta
 
+    def imported_at(self, tensor: torch.Tensor) -> int | None:
+        return self.placed.get(tensor.untyped_storage().data_ptr())
+
     def import_tensor(self, offset_bytes: int, tensor: torch.Tensor, on_release: Callable[[], None]) -> torch.Tensor:
         """Copy: private memory cannot be mapped twice; enough to test what the heap does around it."""
         self._call("import_tensor", offset_bytes)
         if not tensor.is_contiguous():
             raise UnsupportedError("contiguous tensors only")
-        self.generation += 1
+        source = tensor.untyped_storage().data_ptr()
+        if source not in self.placed:
+            self.placed[source] = offset_bytes + self.import_delta
+            self.generation += 1
         raw = self.tensor(offset_bytes + self.import_delta, tensor.nbytes, on_release)
         return raw.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 

@@ -13,6 +13,7 @@ from iris_core.types import Availability, Capability, DeviceType, PluginInfo, Pl
 if TYPE_CHECKING:
     from iris_allocators.host import HostAllocator
     from iris_allocators.torch_pool import TorchAllocator
+    from iris_allocators.vmem import VmemAllocator
     from iris_core.settings import PluginSettings
     from iris_core.types import CreateRequest, DeviceTarget
 
@@ -34,6 +35,25 @@ TORCH_INFO = PluginInfo(
     priority=10,
 )
 """What the "torch" allocator says about itself."""
+
+
+VMEM_INFO = PluginInfo(
+    name="vmem",
+    kind=PluginKind.ALLOCATOR,
+    summary="virtual memory that is backed as it is used, grows, shrinks and shares memory with existing tensors",
+    devices=frozenset({DeviceType.CUDA, DeviceType.HIP}),
+    provides=frozenset(
+        {
+            Capability.REMOTE_LOAD_STORE,
+            Capability.REMOTE_ATOMICS,
+            Capability.GROWTH,
+            Capability.DECOMMIT,
+            Capability.IMPORT_TENSOR,
+        }
+    ),
+    priority=5,
+)
+"""What the "vmem" allocator says about itself."""
 
 
 class HostPlugin:
@@ -100,5 +120,42 @@ class TorchPlugin:
         return TorchAllocator(request)
 
 
+class VmemPlugin:
+    """Provides the "vmem" allocator."""
+
+    @hookimpl
+    def iris_plugin_info(self) -> PluginInfo:
+        """Describe the allocator."""
+        return VMEM_INFO
+
+    @hookimpl
+    def iris_plugin_settings(self) -> type[PluginSettings]:
+        """Return `VmemSettings`."""
+        from iris_allocators.settings import VmemSettings
+
+        return VmemSettings
+
+    @hookimpl
+    def iris_plugin_probe(self, target: DeviceTarget) -> Availability:
+        """Say whether `target` is a GPU and its driver can be called."""
+        if target.type is DeviceType.CUDA:
+            if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
+                return Availability.no("cuda-bindings is not installed; torch's CUDA wheels bring it")
+            return Availability.yes()
+        if target.type is DeviceType.HIP:
+            if importlib.util.find_spec("hip") is None:
+                return Availability.no("hip-python is not installed: pip install 'iris-allocators[rocm]'")
+            return Availability.yes()
+        return Availability.no(f"it maps memory of GPUs, not of {target.type}")
+
+    @hookimpl
+    def iris_plugin_create(self, request: CreateRequest) -> VmemAllocator:
+        """Create one rank's allocator."""
+        from iris_allocators.vmem import VmemAllocator
+
+        return VmemAllocator(request)
+
+
 host = HostPlugin()
 torch_pool = TorchPlugin()
+vmem = VmemPlugin()

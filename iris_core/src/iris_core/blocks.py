@@ -36,15 +36,22 @@ class Record:
         start: where the tensor's storage begins; differs from `offset` only for imported memory.
         storage: identity of the storage, which tells it from an earlier one at the same address.
         label: the call that made it.
-        imported: whether the memory is somebody else's.
+        source: the storage whose memory was imported, kept until no rank needs it; None for the heap's own memory.
         pending: whether it was freed and waits for the other ranks.
         scope: the scope that will free it.
     """
 
-    __slots__ = ("imported", "label", "nbytes", "number", "offset", "pending", "scope", "start", "storage")
+    __slots__ = ("label", "nbytes", "number", "offset", "pending", "scope", "source", "start", "storage")
 
     def __init__(
-        self, number: int, offset: int, nbytes: int, start: int, storage: int, label: Label, imported: bool = False
+        self,
+        number: int,
+        offset: int,
+        nbytes: int,
+        start: int,
+        storage: int,
+        label: Label,
+        source: torch.UntypedStorage | None = None,
     ) -> None:
         self.number = number
         self.offset = offset
@@ -52,7 +59,7 @@ class Record:
         self.start = start
         self.storage = storage
         self.label = label
-        self.imported = imported
+        self.source = source
         self.pending = False
         self.scope: Scope | None = None
 
@@ -74,7 +81,8 @@ class BlockTable:
         self._nbytes = nbytes
         self._history = history
         self._numbers = 0
-        self._by_start: dict[int, Record] = {}  # live and pending, by offset of the storage
+        # live and pending, by offset of the storage; several only where the same memory was imported several times
+        self._by_start: dict[int, list[Record]] = {}
         self._pending: list[Record] = []
         self._released: deque[int] = deque()  # numbers whose storage is gone; filled by finalizers, from any thread
         self._dropped: list[int] = []  # of these, the live ones that the other ranks have not been told of
@@ -96,7 +104,7 @@ class BlockTable:
         if self.scopes:
             self.scopes[-1].adopt(record)
         self.live[record.number] = record
-        self._by_start[record.start] = record
+        self._by_start.setdefault(record.start, []).append(record)
         self.version += 1
 
     def find(self, tensor: torch.Tensor, what: str) -> Record:
@@ -112,11 +120,12 @@ class BlockTable:
         """
         storage = tensor.untyped_storage()
         start = storage.data_ptr() - self._base
-        record = self._by_start.get(start)
-        if record is not None and record.storage == storage._cdata:
-            if not record.pending:
-                return record
-            raise HeapError(f"{what}: {record} was freed before")
+        # the newest first: an older one's storage may be gone and its identity used again
+        for record in reversed(self._by_start.get(start, ())):
+            if record.storage == storage._cdata:
+                if not record.pending:
+                    return record
+                raise HeapError(f"{what}: {record} was freed before")
         if not 0 <= start < self._nbytes:
             raise NotOnHeapError(f"{what}: the tensor's storage does not begin on this rank's symmetric heap")
         frees = (call for call in reversed(self._history.recent()) if call.op == Op.FREE and call.offset == start)
@@ -140,14 +149,14 @@ class BlockTable:
         """Return the blocks that wait, which nobody waits for any more, and forget them."""
         pending, self._pending = self._pending, []
         for record in pending:
-            del self._by_start[record.start]
+            self._forget(record)
         return pending
 
     def discard(self, number: int) -> Record:
         """Forget a live block that no rank refers to any more."""
         record = self.live[number]
         self._remove(record)
-        del self._by_start[record.start]
+        self._forget(record)
         return record
 
     def dropped(self) -> list[int]:
@@ -200,6 +209,12 @@ class BlockTable:
             blocks = tuple(Block(r.offset, r.nbytes, format_label(r.label)) for r in records)
             self._blocks = (self.version, blocks)
         return blocks
+
+    def _forget(self, record: Record) -> None:
+        same = self._by_start[record.start]
+        same.remove(record)
+        if not same:
+            del self._by_start[record.start]
 
     def _remove(self, record: Record) -> None:
         del self.live[record.number]

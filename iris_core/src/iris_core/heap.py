@@ -15,11 +15,12 @@ One thread allocates and frees; only the release of dropped tensors may come fro
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
 
-from iris_core.agreement import History, Label, Op, Report, agree, format_label, raise_failure
+from iris_core.agreement import History, Label, Op, Report, agree, format_label
 from iris_core.blocks import BlockTable, Record, Scope
 from iris_core.errors import (
     HeapClosedError,
@@ -29,6 +30,7 @@ from iris_core.errors import (
     NotOnHeapError,
     UnsupportedError,
 )
+from iris_core.growth import Growth
 from iris_core.importing import TensorImporter
 from iris_core.peers import PeerMap
 from iris_core.residency import Residency
@@ -71,6 +73,10 @@ class SymmetricHeap:
         self._history = History()
         self._table = BlockTable(allocator.base_ptr, allocator.nbytes, self._history)
         self._peers = PeerMap(allocator, world)
+        self._growth = Growth(allocator, world, self._history, self._peers, self._residency)
+        self._importer = TensorImporter(
+            allocator, world, self._history, self._table, self._peers, self._residency, self._sub, self._reserve
+        )
         self._open = False
         self._closed = False
 
@@ -209,25 +215,15 @@ class SymmetricHeap:
         if external.layout is not torch.strided:
             raise LayoutError(f"as_symmetric: only torch.strided tensors can be on the heap, not {external.layout}")
         label = ("as_symmetric", tuple(external.shape), external.dtype)
-        if Capability.IMPORT_TENSOR in self._allocator.info.provides:
-            record, out = self._importer().run(external.detach(), label)
+        if Capability.IMPORT_TENSOR in self._allocator.info.provides and external.numel():
+            if self._synchronize is not None:
+                self._synchronize()  # memory may be taken off the heap to make room for the tensor's
+            record, out = self._importer.run(external.detach(), label)
             self._register(record, Op.IMPORT, self._allocator.granularity)
             return out
         like = torch.empty_like(external, device="meta")
         out = self.empty_strided(tuple(like.shape), like.stride(), like.dtype, label)
         return out.copy_(external.detach())
-
-    def _importer(self) -> TensorImporter:
-        return TensorImporter(
-            self._allocator,
-            self._world,
-            self._history,
-            self._table,
-            self._peers,
-            self._residency,
-            self._sub,
-            self._reserve,
-        )
 
     def _allocate(self, nbytes: int, alignment: int, label: Label) -> torch.Tensor:
         """Take a block and return the bytes of it; nothing has changed if it raises."""
@@ -238,7 +234,7 @@ class SymmetricHeap:
         number, on_release = self._table.next_number()
         try:
             if self._residency.needs_growth(offset, nbytes):
-                self._grow(offset, nbytes, alignment, label)
+                self._growth.run(offset, nbytes, alignment, label)
             else:
                 self._residency.commit(offset, nbytes)
             # a storage without bytes would have no address, so an empty tensor's storage has the whole block
@@ -291,27 +287,6 @@ class SymmetricHeap:
             largest_free_bytes=e.largest_free_bytes,
         )
 
-    def _grow(self, offset: int, nbytes: int, alignment: int, label: Label) -> None:
-        """Commit memory that peers have to map.  Every rank comes here in the same call."""
-        error: Exception | None = None
-        try:
-            self._allocator.commit(offset, nbytes)
-        except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
-            error = e
-        reports = agree(
-            self._world,
-            self._history,
-            Op.ALLOCATE,
-            nbytes=nbytes,
-            alignment=alignment,
-            label=label,
-            ok=error is None,
-            dirty=self._peers.dirty,
-        )
-        raise_failure(error, reports, f"could not get memory for {format_label(label)}")
-        self._exchange_if_dirty(reports)
-        self._residency.commit(offset, nbytes)
-
     # -- freeing ------------------------------------------------------------------------------------------------------
     def free(self, tensor: torch.Tensor) -> None:
         """Give a tensor's block back; the tensor and its views must not be used afterwards.
@@ -357,9 +332,16 @@ class SymmetricHeap:
         """
         self._check_open()
         self._step(Op.BARRIER)
-        gave_back = self._residency.can_decommit and self._residency.release_idle(self._sub.free_blocks())
+        error: Exception | None = None
+        gave_back = False
+        try:
+            gave_back = self._residency.can_decommit and self._residency.release_idle(self._sub.free_blocks())
+        except Exception as e:  # noqa: BLE001 - raised below, after the step that the other ranks take
+            error, gave_back = e, True
         if gave_back and self._residency.grows:
-            self.refresh_peer_access()  # peers let go of what they had mapped
+            self.refresh_peer_access()  # memory is free when all have given it back, and then only asked for again
+        if error is not None:
+            raise error
 
     def _retire(self, record: Record) -> None:
         """Free a live block: at once in a world of one, else when all ranks agree."""
@@ -369,12 +351,15 @@ class SymmetricHeap:
 
     def _recycle(self, records: Sequence[Record]) -> None:
         """Make blocks free that nobody uses any more."""
+        imports = []
         for record in records:
-            size = self._sub.free(record.offset)
-            if record.imported:  # somebody else's memory is mapped there
-                if self._synchronize is not None:
-                    self._synchronize()
-                self._residency.decommit(record.offset, size)
+            if record.source is None:
+                self._sub.free(record.offset)
+            elif size := self._importer.release(record):
+                imports.append((record.offset, record.offset + size))
+        if imports and self._synchronize is not None:
+            self._synchronize()
+        self._residency.decommit(imports)  # somebody else's memory is mapped there
 
     def _reclaim_dropped(self) -> None:
         """In a world of one, free what was dropped."""
@@ -497,7 +482,11 @@ class SymmetricHeap:
         self._check_open()
         sub = self._sub
         waiting = self._table.waiting()
-        pending = sum(sub.size_of(record.offset) for record in waiting)
+        pending = sum(
+            sub.size_of(offset)
+            for offset, number in Counter(record.offset for record in waiting).items()
+            if number == self._importer.num_holders(offset)
+        )
         return HeapStats(
             reserved=self._allocator.nbytes,
             committed=self._residency.committed_bytes,

@@ -1,8 +1,12 @@
-"""Putting a tensor's memory on the heap without a copy, where the allocator can (`SupportsImportTensor`)."""
+"""Putting a tensor's memory on the heap without a copy, where the allocator can (`SupportsImportTensor`).
+
+Tensors often share an allocation, which is mapped once: when every rank finds a tensor's memory at the same offset of
+the heap already, the import adds one more holder to that block and takes no room.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from iris_core.agreement import Op, agree, raise_failure
 from iris_core.blocks import Record
@@ -24,8 +28,20 @@ if TYPE_CHECKING:
 _FAILED = "cannot import the tensor that was passed to as_symmetric"
 
 
+class _Place(NamedTuple):
+    """Where a tensor is to go, equal on all ranks.
+
+    Attributes:
+        nbytes: size of the block.
+        shared: offset of the block that has it already; -1 if a new one is needed.
+    """
+
+    nbytes: int
+    shared: int
+
+
 class TensorImporter:
-    """Imports one tensor on every rank, at the same offset everywhere or not at all.
+    """Imports tensors, each on every rank, at the same offset everywhere or not at all.
 
     Args:
         allocator: has `Capability.IMPORT_TENSOR`.
@@ -59,18 +75,22 @@ class TensorImporter:
         self._residency = residency
         self._sub = sub
         self._reserve = reserve
+        self._holders: dict[int, int] = {}  # offset of a block -> live and pending imports in it
 
     def run(self, external: torch.Tensor, label: Label) -> tuple[Record, torch.Tensor]:
         """Import a tensor; the caller adds the record to history and table.
 
         Collective: every rank calls it.  If it fails on one rank, it raises on all and nothing has changed.
         """
-        size = self._agree_on_size(external, label)
-        offset = self._reserve(size, self._granularity, label)
+        place = self._agree_on_place(external, label)
+        size, is_new = place.nbytes, place.shared < 0
+        offset = self._reserve(size, self._granularity, label) if is_new else place.shared
         number, on_release = self._table.next_number()
         out = external
         error: Exception | None = None
         try:
+            if is_new:
+                self._residency.make_room(offset, size)  # free for all, but still backed by the heap's own memory
             out = self._allocator.import_tensor(offset, external, on_release)
         except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
             error = e
@@ -88,29 +108,55 @@ class TensorImporter:
             if any(report.dirty for report in reports):
                 self._peers.exchange()
         except BaseException:
-            if error is None:
-                self._residency.decommit(offset, size)
-            self._sub.free(offset)
+            if is_new:
+                if error is None:
+                    self._residency.decommit([(offset, offset + size)])
+                self._sub.free(offset)
             raise
-        self._residency.note(offset, size)
+        if is_new:
+            self._residency.note(offset, size)
+        self._holders[offset] = self._holders.get(offset, 0) + 1
         storage = out.untyped_storage()
-        return Record(number, offset, size, storage.data_ptr() - self._base, storage._cdata, label, imported=True), out
+        start = storage.data_ptr() - self._base
+        return Record(number, offset, size, start, storage._cdata, label, external.untyped_storage()), out
 
-    def _agree_on_size(self, external: torch.Tensor, label: Label) -> int:
-        """How much of the heap the import takes: as much as the rank with the largest memory allocation needs."""
+    def num_holders(self, offset: int) -> int:
+        """How many tensors, live or waiting to be freed, have the block at an offset; 1 unless it was imported."""
+        return self._holders.get(offset, 1)
+
+    def release(self, record: Record) -> int:
+        """An import is gone on all ranks.
+
+        Returns:
+            The size of its block if that was the last import in it, which the caller gives back; else 0.
+        """
+        self._holders[record.offset] -= 1
+        if self._holders[record.offset]:
+            return 0
+        del self._holders[record.offset]
+        return self._sub.free(record.offset)
+
+    def _agree_on_place(self, external: torch.Tensor, label: Label) -> _Place:
+        """Where the import goes, and how much of the heap it takes: as much as on the rank that needs most."""
         error: Exception | None = None
         size = delta = 0
+        there: int | None = None
         try:
             size, delta = self._allocator.import_extent(external)
+            there = self._allocator.imported_at(external)
         except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
             error = e
         reports = agree(self._world, self._history, Op.IMPORT, label=label, ok=error is None)
         raise_failure(error, reports, _FAILED)
-        extents = self._world.all_gather_ints([size, delta])
-        if len({begin for _, begin in extents}) > 1:
+        everyone = self._world.all_gather_ints([size, delta, -1 if there is None else there])
+        places = {place for _, _, place in everyone}
+        if len(places) == 1 and (place := places.pop()) >= 0:
+            block = max(offset for offset in self._holders if offset <= place)
+            return _Place(self._sub.size_of(block), block)
+        if len({begin for _, begin, _ in everyone}) > 1:
             raise UnsupportedError(
                 "as_symmetric: the ranks' tensors begin at different places of their memory allocations, so they "
                 "cannot lie at the same offset of the heap; pass tensors that were allocated alike, or copy into "
                 "ctx.empty_like(tensor)"
             )
-        return max(size for size, _ in extents)
+        return _Place(max(size for size, _, _ in everyone), -1)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from iris_core.agreement import name_ranks
-from iris_core.errors import HeapError, NotOnHeapError, PeerAccessError
+from iris_core.errors import HeapError, NotOnHeapError, PeerAccessError, RankMismatchError
+from iris_core.types import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from iris_core.bootstrap import World
-    from iris_core.protocols import Allocator
+    from iris_core.protocols import Allocator, SupportsGrowth
     from iris_core.types import Segment
 
 
@@ -29,6 +30,8 @@ class PeerMap:
     def __init__(self, allocator: Allocator, world: World) -> None:
         self._allocator = allocator
         self._world = world
+        grows = Capability.GROWTH in allocator.info.provides
+        self._growth = cast("SupportsGrowth", allocator) if grows else None
         self._generation = -1  # of the allocator at the last exchange
         self.bases: tuple[int, ...] = ()
         """Address of every rank's heap in this process; never changes once it is known."""
@@ -41,10 +44,18 @@ class PeerMap:
         return self._allocator.generation != self._generation
 
     def open(self) -> None:
-        """Map all peers.  Collective: see `exchange`."""
+        """Map all peers.  Collective: see `exchange`.
+
+        Raises:
+            RankMismatchError: the ranks' allocators commit memory by different granules.
+        """
         self.exchange()
         aligned = min(base & -base for base in self.bases)
-        self.max_alignment = min(row[0] for row in self._world.all_gather_ints([aligned]))
+        rows = self._world.all_gather_ints([aligned, self._allocator.granularity])
+        if len({granule for _, granule in rows}) > 1:
+            listed = ", ".join(f"rank {rank} {granule}" for rank, (_, granule) in enumerate(rows))
+            raise RankMismatchError(f"the ranks commit memory in pieces of different sizes (bytes): {listed}")
+        self.max_alignment = min(alignment for alignment, _ in rows)
 
     def exchange(self) -> None:
         """Export to and import from every peer.
@@ -56,16 +67,37 @@ class PeerMap:
             PeerAccessError: another rank could not map a peer's heap.
         """
         generation = self._allocator.generation
-        everyone = self._world.exchange_segments(self._allocator.export())
+        while self._exchange_part():
+            pass
+        self._generation = generation
+
+    def _exchange_part(self) -> bool:
+        """Exchange what one export describes; whether some rank has more."""
+        growth = self._growth
+        error: Exception | None = None
+        segments: Sequence[Segment] = ()
+        try:
+            segments = self._allocator.export()
+        except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
+            error = e
+        more = growth is not None and growth.has_more
+        outcomes = self._world.all_gather_ints([error is None, more])
+        self._raise_failure(error, [ok for ok, _ in outcomes], "could not export its heap")
+        everyone = self._world.exchange_segments(segments)
         error, bases = self._import_all(everyone)
-        outcomes = self._world.all_gather_ints([error is None])
+        reached = self._world.all_gather_ints([error is None])
+        self._raise_failure(error, [ok for (ok,) in reached], "could not map the heap of a peer")
+        self.bases = self.bases or tuple(bases)
+        if growth is not None:
+            growth.exchanged()
+        return any(more for _, more in outcomes)
+
+    def _raise_failure(self, error: Exception | None, outcomes: Sequence[int], what: str) -> None:
         if error is not None:
             raise error
-        failed = [rank for rank, (ok,) in enumerate(outcomes) if not ok]
+        failed = [rank for rank, ok in enumerate(outcomes) if not ok]
         if failed:
-            raise PeerAccessError(f"{name_ranks(failed)} could not map the heap of a peer; see the error there")
-        self.bases = self.bases or tuple(bases)
-        self._generation = generation
+            raise PeerAccessError(f"{name_ranks(failed)} {what}; see the error there")
 
     def translate(self, ptr: int, from_rank: int, to_rank: int) -> int:
         """Return the address of the same place in another rank's heap.

@@ -78,11 +78,30 @@ class Allocator(Protocol):
         """Unmap peers, then release own memory once its last tensor is gone.  Idempotent."""
 
 
+class SupportsGrowth(Protocol):
+    """An allocator whose `commit` makes memory that peers have to map (`Capability.GROWTH`).
+
+    The heap exchanges segments after every commit that made some: `export` on all ranks, `import_peer` of every peer,
+    then `exchanged` on all ranks if all could; the same again while `has_more` on any rank.
+    """
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the last `export` left something out, so that not too many descriptors are open at a time."""
+
+    def exchanged(self) -> None:
+        """Every peer has mapped what the last `export` described: it need not be described again."""
+
+
 class SupportsDecommit(Protocol):
     """An allocator that can give physical memory back while the address range stays."""
 
     def decommit(self, offset_bytes: int, nbytes: int) -> None:
-        """Give a granule-aligned range back; its content is undefined afterwards."""
+        """Give a granule-aligned range back; its content is undefined afterwards.
+
+        The heap calls it with the same range on every rank, after all have agreed that nobody uses it.  So it also
+        unmaps what this process sees of the peers' memory there, for only then is that memory free.
+        """
 
     @property
     def committed_bytes(self) -> int:
@@ -98,10 +117,18 @@ class SupportsImportTensor(SupportsDecommit, Protocol):
         The size is a multiple of `granularity`.  UnsupportedError if this tensor's memory cannot be imported.
         """
 
+    def imported_at(self, tensor: torch.Tensor) -> int | None:
+        """Return at which offset of the heap the tensor's storage lies already, wholly in memory imported before.
+
+        None if it does not.  UnsupportedError if this tensor's memory cannot be imported.
+        """
+
     def import_tensor(self, offset_bytes: int, tensor: torch.Tensor, on_release: Callable[[], None]) -> torch.Tensor:
         """Map the tensor's memory at an offset of the heap and return a tensor of the same shape that shares it.
 
-        `on_release` is called as by `Allocator.tensor`.  The offset is a multiple of `granularity`.
+        `on_release` is called as by `Allocator.tensor`.  The offset is a multiple of `granularity`; nothing else is
+        mapped there, unless it is where an earlier import that `imported_at` found begins: then nothing is mapped.
+        The storage of `tensor` lives at least as long as that of the result.
         """
 
 

@@ -114,24 +114,48 @@ class Residency:
 
         Returns:
             Whether anything was given back.
+
+        Raises:
+            Exception: the allocator's first error; what is remembered here is the same as on ranks without one.
         """
-        idle, gave_back = RangeSet(), False
+        idle, ranges = RangeSet(), []
         for offset, size in free:
             for start, end in self._committed.intersection(*self._inner(offset, size)):
                 idle.add(start, end)
         for old_start, old_end in self._idle:
-            for start, end in idle.intersection(*self._inner(old_start, old_end - old_start)):
-                self.decommit(start, end - start)
-                idle.remove(start, end)
-                gave_back = True
+            ranges += idle.intersection(*self._inner(old_start, old_end - old_start))
+        for start, end in ranges:
+            idle.remove(start, end)
         self._idle = idle
-        return gave_back
+        self.decommit(ranges)
+        return bool(ranges)
 
-    def decommit(self, offset: int, nbytes: int) -> None:
-        """Give a range of whole granules back at once."""
-        cast("SupportsDecommit", self._allocator).decommit(offset, nbytes)
-        self._committed.remove(offset, offset + nbytes)
-        self._idle.remove(offset, offset + nbytes)
+    def decommit(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Give ranges [start, end) of whole granules back at once; if one fails, the others first."""
+        error: Exception | None = None
+        for start, end in ranges:
+            self._committed.remove(start, end)
+            self._idle.remove(start, end)
+            try:
+                cast("SupportsDecommit", self._allocator).decommit(start, end - start)
+            except Exception as e:  # noqa: BLE001 - raised below; every rank has to come to the end
+                error = error or e
+        if error is not None:
+            raise error
+
+    def make_room(self, offset: int, nbytes: int) -> None:
+        """Give back what is committed in a range of whole granules that is free."""
+        self.decommit(self._committed.intersection(offset, offset + nbytes))
+
+    def take_back(self, offset: int, nbytes: int) -> None:
+        """Undo what the allocator committed for a range that was not noted, because growth failed on some rank."""
+        if self._decommit is None:
+            return
+        gaps = RangeSet()
+        gaps.add(*self._outer(offset, nbytes))
+        for start, end in self._committed:
+            gaps.remove(start, end)
+        self.decommit(gaps)
 
     @property
     def committed_bytes(self) -> int:

@@ -1,0 +1,132 @@
+"""AMD's driver, through hip-python (the extra `rocm`).
+
+Compiled, not run: no AMD GPU was at hand.  The calls are tested against a stand-in for the module `hip` only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from hip import hip  # type: ignore[import-not-found]
+
+from iris_core.errors import DriverError, UnsupportedError
+
+_FD = hip.hipMemAllocationHandleType.hipMemHandleTypePosixFileDescriptor
+# hip-python has no name for the union in hipMemAllocationProp that follows `type`, an enum of four bytes.
+_HANDLE_TYPE_OFFSET = 4
+
+
+def _call(function: Any, *args: Any) -> Any:
+    """Call a runtime function and return what it returns behind its result code."""
+    code, *values = function(*args)
+    if code != hip.hipError_t.hipSuccess:
+        raise DriverError(function.__name__, int(code), code.name)
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+class HipVmm:
+    """Implements `VmmDriver`.
+
+    Args:
+        index: the device's index, as torch and HIP_VISIBLE_DEVICES number it.
+
+    Raises:
+        UnsupportedError: the device or its driver lacks virtual memory management.
+        DriverError: the runtime does not start.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        supported = hip.hipDeviceAttribute_t.hipDeviceAttributeVirtualMemoryManagementSupported
+        if not _call(hip.hipDeviceGetAttribute, supported, index):
+            raise UnsupportedError(f"GPU {index} or its driver does not support virtual memory management")
+        device = hip.hipMemLocationType.hipMemLocationTypeDevice
+        self._properties = hip.hipMemAllocationProp()
+        self._properties.type = hip.hipMemAllocationType.hipMemAllocationTypePinned
+        self._properties.location.type = device
+        self._properties.location.id = index
+        field = ctypes.c_uint32.from_address(int(self._properties) + _HANDLE_TYPE_OFFSET)
+        field.value = int(_FD)
+        self._access = hip.hipMemAccessDesc()
+        self._access.location.type = device
+        self._access.location.id = index
+        self._access.flags = hip.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite
+
+    def granularity(self) -> int:
+        """Return the smallest piece of physical memory in bytes."""
+        option = hip.hipMemAllocationGranularity_flags.hipMemAllocationGranularityMinimum
+        return int(_call(hip.hipMemGetAllocationGranularity, self._properties, option))
+
+    def reserve(self, nbytes: int, alignment: int) -> int:
+        """Reserve addresses."""
+        return int(_call(hip.hipMemAddressReserve, nbytes, alignment, None, 0))
+
+    def unreserve(self, ptr: int, nbytes: int) -> None:
+        """Undo `reserve`."""
+        _call(hip.hipMemAddressFree, ptr, nbytes)
+
+    def create(self, nbytes: int) -> int:
+        """Create physical memory on this device; returns its handle."""
+        return int(_call(hip.hipMemCreate, nbytes, self._properties, 0))
+
+    def release(self, handle: int) -> None:
+        """Let go of a handle."""
+        _call(hip.hipMemRelease, handle)
+
+    def map(self, ptr: int, nbytes: int, handle: int) -> None:
+        """Map physical memory at reserved addresses."""
+        _call(hip.hipMemMap, ptr, nbytes, 0, handle, 0)
+
+    def unmap(self, ptr: int, nbytes: int) -> None:
+        """Undo `map`."""
+        _call(hip.hipMemUnmap, ptr, nbytes)
+
+    def set_access(self, ptr: int, nbytes: int) -> None:
+        """Let this device read and write a mapped range."""
+        _call(hip.hipMemSetAccess, ptr, nbytes, self._access, 1)
+
+    def export_fd(self, handle: int) -> int:
+        """Return a new file descriptor for physical memory."""
+        fd = ctypes.c_int(-1)
+        _call(hip.hipMemExportToShareableHandle, ctypes.addressof(fd), handle, _FD, 0)
+        return fd.value
+
+    def import_fd(self, fd: int) -> int:
+        """Return a handle of another process's physical memory."""
+        return int(_call(hip.hipMemImportFromShareableHandle, fd, _FD))
+
+    def retain(self, ptr: int) -> int:
+        """Return one more reference to the handle that is mapped at `ptr`."""
+        return int(_call(hip.hipMemRetainAllocationHandle, ptr))
+
+    def address_range(self, ptr: int) -> tuple[int, int]:
+        """Return (base address, size in bytes) of the mapping that `ptr` lies in."""
+        base, nbytes = _call(hip.hipMemGetAddressRange, ptr)
+        return int(base), int(nbytes)
+
+    def memory_info(self) -> tuple[int, int]:
+        """Return (free, total) bytes of the device."""
+        with _Current(self._index):
+            free, total = _call(hip.hipMemGetInfo)
+        return int(free), int(total)
+
+    def synchronize(self) -> None:
+        """Wait until the device has finished everything."""
+        with _Current(self._index):
+            _call(hip.hipDeviceSynchronize)
+
+
+class _Current:
+    """Makes a device the current one of this thread inside the block."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._before = index
+
+    def __enter__(self) -> None:
+        self._before = int(_call(hip.hipGetDevice))
+        _call(hip.hipSetDevice, self._index)
+
+    def __exit__(self, *exc: object) -> None:
+        _call(hip.hipSetDevice, self._before)
