@@ -101,6 +101,15 @@ def test_a_failed_open_leaves_nothing():
     assert descriptors() == before
 
 
+def uses_of(ctx, tensor):
+    """Everything that a closed context must refuse."""
+    return (
+        ctx.barrier, ctx.get_device_context, ctx.get_heap_bases, ctx.stats, ctx.scope().__enter__,
+        lambda: ctx.zeros(1), lambda: ctx.free(tensor), lambda: ctx.broadcast(1), lambda: ctx.as_symmetric(tensor),
+        lambda: ctx.is_symmetric(tensor), lambda: ctx.allocate_symmetric(1),
+    )  # fmt: skip
+
+
 def test_close_is_idempotent_and_final():
     before = descriptors()
     ctx = Iris("1MiB", device="cpu")
@@ -109,15 +118,10 @@ def test_close_is_idempotent_and_final():
     ctx.close()
     assert t.sum() == 3
     assert repr(ctx) == "<Iris, closed>"
-    uses = (
-        ctx.barrier, ctx.get_device_context, ctx.get_heap_bases, lambda: ctx.zeros(1), lambda: ctx.free(t), ctx.stats,
-        lambda: ctx.broadcast(1), lambda: ctx.as_symmetric(t), lambda: ctx.is_symmetric(t),
-        lambda: ctx.allocate_symmetric(1), lambda: ctx.scope().__enter__(),
-    )  # fmt: skip
-    for use in uses:
+    for use in uses_of(ctx, t):
         with pytest.raises(HeapClosedError):
             use()
-    del t, uses, use  # the last tensor takes the memory with it
+    del t, use  # the last tensor takes the memory with it
     gc.collect()
     assert descriptors() == before
 
