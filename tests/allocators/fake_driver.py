@@ -56,6 +56,7 @@ class FakeVmm:
     Attributes:
         calls: names of the calls so far.
         fail_at: the number of the call that fails, counted from 1; None for none.
+        fail_next: by name, how many calls from now on the failing one comes; 1 is the next.
         fail_with: how it fails.
         exportable: whether memory can be exported.
     """
@@ -65,6 +66,7 @@ class FakeVmm:
         self.used = 0
         self.calls: list[str] = []
         self.fail_at: int | None = None
+        self.fail_next: dict[str, int] = {}
         self.fail_with = NOT_SUPPORTED
         self.exportable = True
         self.busy = False
@@ -80,7 +82,10 @@ class FakeVmm:
 
     def _enter(self, name: str) -> None:
         self.calls.append(name)
-        if len(self.calls) == self.fail_at:
+        if name in self.fail_next:
+            self.fail_next[name] -= 1
+        if len(self.calls) == self.fail_at or self.fail_next.get(name) == 0:
+            self.fail_next.pop(name, None)
             raise DriverError(name, *self.fail_with)
 
     def _check(self, name: str, holds: bool, why: tuple[int, str] = INVALID) -> None:

@@ -184,13 +184,15 @@ class VmemAllocator:
         self._check_open()
         end = offset_bytes + nbytes
         for piece in self._own.within(offset_bytes, end):
-            piece.doomed = True
             self._fresh.pop(piece.serial, None)
         self._offered = [piece for piece in self._offered if piece.serial in self._fresh]
         self._imported = {h: (b, piece) for h, (b, piece) in self._imported.items() if not offset_bytes <= b < end}
         with Transaction() as each:
             for table in self._space.tables:
-                each.add(table.drop, table.within(offset_bytes, end))
+                pieces = table.within(offset_bytes, end)
+                for piece in pieces:
+                    piece.doomed = True
+                each.add(table.drop, pieces)
 
     def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
         """Return a 1-D uint8 tensor over a range; its storage keeps the mappings alive.
@@ -327,6 +329,11 @@ class VmemAllocator:
             if not 0 <= rank < self._world_size:
                 raise HeapError(f"there is no rank {rank} in a world of {self._world_size}")
             self._map_peer(rank, segments)
+        except DriverError as e:
+            raise PeerAccessError(
+                f"{self._device} cannot map the memory of rank {rank} ({e}); `nvidia-smi topo -p2p r` shows which "
+                "devices reach each other, and all ranks must run on one host"
+            ) from e
         finally:
             for segment in segments:
                 if segment.fd is not None:
@@ -339,25 +346,22 @@ class VmemAllocator:
         for segment in segments:
             piece = self._read(rank, segment)
             known = table.at(piece.offset_bytes)
+            if known is not None and known.doomed:
+                table.drop([known])
+                known = None
             if known is None:
                 new.append((piece, segment))
             elif known.serial != piece.serial:
                 raise HeapError(f"rank {rank} replaced its memory at offset {piece.offset_bytes} without an agreement")
-        try:
-            with Transaction() as undo:
-                with Transaction() as handles:  # never committed: once it is mapped, the mapping keeps the memory
-                    memory = []
-                    for piece, segment in new:
-                        handle = self._driver.import_fd(cast("int", segment.fd))
-                        handles.add(self._driver.release, handle)
-                        memory.append((piece, handle))
-                    table.map(memory, undo)
-                undo.commit()
-        except DriverError as e:
-            raise PeerAccessError(
-                f"{self._device} cannot map the memory of rank {rank} ({e}); `nvidia-smi topo -p2p r` shows which "
-                "devices reach each other, and all ranks must run on one host"
-            ) from e
+        with Transaction() as undo:
+            with Transaction() as handles:  # never committed: once it is mapped, the mapping keeps the memory
+                memory = []
+                for piece, segment in new:
+                    handle = self._driver.import_fd(cast("int", segment.fd))
+                    handles.add(self._driver.release, handle)
+                    memory.append((piece, handle))
+                table.map(memory, undo)
+            undo.commit()
         table.add([piece for piece, _ in new])
 
     def _read(self, rank: int, segment: Segment) -> Piece:

@@ -50,5 +50,8 @@ class Transaction:
                 first = first or e
                 if error is not None:
                     error.add_note(f"while undoing: {e}")
-        if first is not None and error is None:
-            raise first
+        try:
+            if first is not None and error is None:
+                raise first
+        finally:
+            first = None  # else the error's traceback would keep this frame, which keeps the error

@@ -1,0 +1,274 @@
+"""The symmetric heap on the "vmem" allocator: growth, giving back, imports; ranks are threads, the driver pretends."""
+
+import gc
+
+import pytest
+import torch
+
+from iris_core.errors import HeapError, HeapExhaustedError, IrisError, PeerAccessError, RankMismatchError
+from iris_core.testing.conformance import oracle
+
+from .fake_driver import GRANULE, Expandable
+from .vmem_cluster import Cluster
+
+U8 = torch.uint8
+NOTHING = (0, 0, 0, 0)
+
+
+def seen_everywhere(cluster, tensors):
+    """Whether every rank reads every rank's bytes at the tensor's offset of that rank's heap."""
+    for heap in cluster.heaps:
+        for rank, tensor in enumerate(tensors):
+            ptr = heap.translate(heap.heap_bases[heap.rank] + heap.offset_of(tensors[heap.rank]), heap.rank, rank)
+            if oracle.read_bytes(ptr, tensor.nbytes) != bytes(tensor.numpy().tobytes()):
+                return False
+    return True
+
+
+def test_memory_comes_when_it_is_used_and_goes_when_it_is_free():
+    with Cluster(3) as c:
+        assert c.used == [0, 0, 0]
+        tensors = c.each(lambda heap: heap.allocate(2 * GRANULE, U8).fill_(heap.rank + 1))
+        assert c.used == [2 * GRANULE] * 3
+        assert seen_everywhere(c, tensors)
+        more = c.each(lambda heap: heap.allocate(3 * GRANULE, U8).fill_(heap.rank + 5))
+        assert seen_everywhere(c, more)
+        assert [world.num_segments for world in c.worlds] == [5, 5, 5], "each piece is described once"
+        c.each(lambda heap: heap.free(tensors[heap.rank]))
+        c.barriers()
+        assert c.used == [3 * GRANULE] * 3
+        assert [driver.counts()[1] for driver in c.drivers] == [9, 9, 9], "peers' mappings are gone as well"
+        assert seen_everywhere(c, more)
+        tensors = c.each(lambda heap: heap.allocate(2 * GRANULE, U8).fill_(heap.rank + 9))
+        assert seen_everywhere(c, tensors)
+        tensors.clear()
+        more.clear()
+    gc.collect()
+    assert c.counts == [NOTHING] * 3
+
+
+def test_allocating_in_what_is_there_does_not_communicate():
+    with Cluster(2, granule=4 * GRANULE, nbytes=16 * GRANULE) as c:
+        _first = c.each(lambda heap: heap.allocate(1, U8))
+        segments = [world.num_segments for world in c.worlds]
+        _rest = [c.each(lambda heap: heap.allocate(1000, U8)) for _ in range(50)]
+        assert [world.num_segments for world in c.worlds] == segments == [1, 1]
+        assert c.used == [4 * GRANULE] * 2
+
+
+@pytest.mark.parametrize("full", [0, 1])
+def test_memory_exhausted_on_one_rank_is_the_same_error_everywhere_and_nothing_leaks(full):
+    with Cluster(2) as c:
+        kept = c.each(lambda heap: heap.allocate(GRANULE, U8).fill_(heap.rank))
+        c.drivers[full].total = 3 * GRANULE
+        before = oracle.open_descriptors()
+        errors = c.attempt(lambda heap: heap.allocate(5 * GRANULE, U8))
+        assert [type(e) for e in errors] == [HeapExhaustedError] * 2
+        assert all(f"rank {full}: cpu has no room" in str(e) for e in errors)
+        assert f"rank {full} could not get memory for allocate({5 * GRANULE}, uint8)" in str(errors[1 - full])
+        assert {(e.requested_bytes, e.free_bytes) for e in errors} == {(5 * GRANULE, 2 * GRANULE)}
+        assert c.used == [GRANULE] * 2
+        assert oracle.open_descriptors() == before
+        more = c.each(lambda heap: heap.allocate(2 * GRANULE, U8).fill_(heap.rank + 3))
+        assert seen_everywhere(c, kept)
+        assert seen_everywhere(c, more)
+        assert c.heaps[0].offset_of(more[0]) == GRANULE
+        c.barriers()
+        kept.clear()
+        more.clear()
+        errors.clear()
+    gc.collect()
+    assert c.counts == [NOTHING] * 2
+
+
+@pytest.mark.parametrize(("name", "which"), [("export_fd", 1), ("import_fd", 1), ("import_fd", 2), ("map", 3)])
+def test_growth_that_peers_cannot_see_is_undone_everywhere(name, which):
+    with Cluster(3) as c:
+        kept = c.each(lambda heap: heap.allocate(GRANULE, U8).fill_(heap.rank))
+        counts, descriptors = c.counts, oracle.open_descriptors()
+        c.drivers[1].fail_next[name] = which
+        errors = c.attempt(lambda heap: heap.allocate(1, U8))
+        assert not c.drivers[1].fail_next
+        assert [type(errors[0]), type(errors[2])] == [PeerAccessError] * 2
+        assert "rank 1 could not" in str(errors[0])
+        assert name in str(errors[1])
+        assert c.counts == counts
+        assert oracle.open_descriptors() == descriptors
+        more = c.each(lambda heap: heap.allocate(10, U8).fill_(heap.rank + 3))
+        assert seen_everywhere(c, more)
+        assert seen_everywhere(c, kept)
+
+
+@pytest.mark.parametrize("which", [1, 2, 3, 4])
+def test_a_failed_give_back_is_told_and_the_ranks_stay_together(which):
+    with Cluster(2) as c:
+        tensors = c.each(lambda heap: heap.allocate(2 * GRANULE, U8))
+        c.each(lambda heap: heap.free(tensors[heap.rank]))
+        c.barriers(1)
+        c.drivers[0].fail_next["unmap"] = which
+        mine, other = c.attempt(lambda heap: heap.barrier_agreement())
+        assert "unmap failed" in str(mine)
+        assert other is None
+        again = c.each(lambda heap: heap.allocate(2 * GRANULE, U8).fill_(heap.rank + 1))
+        assert c.used == [2 * GRANULE] * 2
+        assert seen_everywhere(c, again)
+
+
+def test_ranks_with_different_granules_are_told_so():
+    with Cluster(2) as c:
+        c.allocators[1]._granule = 2 * GRANULE
+        for heap in c.heaps:
+            heap._open = False
+        errors = c.attempt(lambda heap: heap.open())
+        assert [type(e) for e in errors] == [RankMismatchError] * 2
+        assert f"rank 0 {GRANULE}, rank 1 {2 * GRANULE}" in str(errors[0])
+
+
+def test_a_growth_with_many_pieces_goes_in_parts():
+    with Cluster(2, nbytes=300 * GRANULE) as c:
+        tensors = c.each(lambda heap: heap.allocate(300 * GRANULE, U8).fill_(heap.rank + 1))
+        assert [world.num_segments for world in c.worlds] == [300, 300]
+        assert seen_everywhere(c, tensors)
+
+
+# -- existing tensors -------------------------------------------------------------------------------------------------
+class Imports:
+    """A cluster and, per rank, memory that is not the heap's."""
+
+    def __init__(self, *sizes):
+        self.cluster = Cluster(2, nbytes=16 * GRANULE)
+        self.pieces = [Expandable(driver, *(sizes or (2 * GRANULE, GRANULE))) for driver in self.cluster.drivers]
+        self.mine = [sum(sizes or (3 * GRANULE,))] * 2
+
+    def tensors(self, start, shape):
+        return [pieces.tensor(start, shape).fill_(rank + 1) for rank, pieces in enumerate(self.pieces)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *args):
+        self.cluster.__exit__()
+        gc.collect()
+        for pieces in self.pieces:
+            pieces.close()
+        if args[0] is None:
+            assert self.cluster.counts == [NOTHING] * 2
+
+
+def test_imported_memory_is_seen_by_peers_and_changes_there():
+    with Imports() as i:
+        c = i.cluster
+        sources = i.tensors(GRANULE + 256, (GRANULE // 4,))
+        shared = c.each(lambda heap: heap.as_symmetric(sources[heap.rank]))
+        assert seen_everywhere(c, shared)
+        sources[0].fill_(77)
+        assert seen_everywhere(c, shared)
+        assert shared[0][0] == 77
+        assert all(heap.is_symmetric(t) for heap, t in zip(c.heaps, shared, strict=True))
+        assert c.used == i.mine, "nothing was copied"
+        c.each(lambda heap: heap.free(shared[heap.rank]))
+        c.barriers()
+        assert [driver.counts()[1] for driver in c.drivers] == [2, 2], "only the external memory's own mappings stay"
+        shared.clear()
+
+
+def test_imports_of_the_same_memory_map_it_once():
+    with Imports() as i:
+        c = i.cluster
+        whole = i.tensors(0, (3 * GRANULE // 4,))
+        shared = c.each(lambda heap: heap.as_symmetric(whole[heap.rank]))
+        maps = [driver.calls.count("map") for driver in c.drivers]
+        stats = c.heaps[0].stats()
+        parts = c.each(lambda heap: [heap.as_symmetric(whole[heap.rank][k : k + 9]) for k in range(0, 100, 10)])
+        again = c.each(lambda heap: heap.as_symmetric(whole[heap.rank]))
+        assert [driver.calls.count("map") for driver in c.drivers] == maps
+        assert c.heaps[0].stats().allocated == stats.allocated, "they take no room"
+        assert c.heaps[0].stats().num_blocks == 12
+        assert again[0].data_ptr() == shared[0].data_ptr()
+        assert all(seen_everywhere(c, [parts[0][k], parts[1][k]]) for k in range(10))
+
+        c.each(lambda heap: heap.free(shared[heap.rank]))
+        assert c.heaps[0].stats().pending == 0, "others hold the memory still"
+        c.barriers()
+        assert seen_everywhere(c, again)
+        with pytest.raises(HeapError, match="freed before"):
+            c.heaps[0].free(shared[0])
+        c.each(lambda heap: heap.free(again[heap.rank]))
+        parts.clear()  # dropped, not freed
+        assert c.heaps[0].stats().pending == stats.allocated
+        c.barriers()
+        assert c.heaps[0].stats().allocated == 0
+        assert [driver.counts()[1] for driver in c.drivers] == [2, 2]
+        shared.clear()
+        again.clear()
+
+
+def test_memory_that_only_one_rank_has_on_the_heap_gets_a_new_place_everywhere():
+    with Imports(GRANULE, GRANULE, GRANULE) as i:
+        c = i.cluster
+        # rank 1's second tensor is in memory that it has imported already, rank 0's is not
+        firsts = [i.pieces[0].tensor(0, (8,)), i.pieces[1].tensor(GRANULE, (8,))]
+        seconds = [i.pieces[0].tensor(GRANULE + 64, (8,)).fill_(1), i.pieces[1].tensor(GRANULE + 64, (8,)).fill_(2)]
+        one = c.each(lambda heap: heap.as_symmetric(firsts[heap.rank]))
+        two = c.each(lambda heap: heap.as_symmetric(seconds[heap.rank]))
+        assert [heap.offset_of(t) for heap, t in zip(c.heaps, two, strict=True)] == [GRANULE + 64] * 2
+        assert seen_everywhere(c, two)
+        c.each(lambda heap: heap.free(one[heap.rank]))
+        c.barriers()
+        assert seen_everywhere(c, two)
+        one.clear()
+        two.clear()
+
+
+def test_an_import_takes_the_place_of_memory_that_is_free_but_still_committed():
+    with Imports() as i:
+        c = i.cluster
+        fill = c.each(lambda heap: heap.allocate(16 * GRANULE, U8))
+        c.each(lambda heap: heap.free(fill[heap.rank]))
+        c.barriers(1)
+        assert c.used == [16 * GRANULE + mine for mine in i.mine], "freed a moment ago, not given back yet"
+        sources = i.tensors(0, (100,))
+        shared = c.each(lambda heap: heap.as_symmetric(sources[heap.rank]))
+        assert seen_everywhere(c, shared)
+        assert c.used == [14 * GRANULE + mine for mine in i.mine]
+        c.barriers()
+        assert c.used == i.mine
+        assert seen_everywhere(c, shared)
+        fill.clear()
+        shared.clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [
+        *(("retain", 1), ("retain", 3), ("address_range", 1), ("export_fd", 1), ("map", 1), ("set_access", 1)),
+        *(("export_fd", 4), ("import_fd", 1), ("map", 2), ("set_access", 2)),  # in the exchange
+    ],
+)
+def test_an_import_that_fails_on_one_rank_leaves_nothing_on_any(name, which):
+    with Imports() as i:
+        c = i.cluster
+        sources = i.tensors(0, (100,))
+        gc.collect()
+        counts, descriptors = c.counts, oracle.open_descriptors()
+        c.drivers[1].fail_next[name] = which
+        errors = c.attempt(lambda heap: heap.as_symmetric(sources[heap.rank]))
+        assert not c.drivers[1].fail_next
+        assert all(isinstance(e, IrisError) for e in errors)
+        assert "rank 1" in str(errors[0])
+        assert name in str(errors[1])
+        errors.clear()
+        gc.collect()
+        assert c.counts == counts
+        assert oracle.open_descriptors() == descriptors
+        assert all(heap.stats().allocated == 0 for heap in c.heaps)
+        shared = c.each(lambda heap: heap.as_symmetric(sources[heap.rank]))
+        assert seen_everywhere(c, shared)
+        shared.clear()
+
+
+def test_an_empty_tensor_becomes_one_on_the_heap():
+    with Cluster(2) as c:
+        empty = c.each(lambda heap: heap.as_symmetric(torch.empty(0, 3)))
+        assert [tuple(t.shape) for t in empty] == [(0, 3)] * 2
+        assert all(heap.is_symmetric(t) for heap, t in zip(c.heaps, empty, strict=True))
