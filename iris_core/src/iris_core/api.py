@@ -78,6 +78,7 @@ class Iris(TensorFactories):
         options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self._closed = True  # until everything is open
+        self._mem_pool: torch.cuda.MemPool | None = None
         settings = load_settings(
             heap_size=heap_size,
             allocator=None if allocator == "auto" else allocator,
@@ -371,6 +372,40 @@ class Iris(TensorFactories):
         self._check_open()
         return self.heap.as_symmetric(external)
 
+    def mem_pool(self) -> torch.cuda.MemPool:
+        """Return a torch memory pool on the symmetric heap; the same one at every call.
+
+        Inside `torch.cuda.use_mem_pool(ctx.mem_pool())` the results of all torch operators of this thread lie on the
+        heap.  They are symmetric if every rank does the same there:
+
+        - the same operations with the same sizes, in the same order.  An operation may wait for the other ranks, for
+          memory may grow, so nothing in the block may depend on the rank;
+        - tensors end their lives at the same places.  torch reuses the memory of a tensor as soon as it is gone, so one
+          in a reference cycle, which the garbage collector ends at any time, makes the ranks' addresses differ.
+
+        Different requests for segments are noticed at the next barrier (SymmetryError).  How torch divides a segment is
+        not: compare `ctx.heap.offset_of(tensor)` over the ranks when in doubt.
+
+        Segments that torch no longer uses go back to the heap with `torch.cuda.empty_cache()` on every rank, and with
+        the pool.  When the heap has no room, the operator raises torch.OutOfMemoryError and the reason is logged.
+        Allocate in one thread only: a segment is made in Python while torch's allocator is locked, and a thread that
+        holds Python's lock and waits for that allocator would wait for ever.
+
+        Raises:
+            UnsupportedError: this rank computes on the CPU.
+            HeapClosedError: the context is closed.
+
+        Example:
+            with torch.cuda.use_mem_pool(ctx.mem_pool()):
+                y = torch.nn.functional.relu(x @ w)    # y is on the heap
+        """
+        self._check_open()
+        if self._mem_pool is None:
+            from iris_core.mempool import make_mem_pool
+
+            self._mem_pool = make_mem_pool(self.heap, self.target)
+        return self._mem_pool
+
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
         """Return whether the whole extent of a tensor lies on this rank's heap.
 
@@ -455,6 +490,7 @@ class Iris(TensorFactories):
         except (PeerLostError, TimeoutError) as e:
             self.warning(f"closing without the other ranks: {e}")
         finally:
+            self._mem_pool = None  # its segments are the heap's
             self._finalizer()
 
     def __enter__(self) -> Iris:

@@ -173,6 +173,13 @@ class SymmetricHeap:
         # set_ makes a leaf that is no view of `raw`; an empty one still has a storage of its own on the heap
         return torch.empty(0, dtype=dtype, device=raw.device).set_(raw.untyped_storage(), 0, shape, stride)
 
+    def allocate_unscoped(self, nbytes: int, label: Label, alignment: int) -> torch.Tensor:
+        """Allocate bytes that no scope frees, for somebody who hands them out piece by piece.  See `allocate`."""
+        raw = self._allocate(nbytes, alignment, label)
+        if self._table.scopes:
+            self._table.scopes[0].keep(raw)
+        return raw
+
     def allocate_symmetric(self, *size: int, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Allocate a tensor and say where every rank's copy of it lies.
 
