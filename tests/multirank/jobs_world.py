@@ -141,3 +141,15 @@ def translated_addresses() -> bool:
 def _shared_kib() -> int:
     with open("/proc/self/status") as f:
         return next(int(line.split()[1]) for line in f if line.startswith("RssShmem"))
+
+
+def another_default_device() -> list[float]:
+    """torch's default device is not the context's; the exchanges between hosts stay on the CPU."""
+    torch.set_default_device("meta")
+    try:
+        with Iris("1MiB", device="cpu") as ctx:
+            x = ctx.full((2,), float(ctx.cur_rank))
+            ctx.barrier()
+            return x.tolist()
+    finally:
+        torch.set_default_device(None)

@@ -71,3 +71,7 @@ def test_translated_addresses(pool, num_ranks):
 def test_a_rank_that_raises_is_quoted(pool):
     with pytest.raises(RankError, match="there is no rank 5"):
         pool.run(jobs.broadcast_from_nowhere, 2)
+
+
+def test_the_default_device_of_torch_does_not_matter(pool):
+    assert pool.run(jobs.another_default_device, 2) == [[0.0, 0.0], [1.0, 1.0]]

@@ -144,8 +144,8 @@ class TorchWorld:
         """
         import torch
 
-        mine = torch.tensor(values, dtype=torch.int64)
-        everyone = torch.empty(self.world_size, len(values), dtype=torch.int64)
+        mine = torch.tensor(values, dtype=torch.int64, device="cpu")
+        everyone = torch.empty(self.world_size, len(values), dtype=torch.int64, device="cpu")
         rows = list(everyone.unbind(0))
         self._guard("an exchange", lambda: self._dist.all_gather(rows, mine, group=self._group))
         return [tuple(row) for row in everyone.tolist()]
