@@ -34,12 +34,29 @@ def machine() -> dict[str, Any]:
             versions[name] = "absent"
     return {
         "cpu": cpu,
+        **gpus(),
         "usable_cores": len(os.sched_getaffinity(0)),
         "load_average_1min": round(os.getloadavg()[0], 2),
         "kernel": platform.release(),
         "versions": versions,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
+
+
+def gpus() -> dict[str, Any]:
+    """Name and number of the GPUs, and the driver's version; empty where there are none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    import subprocess
+
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        driver = "unknown"
+    return {"gpu": torch.cuda.get_device_name(0), "gpus": torch.cuda.device_count(), "driver": driver}
 
 
 def per_call_us(function: Callable[[], object], calls: int = 2000, rounds: int = 15) -> float:
