@@ -1,0 +1,120 @@
+"""The calls into NVIDIA's and AMD's drivers, against stand-ins for their Python bindings."""
+
+import inspect
+import sys
+import types
+
+import pytest
+
+from iris_allocators import _driver
+from iris_allocators.settings import VmemSettings
+from iris_allocators.vmem import VmemAllocator
+from iris_core.errors import DriverError, HeapExhaustedError, UnsupportedError
+from iris_core.testing.conformance import oracle
+from iris_core.testing.conformance.signatures import member_problems
+from iris_core.types import CreateRequest, DeviceTarget, DeviceType
+
+from .fake_bindings import DEVICE, cuda_driver, hip_module
+from .fake_driver import GRANULE, Expandable, FakeVmm, as_bytes
+from .vmem_cluster import CPU, received
+
+KINDS = [DeviceType.CUDA, DeviceType.HIP]
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Loads the driver of a kind of device on stand-ins for its bindings; returns it and what is behind."""
+
+    def load(kind, **attributes):
+        vmm = FakeVmm(total=16 * GRANULE)
+        if kind is DeviceType.CUDA:
+            bindings = types.ModuleType("cuda.bindings")
+            bindings.driver = cuda_driver(vmm, attributes)
+            modules = {"cuda": types.ModuleType("cuda"), "cuda.bindings": bindings}
+            modules["cuda.bindings.driver"] = bindings.driver
+        else:
+            package = types.ModuleType("hip")
+            package.hip = hip_module(vmm, attributes)
+            modules = {"hip": package, "hip.hip": package.hip}
+        for name, module in modules.items():
+            monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.delitem(sys.modules, f"iris_allocators._driver.{kind.value}", raising=False)
+        loaded.append(f"iris_allocators._driver.{kind.value}")
+        return _driver.vmm_driver(DeviceTarget(kind, DEVICE)), vmm
+
+    loaded = []
+    yield load
+    for name in loaded:  # it has the stand-ins inside
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_call_is_there(load, kind):
+    driver, _ = load(kind)
+    assert member_problems(driver, _driver.VmmDriver) == []
+    assert member_problems(FakeVmm(), _driver.VmmDriver) == []
+    for name, _ in inspect.getmembers(_driver.VmmDriver, inspect.isfunction):
+        assert name.startswith("_") or inspect.getdoc(getattr(driver, name)), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_allocator_lives_on_it(load, kind):
+    driver, behind = load(kind)
+    one, two = (
+        VmemAllocator(CreateRequest(CPU, rank, 2, 8 * GRANULE, VmemSettings(granule=GRANULE)), driver, as_bytes)
+        for rank in range(2)
+    )
+    one.commit(0, 2 * GRANULE)
+    mapping = two.import_peer(0, received(one.export()))
+    one.exchanged()
+    one.tensor(0, 2 * GRANULE, lambda: None).fill_(7)
+    assert oracle.read_bytes(mapping.base_ptr + 2 * GRANULE - 1, 1) == b"\7"
+    pieces = Expandable(behind, GRANULE, GRANULE)
+    source = pieces.tensor(GRANULE - 8, (4,)).fill_(2)
+    assert one.import_extent(source) == (2 * GRANULE, GRANULE - 8)
+    shared = one.import_tensor(4 * GRANULE, source, lambda: None)
+    source.fill_(3)
+    assert shared.tolist() == [3.0] * 4
+    assert one.imported_at(source) == 5 * GRANULE - 8
+    del shared
+    one.decommit(4 * GRANULE, 2 * GRANULE)
+    behind.total, total = behind.used, behind.total
+    with pytest.raises(HeapExhaustedError, match=f"0 of its {behind.used} bytes are free"):
+        one.commit(4 * GRANULE, 1)
+    behind.total = total
+    one.close()
+    two.close()
+    pieces.close()
+    assert behind.counts() == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "call", "name"),
+    [
+        (DeviceType.CUDA, "cuMemCreate", "CUDA_ERROR_INVALID_VALUE"),
+        (DeviceType.HIP, "hipMemCreate", "hipErrorInvalidValue"),
+    ],
+)
+def test_errors_have_the_drivers_own_names(load, kind, call, name):
+    driver, _ = load(kind)
+    with pytest.raises(DriverError) as caught:
+        driver.create(GRANULE + 1)
+    assert (caught.value.call, caught.value.code, caught.value.name) == (call, 1, name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attribute"),
+    [
+        (DeviceType.CUDA, "CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"),
+        (DeviceType.CUDA, "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"),
+        (DeviceType.HIP, "hipDeviceAttributeVirtualMemoryManagementSupported"),
+    ],
+)
+def test_devices_without_it_are_refused(load, kind, attribute):
+    with pytest.raises(UnsupportedError, match="does not support"):
+        load(kind, **{attribute: 0})
+
+
+def test_the_cpu_has_no_driver():
+    with pytest.raises(UnsupportedError, match="'cpu'"):
+        _driver.vmm_driver(CPU)
