@@ -61,7 +61,7 @@ def test_sizes(monkeypatch):
         assert ctx.heap_size == 2 << 20
 
 
-@pytest.mark.parametrize("size", [0, -1, "many", "1XB", 1.5])
+@pytest.mark.parametrize("size", [0, -1, 100, "1KiB", True, "many", "1XB", 1.5])
 def test_impossible_sizes(size):
     with pytest.raises(SettingsError, match="heap_size"):
         Iris(size, device="cpu")
@@ -124,6 +124,34 @@ def test_close_is_idempotent_and_final():
     del t, use  # the last tensor takes the memory with it
     gc.collect()
     assert descriptors() == before
+
+
+def test_a_closed_context_cannot_be_entered():
+    ctx = Iris("1MiB", device="cpu")
+    ctx.close()
+    with pytest.raises(HeapClosedError), ctx:
+        pass
+
+
+def test_what_is_no_tensor_is_refused(ctx):
+    for use in (ctx.free, ctx.is_symmetric, ctx.as_symmetric):
+        with pytest.raises(TypeError, match="takes a torch tensor, not list"):
+            use([1])
+    with pytest.raises(TypeError, match="stream must be a torch stream"):
+        ctx.barrier(stream=5)
+
+
+def test_a_forked_child_leaves_the_context_to_its_parent(ctx):
+    x = ctx.zeros(4)
+    pid = os.fork()
+    if pid == 0:
+        x += 1  # the memory is shared
+        ctx.close()
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0
+    assert x.sum() == 4
+    ctx.barrier()
 
 
 def test_a_forgotten_context_gives_everything_back():

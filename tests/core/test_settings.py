@@ -232,3 +232,9 @@ def test_every_setting_is_described():
     rows = describe(settings_classes(Registry()))
     assert {"IRIS_HEAP_SIZE", "IRIS_HOST__HUGE_PAGES", "IRIS_TRITON__BOUNDS_CHECK"} <= {row.variable for row in rows}
     assert [row.variable for row in rows if not row.help.endswith(".")] == []
+
+
+def test_one_underscore_too_few(monkeypatch):
+    monkeypatch.setenv("IRIS_TRITON_BOUNDS_CHECK", "0")
+    with pytest.warns(IrisSettingsWarning, match="settings of that plugin begin with IRIS_TRITON__"):
+        warn_unknown_variables(["triton"])

@@ -55,3 +55,24 @@ def spawned(rank, num_ranks, store, answers):
         answers.put((ctx.cur_rank, ctx.num_ranks, x.sum().item()))
     dist.barrier()  # the program's group is still there after the context
     dist.destroy_process_group()
+
+
+def start_a_process():
+    """A rank may have helpers of its own, as a DataLoader has."""
+    from torch.utils.data import DataLoader
+
+    return [batch.tolist() for batch in DataLoader([1, 2, 3, 4], batch_size=2, num_workers=1)]
+
+
+def fork_and_close():
+    """A child that was forked off a rank closes the context; the ranks must not notice."""
+    from iris_core import Iris
+
+    with Iris("1MiB", device="cpu") as ctx:
+        pid = os.fork()
+        if pid == 0:
+            ctx.close()
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        ctx.barrier()
+        return status

@@ -76,3 +76,11 @@ def test_ranks_of_mp_spawn(tmp_path):
     answers = torch.multiprocessing.get_context("spawn").SimpleQueue()
     torch.multiprocessing.spawn(jobs.spawned, args=(2, str(tmp_path / "store"), answers), nprocs=2)
     assert sorted(answers.get() for _ in range(2)) == [(0, 2, 0.0), (1, 2, 4.0)]
+
+
+def test_ranks_may_start_processes():
+    assert iris_core.run(jobs.start_a_process, 1) == [[[1, 2], [3, 4]]]
+
+
+def test_a_forked_child_disturbs_nobody(pool):
+    assert pool.run(jobs.fork_and_close, 2) == [0, 0]

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 import iris_triton as iris
+from iris_core import Iris
 from iris_triton.cpu import OutOfBoundsError
 
 DTYPES = [
@@ -159,3 +160,19 @@ def test_a_hint_of_the_wrong_number_of_dimensions_is_refused(make_world):
         hinted[(1,)](x[0], world.bases, hint=(1, 1, 4))
     hinted[(1,)](x[0], world.bases, hint=(1, 4))
     assert x[1].sum().item() == 16
+
+
+@triton.jit
+def load_from(x, out, context, peer, world_size: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, 0, world_size)
+    tl.store(out, ctx.load(x, peer))
+
+
+@pytest.mark.parametrize("peer", [-1, 1, 7])
+def test_a_rank_outside_the_world_is_named(peer):
+    with Iris("1MiB", device="cpu") as ctx:
+        x, out = ctx.ones(1), torch.zeros(1)
+        load_from[(1,)](x, out, ctx.get_device_context(), 0, 1)
+        assert out.item() == 1
+        with pytest.raises(AssertionError, match="a rank outside the world is addressed"):
+            load_from[(1,)](x, out, ctx.get_device_context(), peer, 1)

@@ -133,8 +133,9 @@ class Iris(TensorFactories):
             self._world.barrier()
             closing = undo.pop_all()
         self._closed = False
+        self._pid = os.getpid()
         # A context that is dropped without close() still gives everything back, without waiting for the others.
-        self._finalizer = weakref.finalize(self, closing.close)
+        self._finalizer = weakref.finalize(self, _close_here, closing, self._pid)
         notify("iris_opened", context=self)
 
     def _everywhere(self, what: str, step: Callable[[], Any]) -> Any:
@@ -286,6 +287,8 @@ class Iris(TensorFactories):
             PeerLostError: a rank's process ended.
         """
         self._check_open()
+        if stream is not None and not hasattr(stream, "synchronize"):
+            raise TypeError(f"barrier: stream must be a torch stream or None, not {type(stream).__name__}")
         self._synchronize(stream)
         if group is None:
             self.heap.barrier_agreement()
@@ -296,14 +299,12 @@ class Iris(TensorFactories):
         self._raise_device_errors()
 
     def _synchronize(self, stream: Any = None) -> None:
-        if self.target.type is DeviceType.CPU:
-            return
-        import torch
-
-        if stream is None:
-            torch.cuda.synchronize(self.target.index)
-        else:
+        if stream is not None:
             stream.synchronize()
+        elif self.target.type is not DeviceType.CPU:
+            import torch
+
+            torch.cuda.synchronize(self.target.index)
 
     def _raise_device_errors(self) -> None:
         if self.settings.device_timeout is None:
@@ -369,7 +370,7 @@ class Iris(TensorFactories):
             HeapExhaustedError: no free block is large enough.
             HeapClosedError: the context is closed.
         """
-        self._check_open()
+        self._check_tensor(external, "as_symmetric")
         return self.heap.as_symmetric(external)
 
     def mem_pool(self) -> torch.cuda.MemPool:
@@ -382,6 +383,8 @@ class Iris(TensorFactories):
           memory may grow, so nothing in the block may depend on the rank;
         - tensors end their lives at the same places.  torch reuses the memory of a tensor as soon as it is gone, so one
           in a reference cycle, which the garbage collector ends at any time, makes the ranks' addresses differ.
+
+        What torch makes once and keeps, like the workspace of matrix products, is better made before, outside.
 
         Different requests for segments are noticed at the next barrier (SymmetryError).  How torch divides a segment is
         not: compare `ctx.heap.offset_of(tensor)` over the ranks when in doubt.
@@ -412,7 +415,7 @@ class Iris(TensorFactories):
         Raises:
             HeapClosedError: the context is closed.
         """
-        self._check_open()
+        self._check_tensor(tensor, "is_symmetric")
         return self.heap.is_symmetric(tensor)
 
     def free(self, tensor: torch.Tensor) -> None:
@@ -426,7 +429,7 @@ class Iris(TensorFactories):
             HeapError: it was freed before.
             HeapClosedError: the context is closed.
         """
-        self._check_open()
+        self._check_tensor(tensor, "free")
         self.heap.free(tensor)
 
     @contextlib.contextmanager
@@ -484,7 +487,7 @@ class Iris(TensorFactories):
         self._closed = True
         notify("iris_closing", context=self)
         try:
-            if synchronize:
+            if synchronize and os.getpid() == self._pid:
                 self._synchronize()
                 self._world.barrier()
         except (PeerLostError, TimeoutError) as e:
@@ -494,6 +497,7 @@ class Iris(TensorFactories):
             self._finalizer()
 
     def __enter__(self) -> Iris:
+        self._check_open()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -504,6 +508,13 @@ class Iris(TensorFactories):
         if self._closed:
             raise HeapClosedError("this Iris context is closed; open a new one")
 
+    def _check_tensor(self, tensor: Any, what: str) -> None:
+        self._check_open()
+        import torch
+
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{what} takes a torch tensor, not {type(tensor).__name__}")
+
     def __repr__(self) -> str:
         if self._closed:
             return "<Iris, closed>"
@@ -511,6 +522,12 @@ class Iris(TensorFactories):
             f"<Iris rank {self.cur_rank} of {self.num_ranks} on {self.device}, backend {self._plan.backend.name!r}, "
             f"allocator {self._plan.allocator.name!r}, heap of {self.heap_size} bytes>"
         )
+
+
+def _close_here(closing: contextlib.ExitStack, pid: int) -> None:
+    """Undo the opening, but not in a process that was forked off: groups and descriptors are its parent's."""
+    if os.getpid() == pid:
+        closing.close()
 
 
 def _call(method: weakref.WeakMethod[Callable[..., None]], *args: Any) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import pickle
+import signal
 import tempfile
 import time
 import traceback
@@ -68,7 +70,7 @@ def run(fn: Callable[..., R], num_ranks: int, *args: Any, environ: Mapping[str, 
                 ours, theirs = context.Pipe(duplex=False)
                 variables = {**(environ or {}), **rank_environment(rank, num_ranks)}
                 job = (theirs, variables, os.path.join(folder, "store"), rank, num_ranks, fn, args)
-                process = context.Process(target=_main, args=job, name=f"iris rank {rank}", daemon=True)
+                process = context.Process(target=_main, args=job, name=f"iris rank {rank}")
                 process.start()
                 theirs.close()
                 pipes.append(ours)
@@ -100,6 +102,12 @@ def rank_environment(rank: int, num_ranks: int) -> dict[str, str]:
     return variables
 
 
+def end_with_parent() -> None:
+    """Have the system end this process when the one that started it is gone, however it went."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
 def join_world(store: str, rank: int, num_ranks: int) -> None:
     """Initialise torch.distributed through a file that all ranks of this host can reach."""
     import torch
@@ -122,6 +130,7 @@ def _main(
     args: tuple[Any, ...],
 ) -> None:
     os.environ.update(variables)
+    end_with_parent()
     try:
         join_world(store, rank, num_ranks)
         answer = success(fn(*args))

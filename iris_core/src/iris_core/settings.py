@@ -69,9 +69,19 @@ class PluginSettings(BaseSettings):
         return (init_settings, env_settings) if prefixed else (init_settings,)
 
 
-def _positive(value: ByteSize) -> ByteSize:
-    if value <= 0:
-        raise ValueError("a size must be larger than 0 bytes")
+MIN_HEAP_NBYTES = 4096
+"""Smallest heap: one page."""
+
+
+def _heap_size(value: ByteSize) -> ByteSize:
+    if value < MIN_HEAP_NBYTES:
+        raise ValueError(f"a heap needs {MIN_HEAP_NBYTES} bytes at least")
+    return value
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a size is a number of bytes or text such as '64MiB'")
     return value
 
 
@@ -99,7 +109,7 @@ class IrisSettings(BaseSettings):
         use_attribute_docstrings=True,
     )
 
-    heap_size: Annotated[ByteSize, AfterValidator(_positive)] = ByteSize(1 << 30)
+    heap_size: Annotated[ByteSize, BeforeValidator(_no_bool), AfterValidator(_heap_size)] = ByteSize(1 << 30)
     """Size of each rank's symmetric heap."""
     allocator: Annotated[str, Field(min_length=1)] = "auto"
     """Allocator by name, `name@distribution`, or "auto"."""
@@ -228,6 +238,9 @@ def warn_unknown_variables(plugin_names: Iterable[str]) -> tuple[str, ...]:
             message += _nearest(head + NESTING, prefixes, PREFIX)
         else:
             message = f"{variable} is set, but Iris has no such setting" + _nearest(name, known, PREFIX)
+            for prefix in prefixes:  # IRIS_TRITON_X where IRIS_TRITON__X is meant
+                if name.startswith(prefix[:-1]):
+                    message += f"; settings of that plugin begin with {prefix}"
         messages.append(message)
         warnings.warn(message, IrisSettingsWarning, stacklevel=2)
         logger.warning(message)

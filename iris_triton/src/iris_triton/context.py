@@ -14,6 +14,12 @@ _TIMEOUT_WORD = tl.constexpr(_layout.TIMEOUT_WORD)
 _STATUS_WORD = tl.constexpr(_layout.STATUS_WORD)
 
 
+@triton.jit
+def _check_rank(rank, world_size: tl.constexpr):
+    """Fires on the CPU and, on GPUs, in kernels that are compiled with debug=True; elsewhere it costs nothing."""
+    tl.device_assert((rank >= 0) & (rank < world_size), "a rank outside the world is addressed")
+
+
 @aggregate
 class DeviceContext:
     """What a kernel knows of the world, and the device functions as methods.
@@ -84,6 +90,7 @@ class DeviceContext:
         hint: tl.constexpr = None,
     ):
         """Return what lies at `pointer` in the heap of from_rank."""
+        _check_rank(from_rank, self.world_size)
         return language.load(
             pointer, self.rank, from_rank, self.heap_bases, mask, other, cache_modifier, volatile, hint
         )
@@ -99,6 +106,7 @@ class DeviceContext:
         hint: tl.constexpr = None,
     ):
         """Store `value` at `pointer` in the heap of to_rank."""
+        _check_rank(to_rank, self.world_size)
         language.store(pointer, value, self.rank, to_rank, self.heap_bases, mask, hint, cache_modifier)
 
     @triton.jit
@@ -114,6 +122,7 @@ class DeviceContext:
         hint: tl.constexpr = None,
     ):
         """Copy from from_rank's memory at `from_ptr` to own memory at `to_ptr`."""
+        _check_rank(from_rank, self.world_size)
         language.get(
             from_ptr,
             to_ptr,
@@ -140,6 +149,7 @@ class DeviceContext:
         hint: tl.constexpr = None,
     ):
         """Copy from own memory at `from_ptr` to to_rank's memory at `to_ptr`."""
+        _check_rank(to_rank, self.world_size)
         language.put(
             from_ptr,
             to_ptr,
@@ -167,6 +177,8 @@ class DeviceContext:
         hint: tl.constexpr = None,
     ):
         """Copy from from_rank's memory at `src_ptr` to to_rank's memory at `dst_ptr`; both are own addresses."""
+        _check_rank(from_rank, self.world_size)
+        _check_rank(to_rank, self.world_size)
         language.copy(
             src_ptr,
             dst_ptr,
@@ -193,6 +205,7 @@ class DeviceContext:
         hint: tl.constexpr = None,
     ):
         """Atomically add `val` to to_rank's memory at `pointer`; returns the old value."""
+        _check_rank(to_rank, self.world_size)
         return language.atomic_add(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
@@ -207,6 +220,7 @@ class DeviceContext:
         hint: tl.constexpr = None,
     ):
         """Atomically subtract `val` from to_rank's memory at `pointer`; returns the old value."""
+        _check_rank(to_rank, self.world_size)
         return language.atomic_sub(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
@@ -221,6 +235,7 @@ class DeviceContext:
         hint: tl.constexpr = None,
     ):
         """Atomically replace to_rank's memory at `pointer` by `val` where it equals `cmp`; returns the old value."""
+        _check_rank(to_rank, self.world_size)
         return language.atomic_cas(pointer, cmp, val, self.rank, to_rank, self.heap_bases, sem, scope, hint)
 
     @triton.jit
@@ -235,6 +250,7 @@ class DeviceContext:
         hint: tl.constexpr = None,
     ):
         """Atomically store `val` to to_rank's memory at `pointer`; returns the old value."""
+        _check_rank(to_rank, self.world_size)
         return language.atomic_xchg(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
@@ -249,6 +265,7 @@ class DeviceContext:
         hint: tl.constexpr = None,
     ):
         """Atomic bitwise xor on to_rank's memory at `pointer`; returns the old value."""
+        _check_rank(to_rank, self.world_size)
         return language.atomic_xor(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
@@ -263,6 +280,7 @@ class DeviceContext:
         hint: tl.constexpr = None,
     ):
         """Atomic bitwise and on to_rank's memory at `pointer`; returns the old value."""
+        _check_rank(to_rank, self.world_size)
         return language.atomic_and(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
@@ -277,6 +295,7 @@ class DeviceContext:
         hint: tl.constexpr = None,
     ):
         """Atomic bitwise or on to_rank's memory at `pointer`; returns the old value."""
+        _check_rank(to_rank, self.world_size)
         return language.atomic_or(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
@@ -291,6 +310,7 @@ class DeviceContext:
         hint: tl.constexpr = None,
     ):
         """Atomic minimum on to_rank's memory at `pointer`; returns the old value."""
+        _check_rank(to_rank, self.world_size)
         return language.atomic_min(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
@@ -305,6 +325,7 @@ class DeviceContext:
         hint: tl.constexpr = None,
     ):
         """Atomic maximum on to_rank's memory at `pointer`; returns the old value."""
+        _check_rank(to_rank, self.world_size)
         return language.atomic_max(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
@@ -318,6 +339,7 @@ class DeviceContext:
         scope: tl.constexpr = SYS,
     ):
         """Change a flag of to_rank after everything that this program has stored so far."""
+        _check_rank(to_rank, self.world_size)
         language.signal(pointer, value, self.rank, to_rank, self.heap_bases, op, sem, scope)
 
     @triton.jit
@@ -353,6 +375,7 @@ class DeviceContext:
         scope: tl.constexpr = SYS,
     ):
         """Copy from own memory to to_rank's memory, then signal."""
+        _check_rank(to_rank, self.world_size)
         language.put_signal(
             from_ptr,
             to_ptr,

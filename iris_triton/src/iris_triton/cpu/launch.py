@@ -376,7 +376,7 @@ def _deadlock(
     address = int(np.frombuffer(place, np.uint64)[0]) if several else int(place)
     size = len(value) // (len(place) // 8) if several else len(value)
     last = int.from_bytes(value[:size], "little")
-    ranks = ", ".join(str(heap.rank) for heap in memory.registered_heaps())
+    ranks = ", ".join(map(str, sorted({heap.rank for heap in memory.registered_heaps()})))
     where = f"{len(place) // 8} words, the first at " if several else "the word at "
     message = (
         f"kernel {kernel!r}, program {program.pid}{f' on rank {ranks}' if ranks else ''}: all programs of the launch "
