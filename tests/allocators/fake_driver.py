@@ -223,17 +223,25 @@ def as_bytes(part: Range) -> torch.Tensor:
     return torch.frombuffer(buffer, dtype=torch.uint8)
 
 
+class _Mark:
+    """Lives as long as a tensor's storage."""
+
+
 class Expandable:
     """Memory as torch's expandable segments have it: pieces of physical memory, one behind the other.
 
     Args:
         driver: where it is made.
         sizes: bytes of each piece.
+
+    Attributes:
+        last: what the last tensor's storage keeps alive.
     """
 
     def __init__(self, driver: FakeVmm, *sizes: int) -> None:
         self.driver = driver
         self.nbytes = sum(sizes)
+        self.last: Any = None
         self.base = driver.reserve(self.nbytes, GRANULE)
         self.pieces = []
         ptr = self.base
@@ -249,7 +257,8 @@ class Expandable:
         elements = 1
         for size in shape:
             elements *= size
-        buffer = (ctypes.c_uint8 * (elements * dtype.itemsize)).from_address(self.base + start)
+        self.last = buffer = (ctypes.c_uint8 * (elements * dtype.itemsize)).from_address(self.base + start)
+        buffer.mark = _Mark()
         return torch.frombuffer(buffer, dtype=dtype).view(shape)
 
     def close(self) -> None:

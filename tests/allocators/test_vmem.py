@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import itertools
+import os
 import weakref
 
 import pytest
@@ -495,6 +496,25 @@ def test_what_the_driver_does_not_take_back_is_reported(caplog):
     driver.fail_at = len(driver.calls) + 2  # the first unmap
     allocator.close()
     assert "stays until the process ends" in caplog.text
+
+
+def test_a_forked_process_leaves_the_device_alone():
+    driver = FakeVmm()
+    one, two = make(rank=0, world_size=2, driver=driver), make(rank=1, world_size=2)
+    one.commit(0, GRANULE)
+    two.commit(0, GRANULE)
+    one.import_peer(1, received(two.export()))
+    calls = len(driver.calls)
+    child = os.fork()
+    if child == 0:
+        one.close()
+        del one
+        gc.collect()
+        os._exit(len(driver.calls) != calls)
+    assert os.waitpid(child, 0)[1] == 0
+    one.close()
+    two.close()
+    assert driver.counts() == NOTHING
 
 
 def test_a_peer_that_cannot_be_reached_is_named():

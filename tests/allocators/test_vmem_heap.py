@@ -1,6 +1,7 @@
 """The symmetric heap on the "vmem" allocator: growth, giving back, imports; ranks are threads, the driver pretends."""
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -218,6 +219,23 @@ def test_memory_that_only_one_rank_has_on_the_heap_gets_a_new_place_everywhere()
         assert seen_everywhere(c, two)
         one.clear()
         two.clear()
+
+
+def test_the_source_of_an_import_lives_until_no_rank_needs_it():
+    with Imports() as i:
+        c = i.cluster
+        sources = i.tensors(0, (8,))
+        marks = [weakref.ref(pieces.last.mark) for pieces in i.pieces]
+        for pieces in i.pieces:
+            pieces.last = None
+        shared = c.each(lambda heap: heap.as_symmetric(sources[heap.rank]))
+        sources.clear()
+        shared[0] = None  # rank 1 holds its own, and may still use rank 0's
+        c.barriers()
+        assert [mark() is not None for mark in marks] == [True, True]
+        shared.clear()
+        c.barriers()
+        assert [mark() is not None for mark in marks] == [False, False]
 
 
 def test_an_import_takes_the_place_of_memory_that_is_free_but_still_committed():

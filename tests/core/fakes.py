@@ -90,7 +90,7 @@ class MemoryAllocator:
         self.fail: dict[str, Exception] = {}
         self.import_delta = 0
         self.placed: dict[int, int] = {}  # address of an imported storage -> where it is
-        self.has_more = False
+        self.more = 0  # exports that are still to come
         self.closed = False
         self._map = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE))
         self._view = memoryview(self._map)
@@ -115,8 +115,13 @@ class MemoryAllocator:
         end = offset_bytes + nbytes
         self.placed = {source: at for source, at in self.placed.items() if not offset_bytes <= at < end}
 
+    @property
+    def has_more(self) -> bool:
+        return self.more > 0
+
     def exchanged(self) -> None:
         self._call("exchanged")
+        self.more = max(0, self.more - 1)
 
     def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
         self._call("tensor", offset_bytes, nbytes)

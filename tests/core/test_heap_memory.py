@@ -10,6 +10,7 @@ import torch
 
 from iris_core.errors import (
     HeapError,
+    HeapExhaustedError,
     LayoutError,
     PeerAccessError,
     UnsupportedError,
@@ -55,6 +56,37 @@ def test_growth_that_fails_on_one_rank_fails_on_all() -> None:
         tensors = c.each(lambda heap: heap.allocate(10, F32))
         assert [h.offset_of(t) for h, t in zip(c.heaps, tensors, strict=True)] == [0, 0]
         c.each(lambda heap: heap.barrier_agreement())
+
+
+def test_growth_that_fails_on_one_rank_is_undone_on_the_others() -> None:
+    with Cluster(3, 1 << 16, Capability.GROWTH, Capability.DECOMMIT) as c:
+        _kept = c.each(lambda heap: heap.allocate(4096, torch.uint8))
+        c.allocators[2].fail["commit"] = HeapExhaustedError(
+            "rank 2: the device is full", requested_bytes=8192, free_bytes=10, largest_free_bytes=9
+        )
+        errors = c.attempt(lambda heap: heap.allocate(8192, torch.uint8))
+        assert [type(e) for e in errors] == [HeapExhaustedError] * 3
+        assert all("rank 2: the device is full" in str(e) for e in errors)
+        assert [(e.requested_bytes, e.free_bytes, e.largest_free_bytes) for e in errors] == [(8192, 10, 9)] * 3
+        assert [a.committed_bytes for a in c.allocators] == [4096] * 3
+
+
+def test_exchanges_go_on_while_a_rank_has_more() -> None:
+    with Cluster(2, 1 << 16, Capability.GROWTH) as c:
+        _first = c.each(lambda heap: heap.allocate(1, F32))
+        exchanged = [a.count("exchanged") for a in c.allocators]
+        c.allocators[1].more = 2
+        _second = c.each(lambda heap: heap.allocate(4096, torch.uint8))
+        assert [a.count("exchanged") - n for a, n in zip(c.allocators, exchanged, strict=True)] == [3, 3]
+
+
+def test_a_heap_that_cannot_be_exported_fails_everywhere() -> None:
+    with Cluster(2) as c:
+        c.allocators[0].fail["export"] = OSError("too many open files")
+        c.allocators[0].generation += 1
+        errors = c.attempt(lambda heap: heap.refresh_peer_access())
+        assert [type(e) for e in errors] == [OSError, PeerAccessError]
+        assert "rank 0 could not export" in str(errors[1])
 
 
 @pytest.mark.parametrize("provides", [(Capability.DECOMMIT,), (Capability.DECOMMIT, Capability.GROWTH)])
@@ -184,3 +216,21 @@ def test_imports_must_begin_at_the_same_place() -> None:
         c.each(lambda heap: heap.free(imported[heap.rank]))
         c.each(lambda heap: heap.barrier_agreement())
         assert c.heaps[0].stats().free == c.heaps[0].nbytes
+
+
+def test_imports_of_the_same_memory_share_a_block() -> None:
+    with Cluster(2, 1 << 16, Capability.IMPORT_TENSOR, Capability.DECOMMIT) as c:
+        sources = [torch.full((4,), float(rank)) for rank in range(2)]
+        one, two = (c.each(lambda heap: heap.as_symmetric(sources[heap.rank])) for _ in range(2))
+        assert blocks(c.heaps[0]) == [0, 0]
+        assert one[0].data_ptr() == two[0].data_ptr()
+        assert c.heaps[0].stats().allocated == 4096
+        c.each(lambda heap: heap.free(one[heap.rank]))
+        c.each(lambda heap: heap.barrier_agreement())
+        assert c.heaps[0].stats().allocated == 4096
+        assert c.allocators[0].count("decommit") == 0
+        c.each(lambda heap: heap.free(two[heap.rank]))
+        assert c.heaps[0].stats().pending == 4096
+        c.each(lambda heap: heap.barrier_agreement())
+        assert c.heaps[0].stats().free == c.heaps[0].nbytes
+        assert c.allocators[0].count("decommit") == 1

@@ -394,7 +394,7 @@ class VmemAllocator:
         self._offered.clear()
         self._imported.clear()
         peers = [table for table in self._space.tables if table is not self._own and len(table)]
-        if peers and idle(self._driver, self._device):
+        if peers and self._lease.is_ours and idle(self._driver, self._device):
             for table in peers:
                 try:
                     table.drop(table.within(0, self._nbytes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import weakref
@@ -30,7 +31,13 @@ class Lease:
     """
 
     def __init__(self, driver: VmmDriver, space: AddressSpace, device: str) -> None:
-        weakref.finalize(self, _release, driver, space, device).atexit = False
+        self._pid = os.getpid()
+        weakref.finalize(self, _release, driver, space, device, self._pid).atexit = False
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process made the heap; a forked one has its objects, but not the device."""
+        return os.getpid() == self._pid
 
 
 class Range:
@@ -102,9 +109,9 @@ def idle(driver: VmmDriver, device: str) -> bool:
     return False
 
 
-def _release(driver: VmmDriver, space: AddressSpace, device: str) -> None:
+def _release(driver: VmmDriver, space: AddressSpace, device: str, pid: int) -> None:
     """The last lease is gone.  Called by a finalizer, whose errors nobody could catch."""
-    if not idle(driver, device):
+    if os.getpid() != pid or not idle(driver, device):
         return
     try:
         space.release()
