@@ -127,11 +127,13 @@ def existing_tensors():
         except UnsupportedError as e:
             if "expandable_segments:True" not in str(e):
                 problems.append(f"the error does not say what would help: {e}")
+        torch.cuda.empty_cache()
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")
         try:
             # 50 MB span several pieces of physical memory; a view begins somewhere inside
             x = torch.full((50 * MIB // 4,), 3 + rank, dtype=I32, device=ctx.device)
-            small = torch.full((1000,), 40 + rank, dtype=I32, device=ctx.device)
+            # above 1 MiB, or torch finds room beside its small tensors from before, in memory of cudaMalloc
+            small = torch.full((3 * MIB // 4,), 40 + rank, dtype=I32, device=ctx.device)
         finally:
             torch.cuda.memory._set_allocator_settings("expandable_segments:False")
         view = x[1000 : 30 * MIB // 4]
