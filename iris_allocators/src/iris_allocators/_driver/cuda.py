@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from cuda.bindings import driver
@@ -50,6 +51,12 @@ _NEEDED = {
 }
 
 
+@functools.cache
+def _primary_context(device: int) -> Any:
+    """The context that torch uses too; retained once, to the end of the process, as torch does."""
+    return _call(driver.cuDevicePrimaryCtxRetain, device)
+
+
 class CudaVmm:
     """Implements `VmmDriver`.
 
@@ -67,8 +74,7 @@ class CudaVmm:
         for what, attribute in _NEEDED.items():
             if not _call(driver.cuDeviceGetAttribute, attribute, self._device):
                 raise UnsupportedError(f"cuda:{index} or its driver does not support {what}; use allocator='torch'")
-        # The context that torch uses too; it is kept to the end of the process, as torch keeps it.
-        self._context = _call(driver.cuDevicePrimaryCtxRetain, self._device)
+        self._context = _primary_context(int(self._device))
         location = driver.CUmemLocation()
         location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         location.id = index

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from iris_core.errors import DeviceError, HeapClosedError, HeapError, IrisError
-from iris_core.protocols import Allocator, SupportsDecommit, SupportsImportTensor
+from iris_core.protocols import Allocator, SupportsDecommit, SupportsGrowth, SupportsImportTensor
 from iris_core.testing.conformance import jobs, oracle
 from iris_core.testing.conformance.plugin import PluginConformance
 from iris_core.testing.conformance.signatures import member_problems
@@ -110,7 +110,11 @@ class AllocatorConformance(PluginConformance):
 
     def test_static_optional_protocols_match_capabilities(self, allocator: Any, info: PluginInfo) -> None:
         """What `provides` promises is there in full, and what is there is promised."""
-        optional = {Capability.DECOMMIT: SupportsDecommit, Capability.IMPORT_TENSOR: SupportsImportTensor}
+        optional = {
+            Capability.GROWTH: SupportsGrowth,
+            Capability.DECOMMIT: SupportsDecommit,
+            Capability.IMPORT_TENSOR: SupportsImportTensor,
+        }
         for capability, protocol in optional.items():
             problems = member_problems(allocator, protocol)
             if capability in info.provides:
