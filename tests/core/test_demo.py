@@ -1,0 +1,78 @@
+"""`iris demo`: rows of all ranks, the exit status, JSON, and where it runs."""
+
+import argparse
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+import iris_core
+from iris_core.cli import demo, main
+
+ROW = demo.Row("heat", "heat solver", 2, "triton", "host", "cpu", 1.0, 1e-6, 1e-5, "64 x 64", True)
+
+
+def arguments(**changed):
+    defaults = {"ranks": 2, "only": [], "device": "cpu", "backend": "auto", "allocator": "auto", "json": False}
+    return argparse.Namespace(**{**defaults, **changed})
+
+
+def test_the_worst_rank_counts():
+    slow = dataclasses.replace(ROW, time_s=3.0, error=2e-6)
+    wrong = dataclasses.replace(ROW, error=math.nan, ok=False)
+    (merged,) = demo.merge([[ROW], [slow]])
+    assert (merged.time_s, merged.error, merged.ok) == (3.0, 2e-6, True)
+    (merged,) = demo.merge([[ROW], [wrong], [slow]])
+    assert math.isnan(merged.error)
+    assert not merged.ok
+
+
+@pytest.mark.parametrize(("error", "ok", "status"), [(1e-6, True, 0), (0.5, False, 1), (math.nan, False, 1)])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_wrong_result_exits_with_1(monkeypatch, capsys, error, ok, status, as_json):
+    row = dataclasses.replace(ROW, error=error, ok=ok)
+    monkeypatch.setattr(iris_core, "run", lambda *args: [([ROW], "chosen"), ([row], "chosen")])
+    assert demo.run(arguments(json=as_json)) == status
+    out = capsys.readouterr().out
+    if as_json:
+        (shown,) = json.loads(out)["rows"]
+        assert shown["ok"] is ok
+        assert shown["error"] == (None if math.isnan(error) else max(error, ROW.error))
+    else:
+        assert ("WRONG" in out) is not ok
+
+
+def test_a_real_run(capsys):
+    assert main(["demo", "--ranks", "2", "--device", "cpu", "--only", "message-passing", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["name"], row["ranks"], row["backend"], row["allocator"]) == ("message-passing", 2, "triton", "host")
+    assert row["ok"]
+    assert row["error"] <= row["tolerance"]
+
+
+def test_an_unknown_demonstration_lists_those_there_are(capsys):
+    assert main(["demo", "--ranks", "1", "--device", "cpu", "--only", "heet"]) != 0
+    assert "message-passing, gemm-all-scatter, heat" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "device", "expected"),
+    [
+        (0, None, None, (4, "cpu")),
+        (0, 2, None, (2, "cpu")),
+        (8, None, None, (4, None)),
+        (2, None, None, (2, None)),
+        (1, None, None, (4, "cpu")),
+        (2, 4, None, (4, "cpu")),
+        (8, 3, "cpu", (3, "cpu")),
+        (8, None, "cuda", (4, "cuda")),
+    ],
+)
+def test_where_it_runs(monkeypatch, gpus, ranks, device, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    *chosen, note = demo.choose_ranks(ranks, device)
+    assert tuple(chosen) == expected
+    assert bool(note) == (gpus > 0 and expected[1] == "cpu" and device is None)
