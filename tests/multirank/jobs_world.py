@@ -5,7 +5,10 @@ import time
 
 import torch
 import torch.distributed as dist
+import triton
+import triton.language as tl
 
+import iris_triton as iris
 from iris_core import Iris
 from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError, SymmetryError
 
@@ -153,3 +156,20 @@ def another_default_device() -> list[float]:
             return x.tolist()
     finally:
         torch.set_default_device(None)
+
+
+@triton.jit
+def store_to(x, bases, rank: tl.constexpr, peer: tl.constexpr):
+    iris.store(x, 1.0, rank, peer, bases)
+
+
+def store_through_an_ordinary_tensor() -> str:
+    with Iris("1MiB", device="cpu") as ctx:
+        peer = (ctx.cur_rank + 1) % ctx.num_ranks
+        try:
+            store_to[(1,)](torch.zeros(4), ctx.get_heap_bases(), ctx.cur_rank, peer)
+        except IndexError as e:
+            return str(e)
+        finally:
+            ctx.barrier()
+    return ""

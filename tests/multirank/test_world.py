@@ -75,3 +75,9 @@ def test_a_rank_that_raises_is_quoted(pool):
 
 def test_the_default_device_of_torch_does_not_matter(pool):
     assert pool.run(jobs.another_default_device, 2) == [[0.0, 0.0], [1.0, 1.0]]
+
+
+def test_a_tensor_off_the_heap_is_no_remote_address(pool):
+    for text in pool.run(jobs.store_through_an_ordinary_tensor, 2):
+        assert "store_to" in text
+        assert "it must come from a tensor on the symmetric heap" in text

@@ -11,7 +11,7 @@ import triton.language as tl
 
 import iris_triton as iris
 from iris_core.device_context import ContextSpec, decode
-from iris_core.errors import CapabilityError, PluginNotFoundError
+from iris_core.errors import CapabilityError, PluginNotFoundError, UnsupportedError
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType, PluginKind
 from iris_triton import context, cpu, intrinsics, language
 from iris_triton.backend import TritonBackend
@@ -223,3 +223,11 @@ def test_backend_offers_the_device_functions():
     assert api["DeviceContext"] is context.DeviceContext
     assert len(make_backend().compile_cases()) > 50
     assert [demo.name for demo in make_backend().demos()]
+
+
+def test_copy_engines_are_refused_and_not_ignored():
+    with iris.iris(1 << 20, "host", engines=None) as ctx:
+        assert ctx.get_num_ranks() == 1
+    for engines in ("sdma", ["sdma"]):
+        with pytest.raises(UnsupportedError, match="no copy engines"):
+            iris.iris(1 << 20, "host", engines=engines)
