@@ -161,9 +161,6 @@ def current_regions() -> Regions:
         return _cache[1]
 
 
-_FAR = 1 << 16  # bytes; a wrong index is mostly nearer to its tensor than a wrongly translated address
-
-
 class BoundsChecker:
     """Decides for one launch whether an access is allowed."""
 
@@ -247,7 +244,7 @@ class BoundsChecker:
             ". Mask the access, or, if the address was loaded from memory and is right, pass the tensor as an argument "
             "or call iris_triton.cpu.allow_region."
         )
-        if self._regions.heap_ranges and (near is None or _distance(near, address) > _FAR):
+        if self._regions.heap_ranges and not self._regions.on_heap(address, address + nbytes):
             message += (
                 " If the pointer was translated to another rank: it must come from a tensor on the symmetric heap "
                 "(ctx.zeros, ctx.as_symmetric, ...)."
