@@ -127,9 +127,9 @@ class Iris(TensorFactories):
             )
             self._everywhere("opening the heap", self.heap.open)
             undo.callback(self.heap.close)
+            undo.callback(self.backend.detach)  # before the next two steps: either may fail on another rank alone
             self._everywhere("making the device context", self._make_context)
             self._everywhere("attaching the backend", lambda: self.backend.attach(self.heap))
-            undo.callback(self.backend.detach)
             self._world.barrier()
             closing = undo.pop_all()
         self._closed = False

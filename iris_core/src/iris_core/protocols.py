@@ -171,7 +171,7 @@ class DeviceBackend(Protocol):
         """Called once, when the heap is open and before any kernel is launched."""
 
     def detach(self) -> None:
-        """Called once, before the heap closes."""
+        """Called once, before the heap closes; also where opening failed before or in `attach`."""
 
     def device_api(self) -> Mapping[str, Any]:
         """The device functions by name (load, store, ...), as kernels call them."""
