@@ -1,15 +1,6 @@
 """The "vmem" allocator on GPUs: the device API on it, memory that comes and goes, existing tensors, memory pools."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-from iris_allocators._plugin import vmem
-from iris_core.testing import AllocatorConformance
-
-sys.path.append(str(Path(__file__).parent))  # rank processes find the jobs there
-
 from jobs_atomics import run_atomic
 from jobs_rma import run_rma
 from jobs_sync import run_barrier, run_ring
@@ -25,6 +16,9 @@ from jobs_vmem import (
     opening,
     outlive,
 )
+
+from iris_allocators._plugin import vmem
+from iris_core.testing import AllocatorConformance
 
 RANKS = [2, 4, 8]
 SLACK = 300 * MIB  # granules of up to 64 MiB, code that the driver loads late, torch's own small segments

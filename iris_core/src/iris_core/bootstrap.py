@@ -15,6 +15,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from iris_core.agreement import name_ranks
 from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError, UnsupportedError
 from iris_core.fdchannel import FdChannel
 
@@ -238,7 +239,7 @@ class TorchWorld:
         lost = self.lost_peers()
         if lost:
             raise PeerLostError(
-                f"rank {self.rank}: {_name_ranks(lost)} ended while this rank still needed {_them(lost)}; "
+                f"rank {self.rank}: {name_ranks(lost)} ended while this rank still needed {_them(lost)}; "
                 "look at the output of that process for the first error",
                 ranks=lost,
             )
@@ -270,13 +271,13 @@ class TorchWorld:
                     time.sleep(0.02)
                 if lost:
                     raise PeerLostError(
-                        f"rank {self.rank}: {_name_ranks(lost)} ended during {what}; "
+                        f"rank {self.rank}: {name_ranks(lost)} ended during {what}; "
                         "look at the output of that process for the first error",
                         ranks=lost,
                     ) from e
             if time.monotonic() - start >= 0.9 * self._timeout_s or "timed out" in str(e).lower():
                 missing = self._missing()
-                who = _name_ranks(missing) if missing else "some rank"
+                who = name_ranks(missing) if missing else "some rank"
                 raise CollectiveTimeoutError(
                     f"rank {self.rank}: {what} did not complete within {self._timeout_s:g} s; {who} did not arrive. "
                     "Either that rank failed, or it does not make the same calls, or IRIS_BARRIER_TIMEOUT is too short",
@@ -373,7 +374,7 @@ def check_agreement(world: World, facts: Mapping[str, str]) -> None:
         by_value: dict[str, list[int]] = {}
         for rank, row in enumerate(everyone):
             by_value.setdefault(str(row.get(key, "absent")), []).append(rank)
-        lines.append(f"  {key}: " + "; ".join(f"{value} on {_name_ranks(ranks)}" for value, ranks in by_value.items()))
+        lines.append(f"  {key}: " + "; ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in by_value.items()))
     raise RankMismatchError(
         "the ranks were not opened alike; all must have the same plugins, versions and sizes:\n" + "\n".join(lines)
     )
@@ -384,10 +385,6 @@ def _check_rank(rank: int, world_size: int) -> None:
         raise ValueError(f"there is no rank {rank} in a world of {world_size} (0 to {world_size - 1})")
 
 
-def _name_ranks(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
 def _them(ranks: Sequence[int]) -> str:
     return "it" if len(ranks) == 1 else "them"
 
@@ -395,9 +392,8 @@ def _them(ranks: Sequence[int]) -> str:
 def _host_id() -> str:
     """Equal for two processes exactly if they can pass descriptors and see each other's process ids."""
     parts = [socket.gethostname()]
-    for path in ("/proc/sys/kernel/random/boot_id",):
-        with contextlib.suppress(OSError), open(path) as f:
-            parts.append(f.read().strip())
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as f:
+        parts.append(f.read().strip())
     for name in ("pid", "net"):  # abstract sockets live in the network namespace
         with contextlib.suppress(OSError):
             parts.append(os.readlink(f"/proc/self/ns/{name}"))

@@ -8,6 +8,7 @@ One program per band, alive for many steps.  Two copies of the band alternate: s
 other.  A neighbour can be at most one step ahead, because it waits for our signal of the step before; and we signal
 only after we have read our halo.  So no row is overwritten before it was read, and no barrier over all ranks is needed.
 """
+# mypy: ignore-errors
 
 import torch
 import triton
