@@ -173,9 +173,10 @@ def measure(out):
 
 _VECTOR_LOAD = {_CUDA: r"ld\.global\.v[24]\.b(32|64)", _HIP: r"global_load_dwordx4"}
 _VECTOR_STORE = {_CUDA: r"st\.global\.v[24]\.b(32|64)", _HIP: r"global_store_dwordx4"}
-_CUDA_RELEASE = r"bar\.sync[\s\S]*(atom|red)\.global\.sys\.release\.{}\."
+_CUDA_RELEASE = r"bar\.sync[\s\S]*st\.release\.sys\.global\.b"
+_CUDA_RELEASE_ADD = r"bar\.sync[\s\S]*(atom|red)\.global\.sys\.release\.add\."
 _HIP_RELEASE = r"s_waitcnt vmcnt\(0\)[\s\S]*s_barrier[\s\S]*buffer_wbl2 sc0 sc1[\s\S]*global_atomic_{}"
-_CUDA_ACQUIRE = r"(ld|atom)\.global\.sys\.acquire\."
+_CUDA_ACQUIRE = r"ld\.acquire\.sys\.global\.b[\s\S]*bar\.sync"
 _HIP_ACQUIRE = r"sc1[\s\S]*buffer_inv sc0 sc1"
 _CUDA_ATOMIC = {
     "add": "add", "sub": "add", "cas": "cas", "xchg": "exch", "xor": "xor", "and": "and", "or": "or", "min": "min",
@@ -247,10 +248,10 @@ def _atomics() -> list[CompileCase]:
 def _synchronisation() -> list[CompileCase]:
     acquire = {_CUDA: (_CUDA_ACQUIRE,), _HIP: (_HIP_ACQUIRE,)}
     bounded = {_CUDA: (_CUDA_ACQUIRE, "globaltimer"), _HIP: (_HIP_ACQUIRE, "s_memrealtime")}
-    release = {_CUDA: (_CUDA_RELEASE.format("exch"),), _HIP: (_HIP_RELEASE.format("swap"),)}
+    release = {_CUDA: (_CUDA_RELEASE,), _HIP: (_HIP_RELEASE.format("swap"),)}
     expectations = {
         "signal": release,
-        "signal_add": {_CUDA: (_CUDA_RELEASE.format("add"),), _HIP: (_HIP_RELEASE.format("add"),)},
+        "signal_add": {_CUDA: (_CUDA_RELEASE_ADD,), _HIP: (_HIP_RELEASE.format("add"),)},
         "wait": bounded,
         "wait_unbounded": acquire,
         "wait_block": bounded,

@@ -1,0 +1,379 @@
+"""Flag words: changing those of other ranks, and waiting for one's own.
+
+There are two forms of each.  On NVIDIA a flag is stored by `st` and polled by `ld` in assembly: a remote atomic costs a
+way more than a store, and a scalar atomic, which one thread does for the others, twice a poll.  Every lane that polls
+goes on by itself as soon as its own flag holds, so nothing has to be uniform inside the loop.  Elsewhere, and in the
+CPU executor, both are atomics, and the loop is Triton's own.
+
+Both forms end a wait that is bounded, and describe it in the status words (`iris_core.device_context.Status`).
+"""
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import num_threads
+from triton.language.target_info import is_cuda
+
+from iris_core import device_context as _layout
+from iris_triton.intrinsics import uniform_clock_ns
+
+_POLLS_PER_CLOCK = tl.constexpr(64)
+"""Polls between two looks at the clock, of those waits that are bounded."""
+
+_POLLING_LANES = tl.constexpr(32)
+"""Lanes that poll a single flag: one warp, whose loads of one address are one."""
+
+_CODE = tl.constexpr(int(_layout.Status.CODE))
+_RANK = tl.constexpr(int(_layout.Status.RANK))
+_PROGRAM = tl.constexpr(int(_layout.Status.PROGRAM))
+_ADDRESS = tl.constexpr(int(_layout.Status.ADDRESS))
+_EXPECTED = tl.constexpr(int(_layout.Status.EXPECTED))
+_LAST = tl.constexpr(int(_layout.Status.LAST))
+_COMPARISON = tl.constexpr(int(_layout.Status.COMPARISON))
+_WAIT_TIMEOUT = tl.constexpr(_layout.STATUS_WAIT_TIMEOUT)
+_INT64_MAX = tl.constexpr(2**63 - 1)
+_INT64_MIN = tl.constexpr(-(2**63))
+
+
+# -- what is allowed --------------------------------------------------------------------------------------------------
+@triton.constexpr_function
+def is_flag(element_type):
+    """Whether a word of this type can be a flag."""
+    return element_type.is_int() and element_type.primitive_bitwidth in (32, 64)
+
+
+@triton.constexpr_function
+def is_counter(element_type):
+    """Whether a word of this type can count without end, by wrapping around."""
+    return element_type.is_int_signed() and element_type.primitive_bitwidth in (32, 64)
+
+
+@triton.constexpr_function
+def is_comparison(cmp):
+    """Whether `await_flags` knows a comparison: one of the layout's, or "reached", >= of counters that wrap around."""
+    return cmp == "reached" or cmp in _layout.COMPARISONS
+
+
+@triton.constexpr_function
+def _comparison_index(cmp):
+    names = _layout.COMPARISONS
+    return names.index("ge" if cmp == "reached" else cmp)
+
+
+@triton.constexpr_function
+def _lowest(element_type):
+    return -(2 ** (element_type.primitive_bitwidth - 1)) if element_type.is_int_signed() else 0
+
+
+@triton.constexpr_function
+def _power_of_2(n):
+    return 1 << (n - 1).bit_length()
+
+
+@triton.jit
+def lanes_for(count: tl.constexpr):
+    """0, 1, 2, ... for a block of flags of which `count` are meant: on NVIDIA one for each thread or more.
+
+    An element that several threads hold would be stored, or polled, by each of them.
+    """
+    if is_cuda():
+        return tl.arange(0, max(_power_of_2(count), num_threads()))
+    else:
+        return tl.arange(0, _power_of_2(count))
+
+
+# -- storing ----------------------------------------------------------------------------------------------------------
+@triton.constexpr_function
+def _store_assembly(bits, sem, scope):
+    return f"{{ .reg .pred q; setp.ne.b32 q, $3, 0; @q st.{sem}.{scope}.global.b{bits} [$1], $2; mov.u32 $0, 0; }}"
+
+
+@triton.constexpr_function
+def _constraints(bits, text):
+    """Constraints of inline assembly; "w" stands for the register of a flag."""
+    return text.replace("w", "l" if bits == 64 else "r")
+
+
+@triton.jit
+def set_flags(targets, value, mask, sem: tl.constexpr, scope: tl.constexpr):
+    """Store `value` in the flags at a block of addresses, where `mask` holds.
+
+    Args:
+        targets: block of pointers, anywhere.
+        value: scalar or block of the flags' type.
+        mask: block.
+        sem: "release" for what the calling thread has stored or been told of, or "relaxed".
+        scope: "sys" or "gpu".
+    """
+    if is_cuda():
+        bits: tl.constexpr = targets.dtype.element_ty.primitive_bitwidth
+        tl.inline_asm_elementwise(
+            _store_assembly(bits, sem, scope),
+            _constraints(bits, "=r,l,w,r"),
+            [targets, tl.cast(value, targets.dtype.element_ty), mask.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        tl.atomic_xchg(targets, value, mask=mask, sem=sem, scope=scope)
+
+
+@triton.jit
+def set_flag(target, value, sem: tl.constexpr, scope: tl.constexpr):
+    """Store `value` in one flag; as `set_flags`."""
+    if is_cuda():
+        lanes = tl.arange(0, num_threads())
+        set_flags(target + lanes * 0, value, lanes == 0, sem, scope)
+    else:
+        tl.atomic_xchg(target, value, sem=sem, scope=scope)
+
+
+# -- waiting, on NVIDIA -----------------------------------------------------------------------------------------------
+@triton.constexpr_function
+def _await_assembly(cmp, signed, bits, sem, scope):
+    """Poll until the flag holds, the time is over, or another wait of this rank has reported that its time was over.
+
+    Operands: 0 the value seen last; 1 address of the flag; 2 what to compare with; 3 whether to poll at all; 4 bound in
+    nanoseconds, 0 for none; 5 address of the status words, 0 for none; 6 rank; 7 program.
+    """
+    names, status = _layout.COMPARISONS, _layout.Status
+    kind = f"{'s' if signed else 'u'}{bits}"
+    if cmp == "reached":
+        holds = f"sub.s{bits} d, $0, $2; setp.ge.s{bits} p, d, 0;"
+    else:
+        holds = f"setp.{cmp}.{kind} p, $0, $2;"
+    widen = "mov.b64" if bits == 64 else f"cvt.{'s' if signed else 'u'}64.{kind}"
+    return f"""{{
+.reg .pred p; .reg .u32 n, m; .reg .u64 now, end, x; .reg .b{bits} d;
+mov.b{bits} $0, $2; setp.eq.b32 p, $3, 0; @p bra DONE;
+mov.u32 n, 0; mov.u64 end, 0;
+AGAIN:
+ld.{sem}.{scope}.global.b{bits} $0, [$1]; {holds} @p bra DONE;
+add.u32 n, n, 1; and.b32 m, n, {_POLLS_PER_CLOCK.value - 1}; setp.ne.u32 p, m, 0; @p bra AGAIN;
+setp.eq.u64 p, $4, 0; @p bra AGAIN;
+mov.u64 now, %globaltimer; setp.ne.u64 p, end, 0; @p bra CLOCK;
+add.u64 end, now, $4;
+CLOCK:
+setp.gt.u64 p, now, end; @p bra LATE;
+setp.eq.u64 p, $5, 0; @p bra AGAIN;
+ld.relaxed.sys.global.u64 x, [$5+{8 * status.CODE}]; setp.eq.u64 p, x, 0; @p bra AGAIN; bra DONE;
+LATE:
+setp.eq.u64 p, $5, 0; @p bra DONE;
+atom.relaxed.sys.global.cas.b64 x, [$5+{8 * status.CODE}], 0, {_layout.STATUS_WAIT_TIMEOUT};
+setp.ne.u64 p, x, 0; @p bra DONE;
+cvt.s64.s32 x, $6; st.global.b64 [$5+{8 * status.RANK}], x;
+cvt.s64.s32 x, $7; st.global.b64 [$5+{8 * status.PROGRAM}], x;
+st.global.b64 [$5+{8 * status.ADDRESS}], $1;
+{widen} x, $2; st.global.b64 [$5+{8 * status.EXPECTED}], x;
+{widen} x, $0; st.global.b64 [$5+{8 * status.LAST}], x;
+mov.b64 x, {names.index("ge" if cmp == "reached" else cmp)};
+st.global.b64 [$5+{8 * status.COMPARISON}], x;
+DONE:
+}}"""
+
+
+@triton.jit
+def _program():
+    """Linear number of this program."""
+    row = tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
+    return tl.program_id(0) + row * tl.num_programs(0)
+
+
+@triton.jit
+def _await_each(
+    pointers, expected, mask, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
+):
+    """Let every thread wait for its flags of a block; returns what each has seen last."""
+    element: tl.constexpr = pointers.dtype.element_ty
+    bits: tl.constexpr = element.primitive_bitwidth
+    return tl.inline_asm_elementwise(
+        _await_assembly(cmp, element.is_int_signed(), bits, sem, scope),
+        _constraints(bits, "=&w,l,w,r,l,l,r,r"),
+        [
+            pointers,
+            expected,
+            mask.to(tl.int32),
+            tl.cast(timeout_ns, tl.int64),
+            tl.cast(status_word, tl.int64),
+            tl.cast(rank, tl.int32),
+            _program(),
+        ],
+        dtype=pointers.dtype.element_ty,
+        is_pure=False,
+        pack=1,
+    )
+
+
+# -- waiting, in Triton's language ------------------------------------------------------------------------------------
+@triton.jit
+def _holds(seen, expected, cmp: tl.constexpr):
+    if cmp == "eq":
+        return seen == expected
+    elif cmp == "ne":
+        return seen != expected
+    elif cmp == "gt":
+        return seen > expected
+    elif cmp == "ge":
+        return seen >= expected
+    elif cmp == "lt":
+        return seen < expected
+    elif cmp == "le":
+        return seen <= expected
+    else:  # "reached": >= of counters that may have wrapped around
+        return (seen - expected) >= 0
+
+
+@triton.jit
+def _poll(pointer, sem: tl.constexpr, scope: tl.constexpr):
+    """Look at the flags once.
+
+    Adding nothing is the form that is uniform: one thread looks and tells the others, so no two of them disagree on
+    whether to look again.
+    """
+    return tl.atomic_add(pointer, 0, sem=sem, scope=scope)
+
+
+@triton.jit
+def _missing(seen, expected, cmp: tl.constexpr):
+    """Number of flags (scalar) for which the comparison does not hold."""
+    missing = 1 - _holds(seen, expected, cmp).to(tl.int32)
+    if missing.type.is_block():
+        missing = tl.sum(missing, axis=0)
+    return missing
+
+
+@triton.jit
+def _given_up(status_word):
+    """Whether a wait of this rank has timed out before: the results are lost, so nobody waits that long again."""
+    given_up = status_word != 0
+    if given_up:
+        code = tl.atomic_add(status_word.to(tl.pointer_type(tl.int64)) + _CODE, 0, sem="relaxed", scope="sys")
+        given_up = code != 0
+    return given_up
+
+
+@triton.jit
+def _report(status_word, rank, pointer, expected, seen, cmp: tl.constexpr):
+    """Describe a wait that timed out in the status words, unless another one was first."""
+    address = pointer.to(tl.int64)
+    wanted = expected.to(tl.int64)
+    last = seen.to(tl.int64)
+    if pointer.type.is_block():  # of the flags that are missing, the one with the lowest address
+        holds = _holds(seen, expected, cmp)
+        lowest = tl.min(tl.where(holds, _INT64_MAX, address), axis=0)
+        lowest = tl.where(lowest == _INT64_MAX, tl.min(address, axis=0), lowest)  # the last one came just now
+        here = address == lowest
+        address = lowest
+        last = tl.max(tl.where(here, last, _INT64_MIN), axis=0)
+        wanted = tl.max(tl.where(here, wanted, _INT64_MIN), axis=0)
+    if status_word != 0:
+        status = status_word.to(tl.pointer_type(tl.int64))
+        nobody = tl.cast(0, tl.int64)
+        if tl.atomic_cas(status + _CODE, nobody, nobody + _WAIT_TIMEOUT, sem="relaxed", scope="sys") == 0:
+            tl.store(status + _RANK, rank)
+            tl.store(status + _PROGRAM, _program())
+            tl.store(status + _ADDRESS, address)
+            tl.store(status + _EXPECTED, wanted)
+            tl.store(status + _LAST, last)
+            tl.store(status + _COMPARISON, _comparison_index(cmp))
+
+
+@triton.jit
+def _look_at_clock(start, timeout_ns, status_word):
+    """Return whether to give up, and when the wait began as far as known (0: this is the first look)."""
+    now = uniform_clock_ns()
+    if start == 0:
+        start = now
+    return (now - start > timeout_ns) | _given_up(status_word), start
+
+
+@triton.jit
+def _spin(pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank):
+    """Wait for one flag; returns the last value seen."""
+    polls = 0
+    late = polls != 0
+    start = tl.cast(0, tl.int64)
+    seen = _poll(pointer, sem, scope)
+    while (_missing(seen, expected, cmp) > 0) & ~late:
+        polls += 1
+        if timeout_ns > 0:  # noqa: SIM102 - decided at compile time where it is a constexpr
+            if polls % _POLLS_PER_CLOCK == 0:
+                late, start = _look_at_clock(start, timeout_ns, status_word)
+        seen = _poll(pointer, sem, scope)
+    if timeout_ns > 0:  # noqa: SIM102
+        if late:
+            _report(status_word, rank, pointer, expected, seen, cmp)
+    return seen
+
+
+@triton.jit
+def _spin_all(
+    pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
+):
+    """Wait for a block of flags.
+
+    Returns nothing: some versions of the compiler cannot carry a block round a `while`, so the last values would have
+    to be read once more.
+    """
+    polls = 0
+    late = polls != 0
+    start = tl.cast(0, tl.int64)
+    while (_missing(_poll(pointer, sem, scope), expected, cmp) > 0) & ~late:
+        polls += 1
+        if timeout_ns > 0:  # noqa: SIM102
+            if polls % _POLLS_PER_CLOCK == 0:
+                late, start = _look_at_clock(start, timeout_ns, status_word)
+    if timeout_ns > 0:  # noqa: SIM102
+        if late:
+            _report(status_word, rank, pointer, expected, _poll(pointer, sem, scope), cmp)
+
+
+# -- waiting ----------------------------------------------------------------------------------------------------------
+@triton.jit
+def await_flag(
+    pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
+):
+    """Wait for one flag; returns the last value seen, the same in all threads.
+
+    Synchronises the threads of the program: when any of them goes on, all have seen the flag.
+
+    Args:
+        pointer: the flag (scalar pointer to a 32- or 64-bit integer in own memory).
+        expected: what to compare with, of the flag's type.
+        cmp: a comparison, see `is_comparison`.
+        sem: "acquire" or "relaxed".
+        scope: "sys" or "gpu".
+        timeout_ns: bound in nanoseconds, 0 for none.
+        status_word: address of the status words as int64, 0 for none.
+        rank: the caller, for the report.
+    """
+    if is_cuda():
+        lanes = tl.arange(0, num_threads())
+        polling = lanes < _POLLING_LANES
+        seen = _await_each(pointer + lanes * 0, expected, polling, cmp, sem, scope, timeout_ns, status_word, rank)
+        tl.debug_barrier()
+        return tl.max(tl.where(polling, seen, _lowest(pointer.dtype.element_ty)), axis=0)
+    else:
+        return _spin(pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank)
+
+
+@triton.jit
+def await_flags(
+    pointers, expected, mask, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
+):
+    """Wait for those flags of a block where `mask` holds; as `await_flag`, but returns nothing.
+
+    Where several flags are missing at the end of the time, one of them is reported.
+
+    Args:
+        pointers: block of pointers; the addresses must be readable where the mask does not hold, too.
+        expected: scalar or block of the flags' type.
+        mask: block; elements where it does not hold must repeat one where it does.
+        cmp, sem, scope, timeout_ns, status_word, rank: as in `await_flag`.
+    """
+    if is_cuda():
+        _await_each(pointers, expected, mask, cmp, sem, scope, timeout_ns, status_word, rank)
+        tl.debug_barrier()
+    else:
+        _spin_all(pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank)
