@@ -8,7 +8,7 @@ import pytest
 import triton.language as tl
 
 from iris_triton.cpu.calls import triton_dialect
-from iris_triton.cpu.typefacts import facts_of
+from iris_triton.cpu.typefacts import block_type
 from iris_triton.cpu.values import numpy_dtype, wrap
 
 DIALECT = triton_dialect()
@@ -36,7 +36,7 @@ def make(type_, shape, seed):
         values = values - 50
         values[values == 0] = 3
     data = (values % 2 == 0) if kept == np.bool_ else values.astype(kept)
-    return wrap(data, facts_of(type_).block(shape) if shape else type_)
+    return wrap(data, block_type(type_, shape) if shape else type_)
 
 
 def outcome(function, *operands):
@@ -86,7 +86,7 @@ def test_pointer_offsets(offset):
     for element in (tl.int1, tl.int8, tl.float16, tl.float64, tl.pointer_type(tl.int8)):
         pointer = tl.pointer_type(element)
         for shape, other in SHAPES:
-            base = wrap(np.full(shape or (1,), 2**40, np.uint64), facts_of(pointer).block(shape) if shape else pointer)
+            base = wrap(np.full(shape or (1,), 2**40, np.uint64), block_type(pointer, shape) if shape else pointer)
             step = make(offset, other, 4)
             assert outcome(fast, base, step) == outcome(general, base, step), (element, shape, other)
         for number in (5, -5, 2**40):

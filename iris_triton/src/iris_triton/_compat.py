@@ -89,9 +89,23 @@ def definition_line(function: Any) -> int:
     return int(function.starting_line_number)
 
 
-def is_gluon(function: Any) -> bool:
-    """Whether a jitted function is written in Gluon."""
-    return bool(function.is_gluon())
+def language_of(function: Any) -> str:
+    """Name of the language that a jitted function is written in: "triton" or "gluon"."""
+    return "gluon" if function.is_gluon() else "triton"
+
+
+class SemanticFunction(ConstexprFunction):  # type: ignore[misc]  # Triton is untyped here
+    """A constexpr function that is told which semantic layer compiles the caller, as its first argument.
+
+    A constexpr function proper cannot know: the compiler passes the layer, and Triton drops it.
+    """
+
+    def __call__(self, *args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
+        if _semantic is None:
+            raise RuntimeError(f"{self.__name__} can be called in kernels only")
+        plain = [core._unwrap_if_constexpr(arg) for arg in args]
+        named = {name: core._unwrap_if_constexpr(arg) for name, arg in kwargs.items()}
+        return tl.constexpr(self.fn(_semantic, *plain, **named))
 
 
 def launch_option_names() -> frozenset[str]:

@@ -25,6 +25,7 @@ from iris_triton.cpu.operators import Operators, truth, unwrap
 from iris_triton.cpu.rewrite import rewrite
 from iris_triton.cpu.semantic import CpuSemantic
 from iris_triton.cpu.state import program_info
+from iris_triton.cpu.typefacts import block_type
 from iris_triton.cpu.values import numpy_dtype, wrap
 
 if TYPE_CHECKING:
@@ -65,13 +66,25 @@ class Dialect:
     def prepare(self, function: Any) -> Callable[..., Any]:
         """Return what runs a jitted function: its CPU entry, or its rewritten source."""
         prepared = function.__dict__.get(PREPARED)
-        if prepared is not None and prepared[0] is function.src and prepared[1] is self:
-            ready: Callable[..., Any] = prepared[2]
+        if prepared is None:
+            prepared = {}
+            setattr(function, PREPARED, prepared)
+        known = prepared.get(self)  # device functions of Triton may be called in several languages
+        if known is not None and known[0] is function.src:
+            ready: Callable[..., Any] = known[1]
             return ready
         entry = find_entry(function)
-        target = rewrite(function, self.helpers) if entry is None else functools.partial(_call_entry, entry)
-        setattr(function, PREPARED, (function.src, self, target))
+        target = rewrite(function, self.helpers) if entry is None else functools.partial(self._call_entry, entry)
+        prepared[self] = function.src, target
         return target
+
+    def _call_entry(self, entry: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        given = [to_numpy(value) for value in args], {name: to_numpy(value) for name, value in kwargs.items()}
+        return from_numpy(entry(program_info(), *given[0], **given[1]), self.block_type)
+
+    def block_type(self, scalar: Any, shape: tuple[int, ...]) -> Any:
+        """The type of a block that a CPU entry returns."""
+        return block_type(scalar, shape)
 
     def call_JitFunction(self, function: Any, args: Any, kwargs: dict[str, Any], caller_context: Any = None) -> Any:
         """What builtins that take a function call it with; the name is the compiler's."""
@@ -88,7 +101,7 @@ class Dialect:
             return handler(*args, **kwargs)
         if kind is MethodType:
             method, owner = function.__func__, function.__self__
-            if _compat.is_builtin(method):
+            if _compat.is_builtin(method) or isinstance(owner, tl.core.base_value):
                 return self.call(method, owner, *args, **kwargs)
             return function(*map(unwrap, args), **{name: unwrap(value) for name, value in kwargs.items()})
         if kind is BoundDeviceFunction:
@@ -99,8 +112,11 @@ class Dialect:
             return self.prepare(jitted(function))(*args, **kwargs)
         if isinstance(function, tl.constexpr):
             return self.call(function.value, *args, **kwargs)
-        if isinstance(function, _compat.ConstexprFunction) and any(function is q for q in _compat.TARGET_QUESTIONS):
-            return False
+        if isinstance(function, _compat.ConstexprFunction):
+            if isinstance(function, _compat.SemanticFunction):
+                return function(*args, _semantic=self.semantic, **kwargs).value
+            if any(function is question for question in _compat.TARGET_QUESTIONS):
+                return False
         if isinstance(function, (BuiltinFunctionType, type)):
             handler = self._handlers.get(function)
             if handler is not None:
@@ -111,9 +127,9 @@ class Dialect:
         return function(*map(unwrap, args), **{name: unwrap(value) for name, value in kwargs.items()})
 
     def _make_handler(self, function: Any) -> Callable[..., Any]:
-        if _compat.is_builtin(function):
+        needed = _compat.compiler_arguments(function)
+        if _compat.is_builtin(function) or "_semantic" in needed:  # some methods of builtin types are not marked
             given = {"_semantic": self.semantic, "_generator": self}
-            needed = _compat.compiler_arguments(function)
             return functools.partial(
                 _call_builtin, _compat.builtin_body(function), **{name: given[name] for name in needed}
             )
@@ -148,7 +164,7 @@ class Dialect:
         handlers[builtins.isinstance] = lambda value, kinds: isinstance(unwrap(value), kinds)
         fast = FastPaths(self.semantic.builder)
         for builtin, path in ((core.program_id, fast.program_id), (core.load, fast.load), (core.store, fast.store)):
-            handlers[builtin] = _first(path, self._make_handler(builtin))
+            handlers[builtin] = first(path, self._make_handler(builtin))
         arange = functools.cache(self._arange)
         handlers[core.arange] = lambda start, end: arange(unwrap(start), unwrap(end))
 
@@ -239,16 +255,14 @@ def jitted(function: Any) -> Any:
     return found
 
 
-def _first(fast: Callable[..., Any], general: Callable[..., Any]) -> Callable[..., Any]:
+def first(fast: Callable[..., Any], general: Callable[..., Any]) -> Callable[..., Any]:
+    """Try a fast path, and call the builtin itself where it declines."""
+
     def handler(*args: Any, **kwargs: Any) -> Any:
         result = fast(*args, **kwargs)
         return general(*args, **kwargs) if result is NotImplemented else result
 
     return handler
-
-
-def _call_entry(entry: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return from_numpy(entry(program_info(), *map(to_numpy, args), **{n: to_numpy(v) for n, v in kwargs.items()}))
 
 
 _CONSTANTS = (int, str, float, bool)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton.language as tl
 
 from iris_triton.cpu import numerics
-from iris_triton.cpu.typefacts import block_type
 from iris_triton.cpu.values import signless, unsigned, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _TRITON = {
     np.dtype(np.bool_): tl.int1,
@@ -45,12 +47,12 @@ def to_numpy(value: Any) -> Any:
     return data if value.type.is_block() else data.reshape(-1)[0]
 
 
-def from_numpy(value: Any) -> Any:
-    """Make a tensor of what a CPU entry returned."""
+def from_numpy(value: Any, block_type: Callable[[Any, tuple[int, ...]], Any]) -> Any:
+    """Make a tensor of what a CPU entry returned; `block_type` makes the types of blocks."""
     if value is None or isinstance(value, tl.tensor):
         return value
     if isinstance(value, tuple):
-        return tuple(from_numpy(item) for item in value)
+        return tuple(from_numpy(item, block_type) for item in value)
     if isinstance(value, int) and not isinstance(value, bool):
         value = np.int32(value) if -(2**31) <= value < 2**31 else np.int64(value)
     elif isinstance(value, float):

@@ -27,7 +27,7 @@ def _active(mask: Any, pointer: TypeFacts) -> Any:
         return None
     if mask.__class__ is _Tensor:
         facts = facts_of(mask.type)
-        if facts.kind == BOOL and facts.is_block == pointer.is_block and facts.shape == pointer.shape:
+        if facts.kind == BOOL and facts.form is pointer.form:
             return mask.handle.data
     return NotImplemented
 
@@ -65,7 +65,7 @@ class FastPaths:
                 return NotImplemented
             fill = np.array(other, facts.numpy)
         data = self._builder.load(pointer.handle.data, active, fill, facts.numpy)
-        return wrap(data, facts.pointee.block(facts.shape) if facts.is_block else facts.element)
+        return wrap(data, facts.pointee.like(facts.form))
 
     def store(self, pointer: Any, value: Any, mask: Any = None, **hints: Any) -> Any:
         """tl.store of a value of the pointer's type and shape without cache hints."""
@@ -77,7 +77,7 @@ class FastPaths:
         given = facts_of(value.type)
         if given.scalar is not facts.element and given.scalar != facts.element:
             return NotImplemented
-        if given.is_block != facts.is_block or given.shape != facts.shape:
+        if given.form is not facts.form:
             return NotImplemented
         active = _active(unwrap(mask), facts)
         if active is NotImplemented:

@@ -22,6 +22,7 @@ from iris_triton import _compat
 from iris_triton.cpu import memory
 from iris_triton.cpu.calls import Dialect, jitted, triton_dialect
 from iris_triton.cpu.config import configuration
+from iris_triton.cpu.dialects import dialect_of
 from iris_triton.cpu.errors import DeadlockError
 from iris_triton.cpu.memory import BoundsChecker
 from iris_triton.cpu.scheduler import Program, Scheduler
@@ -150,8 +151,8 @@ class _Plan:
         self.types = {p.name: _compat.scalar_type(p.annotation_type) for p in function.params if not p.is_constexpr}
         self.const = {p.name for p in function.params if p.is_const}
 
-    def bind(self, kernel: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Assign arguments to parameters; compiler options are dropped.
+    def bind(self, kernel: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Assign arguments to parameters; returns them and the compiler options among `kwargs`.
 
         Raises:
             TypeError: an argument is missing, given twice, or unknown.
@@ -159,12 +160,15 @@ class _Plan:
         if len(args) > len(self.names):
             raise TypeError(f"kernel {kernel!r} takes {len(self.names)} arguments but {len(args)} were given")
         bound = dict(zip(self.names, args, strict=False))
+        options = {}
         for name, value in kwargs.items():
             if name in self.parameters:
                 if name in bound:
                     raise TypeError(f"kernel {kernel!r} got two values for argument {name!r}")
                 bound[name] = value
-            elif name not in _option_names():
+            elif name in _option_names():
+                options[name] = value
+            else:
                 raise TypeError(
                     f"kernel {kernel!r} has no argument {name!r}, and no compiler has such an option; its arguments "
                     f"are {', '.join(self.names)}"
@@ -174,7 +178,7 @@ class _Plan:
             if missing:
                 raise TypeError(f"kernel {kernel!r} lacks the argument{'s' * (len(missing) > 1)} {', '.join(missing)}")
             bound = {name: bound[name] if name in bound else self.defaults[name] for name in self.names}
-        return bound
+        return bound, options
 
 
 _option_names = functools.cache(_compat.launch_option_names)
@@ -197,13 +201,11 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
         Exception: whatever a program raised, with a note that names kernel and program.
     """
     kernel = function.__name__
-    if _compat.is_gluon(function):
-        raise UnsupportedError(f"kernel {kernel!r} is written in Gluon, which this executor does not run")
-    dialect = triton_dialect()
+    dialect = dialect_of(function)
     plan = function.__dict__.get("_iris_plan")
     if plan is None:
         plan = function._iris_plan = _Plan(function)
-    bound = plan.bind(kernel, args, kwargs)
+    bound, options = plan.bind(kernel, args, kwargs)
     for hook in function.pre_run_hooks:
         hook(*args, **kwargs)
     size = _grid_size(kernel, grid, bound)
@@ -222,7 +224,7 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
     body = dialect.prepare(function)
     settings = configuration()
     checker = BoundsChecker(memory.current_regions(), storages)
-    state = Launch(kernel, size, checker, settings.bounds_check)
+    state = Launch(kernel, size, checker, settings.bounds_check, options)
 
     def run(program: Program) -> None:
         outer = current.__dict__.copy()

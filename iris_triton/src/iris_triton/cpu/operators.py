@@ -15,7 +15,18 @@ import triton.language as tl
 from iris_triton import _compat
 from iris_triton.cpu import numerics
 from iris_triton.cpu.semantic import AmbiguousConditionError, CpuSemantic
-from iris_triton.cpu.typefacts import BOOL, FLOAT, HALF, INT, POINTER, UNSIGNED, TypeFacts, facts_of
+from iris_triton.cpu.typefacts import (
+    BOOL,
+    FLOAT,
+    HALF,
+    INT,
+    POINTER,
+    UNSIGNED,
+    TypeFacts,
+    facts_of,
+    joint_form,
+    plain_form,
+)
 from iris_triton.cpu.values import Array, wrap
 
 if TYPE_CHECKING:
@@ -60,19 +71,14 @@ def _pair(left: Any, right: Any) -> tuple[Array, Array, Any, TypeFacts] | None:
         other_facts = facts_of(other)
         if facts.scalar is not other_facts.scalar and facts.scalar != other_facts.scalar:
             return None
-        if not other_facts.is_block:
+        form, other_form = facts.form, other_facts.form
+        if other_form is None or form is other_form:
             return left.handle.data, right.handle.data, type_, facts
-        if not facts.is_block:
+        if form is None:
             return left.handle.data, right.handle.data, other, facts
-        shape, other_shape = facts.shape, other_facts.shape
-        if shape == other_shape:
-            return left.handle.data, right.handle.data, type_, facts
-        if len(shape) != len(other_shape):
+        joint = joint_form(form, other_form)
+        if joint is None:
             return None
-        for a, b in zip(shape, other_shape, strict=True):
-            if a != b and a != 1 and b != 1:
-                return None
-        joint = tuple(b if a == 1 else a for a, b in zip(shape, other_shape, strict=True))
         return left.handle.data, right.handle.data, facts.block(joint), facts
     if right.__class__ is _Tensor:
         facts = facts_of(right.type)
@@ -98,16 +104,12 @@ def _offset(pointer: Any, offset: Any) -> Any:
     other_facts = facts_of(other)
     if other_facts.kind != INT:
         return None
-    if other_facts.is_block:
-        if not facts.is_block:
-            type_ = facts.block(other_facts.shape)
-        elif facts.shape != other_facts.shape:
-            if len(facts.shape) != len(other_facts.shape):
-                return None
-            pairs = list(zip(facts.shape, other_facts.shape, strict=True))
-            if any(a != b and a != 1 and b != 1 for a, b in pairs):
-                return None
-            type_ = facts.block(tuple(b if a == 1 else a for a, b in pairs))
+    form, other_form = facts.form, other_facts.form
+    if other_form is not None and other_form is not form:
+        joint = other_form if form is None else joint_form(form, other_form)
+        if joint is None:
+            return None
+        type_ = facts.block(joint)
     delta = np.multiply(offset.handle.data, facts.step, dtype=np.int64).view(np.uint64)
     return wrap(addresses + delta, type_)
 
@@ -115,7 +117,8 @@ def _offset(pointer: Any, offset: Any) -> Any:
 def _expand(value: Any, index: Any) -> Any:
     """`value[:, None]` and the like; None for anything else."""
     facts = facts_of(value.type)
-    if index.__class__ is not tuple or not facts.is_block:
+    form = facts.form
+    if index.__class__ is not tuple or form is None or form.layout is not None:
         return None
     rank = 0
     for part in index:
@@ -125,10 +128,10 @@ def _expand(value: Any, index: Any) -> Any:
             rank += 1
         elif part is not None:
             return None
-    if rank != len(facts.shape):
+    if rank != len(form.shape):
         return None
     data = value.handle.data[index]
-    return wrap(data, facts.block(data.shape))
+    return wrap(data, facts.block(plain_form(data.shape)))
 
 
 def truth(value: Any) -> bool:
@@ -228,9 +231,7 @@ class Operators:
         def op(left: Any, right: Any) -> Any:
             pair = _pair(left, right)
             if pair is not None and pair[3].kind in kinds:
-                result_facts = facts_of(pair[2])
-                result_type = _INT1.block(result_facts.shape) if result_facts.is_block else tl.int1
-                return wrap(numpy(pair[0], pair[1]), result_type)
+                return wrap(numpy(pair[0], pair[1]), _INT1.like(facts_of(pair[2]).form))
             result = general(name, left, right)
             return python(unwrap(left), unwrap(right)) if result is NotImplemented else result
 

@@ -1,5 +1,7 @@
 """Triton's semantic layer with the parts replaced that only make sense for a compiler: regions and hints.
 
+`ArrayRegions` has what any kernel language on top of that layer needs; `CpuSemantic` is Triton's own.
+
 A reduction's or scan's combine function is compiled for scalars.  Here it runs on whole arrays: its arguments are
 tensors of scalar type whose arrays have many elements, one per independent combination.  A combine function that
 branches on its arguments cannot be run so; it is then run element by element.
@@ -52,19 +54,22 @@ class _Tensor(metaclass=_TensorMaker):
     """tl.tensor to the semantic layer, which makes its results with it; only faster."""
 
 
-class CpuSemantic(_compat.TritonSemantic):  # type: ignore[misc]
-    """Checks and promotes types as the compiler does; computes through `CpuBuilder`."""
+class ArrayRegions:
+    """Reductions, scans and elementwise functions on arrays, and hints; mixed into a semantic layer."""
 
     tensor = _Tensor
 
-    def reduction(self, inputs: Any, axis: int | None, region_builder_fn: Any) -> tuple[Any, ...]:
-        if axis is None:
-            inputs = tuple(self.reshape(value, [value.numel.value], can_reorder=True) for value in inputs)
-            axis = 0
-        shape = tuple(inputs[0].type.shape)
-        if any(tuple(value.type.shape) != shape for value in inputs):
-            raise ValueError("all inputs of a reduction must have the same shape")
-        result_shape = shape[:axis] + shape[axis + 1 :]
+    # What the semantic layer has.
+    broadcast_tensors: Callable[..., Any]
+
+    def reduced_type(self, type_: Any, axis: int) -> Any:
+        """The type of a reduction's result: a block without one dimension, or a scalar."""
+        shape = [int(n) for n in type_.shape]
+        del shape[axis]
+        return block_type(type_.scalar, tuple(shape)) if shape else type_.scalar
+
+    def reduce_arrays(self, inputs: Any, axis: int, region_builder_fn: Any) -> tuple[Any, ...]:
+        """Reduce tensors of one shape along an axis."""
         known = _known_reduction(_compat.combine_function(region_builder_fn), inputs, axis)
         if known is None:
             combine = self._combine(inputs, region_builder_fn)
@@ -75,9 +80,8 @@ class CpuSemantic(_compat.TritonSemantic):  # type: ignore[misc]
                 rest = [[p[..., length - 1 :]] if length % 2 else [] for p in parts]
                 parts = [np.concatenate([c, *r], axis=-1) for c, r in zip(combined, rest, strict=True)]
             known = [p[..., 0] for p in parts]
-        return tuple(
-            _as_tensor(data, value.type.scalar, result_shape) for data, value in zip(known, inputs, strict=True)
-        )
+        types = [self.reduced_type(value.type, axis) for value in inputs]
+        return tuple(_as_tensor(data, type_) for data, type_ in zip(known, types, strict=True))
 
     def associative_scan(self, inputs: Any, axis: int, region_builder_fn: Any, reverse: bool) -> tuple[Any, ...]:
         shape = tuple(inputs[0].type.shape)
@@ -98,7 +102,7 @@ class CpuSemantic(_compat.TritonSemantic):  # type: ignore[misc]
         if reverse:
             parts = [p[..., ::-1] for p in parts]
         return tuple(
-            _as_tensor(np.ascontiguousarray(np.moveaxis(p, -1, axis)), value.type.scalar, shape)
+            _as_tensor(np.ascontiguousarray(np.moveaxis(p, -1, axis)), value.type)
             for p, value in zip(parts, inputs, strict=True)
         )
 
@@ -134,7 +138,7 @@ class CpuSemantic(_compat.TritonSemantic):  # type: ignore[misc]
     def map_elementwise(self, inputs: Any, function: Callable[..., Any], pack: int) -> tuple[Any, ...]:
         """Call `function` with scalars, `pack` neighbouring elements of every input at a time."""
         inputs = self.broadcast_tensors(*inputs)
-        shape = tuple(inputs[0].type.shape)
+        model = inputs[0].type
         flat = [value.handle.data.reshape(-1) for value in inputs]
         columns: list[list[Array]] = []
         types: list[Any] = []
@@ -151,7 +155,8 @@ class CpuSemantic(_compat.TritonSemantic):  # type: ignore[misc]
             columns.append([result.handle.data for result in results])
         return tuple(
             _as_tensor(
-                np.concatenate([part for row in columns for part in row[k * pack : (k + 1) * pack]]), type_, shape
+                np.concatenate([part for row in columns for part in row[k * pack : (k + 1) * pack]]),
+                model.with_element_ty(type_) if model.is_block() else type_,
             )
             for k, type_ in enumerate(types)
         )
@@ -166,10 +171,22 @@ class CpuSemantic(_compat.TritonSemantic):  # type: ignore[misc]
         return value
 
 
-def _as_tensor(data: Array, scalar: Any, shape: tuple[int, ...]) -> Any:
-    if not shape:
-        return wrap(np.asarray(data).reshape(1), scalar)
-    return wrap(data.reshape(shape), block_type(scalar, shape))
+class CpuSemantic(ArrayRegions, _compat.TritonSemantic):  # type: ignore[misc]
+    """Checks and promotes types as the compiler does; computes through `CpuBuilder`."""
+
+    def reduction(self, inputs: Any, axis: int | None, region_builder_fn: Any) -> tuple[Any, ...]:
+        if axis is None:
+            inputs = tuple(self.reshape(value, [value.numel.value], can_reorder=True) for value in inputs)
+            axis = 0
+        shape = tuple(inputs[0].type.shape)
+        if any(tuple(value.type.shape) != shape for value in inputs):
+            raise ValueError("all inputs of a reduction must have the same shape")
+        return self.reduce_arrays(inputs, axis, region_builder_fn)
+
+
+def _as_tensor(data: Array, type_: Any) -> Any:
+    shape = tuple(int(n) for n in type_.shape) if type_.is_block() else (1,)
+    return wrap(np.asarray(data).reshape(shape), type_)
 
 
 def _standard(*names: str) -> list[Any]:

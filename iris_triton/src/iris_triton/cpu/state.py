@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from iris_triton.cpu.entries import ProgramInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from iris_triton.cpu.memory import BoundsChecker
     from iris_triton.cpu.scheduler import Program
 
@@ -26,12 +28,14 @@ class Launch:
         grid: number of programs per axis.
         checker: knows the accessible ranges.
         refuse: whether accesses outside them are errors.
+        options: compiler options of the launch (num_warps, ...), for languages in which kernels see them.
     """
 
     kernel: str
     grid: tuple[int, int, int]
     checker: BoundsChecker
     refuse: bool
+    options: Mapping[str, Any]
 
 
 class _Current(threading.local):

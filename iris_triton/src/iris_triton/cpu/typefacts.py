@@ -2,28 +2,85 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton.language as tl
 
 from iris_triton.cpu.values import element_nbytes, numpy_dtype
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 # Kinds of scalar types, by what the fast paths may do with them.
 SLOW, BOOL, INT, UNSIGNED, FLOAT, HALF, POINTER = range(7)
+
+
+class Form:
+    """What the block types of different elements share: shape, and layout in a language that has them.
+
+    There is one object per form, so that comparing forms is comparing objects.
+    """
+
+    __slots__ = ("layout", "make", "shape")
+
+    def __init__(self, shape: tuple[int, ...], layout: Any, make: Callable[..., Any]) -> None:
+        self.shape, self.layout, self.make = shape, layout, make
+
+    def of(self, scalar: Any) -> Any:
+        """Make a block type of this form."""
+        shape = list(self.shape)
+        return self.make(scalar, shape) if self.layout is None else self.make(scalar, shape, self.layout)
+
+    def reshaped(self, shape: tuple[int, ...]) -> Form:
+        """The form with another shape and the same layout."""
+        return _form(shape, self.layout, self.make)
+
+
+_forms: dict[tuple[tuple[int, ...], Any], Form] = {}
+
+
+def _form(shape: tuple[int, ...], layout: Any, make: Callable[..., Any]) -> Form:
+    found = _forms.get((shape, layout))
+    if found is None:
+        found = _forms.setdefault((shape, layout), Form(shape, layout, make))
+    return found
+
+
+def plain_form(shape: tuple[int, ...]) -> Form:
+    """The form of Triton's blocks of a shape."""
+    return _form(shape, None, tl.block_type)
+
+
+def joint_form(left: Form, right: Form) -> Form | None:
+    """The form of an elementwise operation's result; None if the semantic layer must decide."""
+    if left is right:
+        return left
+    if left.layout is not right.layout and left.layout != right.layout:
+        return None
+    shape, other = left.shape, right.shape
+    if shape == other:
+        return left
+    if len(shape) != len(other):
+        return None
+    for a, b in zip(shape, other, strict=True):
+        if a != b and a != 1 and b != 1:
+            return None
+    return left.reshaped(tuple(b if a == 1 else a for a, b in zip(shape, other, strict=True)))
 
 
 class TypeFacts:
     """What the fast paths need to know of a type; kept on the type object."""
 
-    __slots__ = ("blocks", "element", "is_block", "kind", "number", "numpy", "pointee", "scalar", "shape", "step")
+    __slots__ = ("blocks", "element", "form", "kind", "number", "numpy", "pointee", "scalar", "step")
 
     def __init__(self, type_: Any) -> None:
         scalar = type_.scalar
         self.scalar = scalar
-        self.is_block = type_.is_block()
-        self.shape: tuple[int, ...] = tuple(int(n) for n in type_.shape) if self.is_block else ()
-        self.blocks: dict[tuple[int, ...], Any] = {}
+        self.form: Form | None = None  # of scalars
+        if type_.is_block():
+            self.form = _form(tuple(int(n) for n in type_.shape), getattr(type_, "layout", None), type(type_))
+        self.blocks: dict[Form, Any] = {}
         self.step = 0
         self.number: type[Any] | None = None  # numpy type of Python numbers next to this one
         self.element: Any = None  # what is loaded through a pointer, if it can be loaded as it is
@@ -47,12 +104,16 @@ class TypeFacts:
         else:
             self.kind = SLOW
 
-    def block(self, shape: tuple[int, ...]) -> Any:
-        """The block type with this scalar type."""
-        found = self.blocks.get(shape)
+    def block(self, form: Form) -> Any:
+        """The block type with this scalar type, the same object every time, so that comparing types is cheap."""
+        found = self.blocks.get(form)
         if found is None:
-            found = self.blocks[shape] = tl.block_type(self.scalar, list(shape))
+            found = self.blocks[form] = form.of(self.scalar)
         return found
+
+    def like(self, form: Form | None) -> Any:
+        """The type of this scalar type and a form; the scalar type itself for None."""
+        return self.scalar if form is None else self.block(form)
 
 
 def facts_of(type_: Any) -> TypeFacts:
@@ -68,5 +129,5 @@ def facts_of(type_: Any) -> TypeFacts:
 
 
 def block_type(scalar: Any, shape: tuple[int, ...]) -> Any:
-    """Return a block type, the same object every time, so that comparing types is cheap."""
-    return facts_of(scalar).block(shape)
+    """Return a block type of Triton, the same object every time."""
+    return facts_of(scalar).block(plain_form(shape))
