@@ -12,6 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from iris_core import bootstrap, device_context, selection
+from iris_core.device_barrier import SYSTEM_NBYTES, DeviceBarriers
 from iris_core.errors import DeviceError, HeapClosedError, IrisError, PeerLostError, SettingsError
 from iris_core.heap import SymmetricHeap
 from iris_core.logs import rank_logger, set_logger_level
@@ -124,10 +125,12 @@ class Iris(TensorFactories):
                 self._world,
                 on_allocated=lambda *block: _call(on_allocated, *block),
                 synchronize=lambda: _call(synchronize),
+                usable_nbytes=self._usable_nbytes(),
             )
             self._everywhere("opening the heap", self.heap.open)
             undo.callback(self.heap.close)
             undo.callback(self.backend.detach)  # before the next two steps: either may fail on another rank alone
+            self._device_barriers = DeviceBarriers(self.heap, self._world, self.backend, plan.backend.name)
             self._everywhere("making the device context", self._make_context)
             self._everywhere("attaching the backend", lambda: self.backend.attach(self.heap))
             self._world.barrier()
@@ -164,10 +167,16 @@ class Iris(TensorFactories):
             target=self.target,
             rank=self._world.rank,
             world_size=self._world.world_size,
-            heap_nbytes=int(self.settings.heap_size),
+            heap_nbytes=int(self.settings.heap_size) + SYSTEM_NBYTES,
             settings=settings,
         )
         return registry.create(record, request)
+
+    def _usable_nbytes(self) -> int:
+        """The size that was asked for, in whole granules; what the allocator made beyond it is the system area."""
+        granule = self._allocator.granularity
+        wanted = -(-int(self.settings.heap_size) // granule) * granule
+        return min(wanted, self._allocator.nbytes - SYSTEM_NBYTES)
 
     def _make_context(self) -> None:
         import torch
@@ -201,7 +210,7 @@ class Iris(TensorFactories):
     @property
     def heap_size(self) -> int:
         """Size of each rank's heap in bytes."""
-        return self.heap.nbytes
+        return self.heap.usable_nbytes
 
     @property
     def gpu_id(self) -> int:
@@ -293,10 +302,45 @@ class Iris(TensorFactories):
         if group is None:
             self.heap.barrier_agreement()
         else:
-            import torch.distributed
-
-            torch.distributed.barrier(group=group)
+            self._world.subgroup(group).barrier()
         self._raise_device_errors()
+
+    def device_barrier(
+        self, group: dist.ProcessGroup | None = None, *, stream: Any = None, sem: str = "release"
+    ) -> None:
+        """Let this rank's device wait for the other ranks' devices; the host goes on at once.
+
+        Collective: every rank of the world, or of `group`, calls it, and no other.  Calls of one group come in the same
+        order on all its members' devices, so use one stream per group or order the streams.
+
+        Stream: what is launched on the stream afterwards begins when every member has come here with its stream.  It
+        can be captured in a graph, and replayed any number of times, once it has been called with the same group and
+        `sem`.  The first call of a group is an exchange between the hosts of its members.
+
+        On the CPU a launch ends when its kernel does, so there the host waits, too.
+
+        Args:
+            group: a process group of torch.distributed with any ranks of this world; None for all.
+            stream: a torch stream; None for the current one.
+            sem: "release": what this rank has stored on the stream before is visible to all members afterwards;
+                "relaxed": they wait for each other and nothing is handed over, which is faster.
+
+        Raises:
+            CapabilityError: the backend has no such barrier.
+            UnsupportedError: a graph is being captured, and this is the first call with this group and `sem`.
+            IrisError: this rank is not a member of `group`, or a member does not share this heap.
+            HeapClosedError: the context is closed.
+            CollectiveTimeoutError, PeerLostError: a member did not take part in the first exchange.
+            DeviceTimeoutError: at a later `barrier()`: a member did not come within IRIS_DEVICE_TIMEOUT.
+
+        Example:
+            >>> with Iris(heap_size="1MiB", device="cpu") as ctx:
+            ...     ctx.device_barrier()
+        """
+        self._check_open()
+        if stream is not None and not hasattr(stream, "synchronize"):
+            raise TypeError(f"device_barrier: stream must be a torch stream or None, not {type(stream).__name__}")
+        self._device_barriers.launch(group, stream, sem)
 
     def _synchronize(self, stream: Any = None) -> None:
         if stream is not None:

@@ -50,6 +50,19 @@ class World(Protocol):
     def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
         """Gather every rank's segments; the descriptors received from peers belong to the caller."""
 
+    def members_of(self, group: dist.ProcessGroup | None) -> tuple[int, ...]:
+        """Return the ranks of this world that form a group, in the group's order; all for None.  Not collective.
+
+        Raises:
+            IrisError: this rank, or a member, does not belong where it should.
+        """
+
+    def subgroup(self, group: dist.ProcessGroup | None) -> World:
+        """Return the world of a group's members; this world closes it.
+
+        Collective, the first time: every member of the group calls it, and nobody else.
+        """
+
     def check_peers(self) -> None:
         """Raise PeerLostError if a peer's process has ended.  Not collective."""
 
@@ -83,6 +96,17 @@ class SingleWorld:
         """Return the segments alone."""
         return [list(segments)]
 
+    def members_of(self, group: dist.ProcessGroup | None) -> tuple[int, ...]:
+        """Return the only rank."""
+        if group is not None:
+            raise IrisError("group= was given, but this world has one rank and torch.distributed was not initialised")
+        return (0,)
+
+    def subgroup(self, group: dist.ProcessGroup | None) -> World:
+        """Return this world."""
+        self.members_of(group)
+        return self
+
     def check_peers(self) -> None:
         """Nobody to look after."""
 
@@ -108,11 +132,13 @@ class TorchWorld:
         self._timeout_s = timeout_s
         self._owns_default_group = owns_default_group
         self.user_group = group
-        members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
         self.rank = dist.get_rank(group)
-        self.world_size = len(members)
         if self.rank < 0:
             raise IrisError("this process is not a member of the process group that was passed as group=")
+        members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+        self.world_size = len(members)
+        self._members = list(members)  # by their ranks in the default group
+        self._subgroups: dict[tuple[int, ...], TorchWorld] = {}
         self._calls = 0
         self._group = self._guard(
             "opening the world",
@@ -217,6 +243,43 @@ class TorchWorld:
             out.append([dataclasses.replace(s, fd=next(fds)) if has_fd else s for s, has_fd in row])
         return out
 
+    # -- groups of ranks ----------------------------------------------------------------------------------------------
+    def members_of(self, group: dist.ProcessGroup | None) -> tuple[int, ...]:
+        """Return the ranks of this world that form a group, in the group's order; all for None.
+
+        Raises:
+            IrisError: this rank is not a member, or a member is not a rank of this world.
+        """
+        if group is None:
+            return tuple(range(self.world_size))
+        if self._dist.get_rank(group) < 0:
+            raise IrisError(f"rank {self.rank} is not a member of the process group that was passed as group=")
+        members = self._dist.get_process_group_ranks(group)
+        strangers = [rank for rank in members if rank not in self._members]
+        if strangers:
+            raise IrisError(
+                f"the process group that was passed as group= has {name_ranks(strangers)} of torch.distributed, which "
+                "does not share this heap; make a group of ranks that do"
+            )
+        return tuple(self._members.index(rank) for rank in members)
+
+    def subgroup(self, group: dist.ProcessGroup | None) -> World:
+        """Return the world of a group's members; this world closes it.
+
+        Collective, the first time: every member of the group calls it, and nobody else.
+
+        Raises:
+            IrisError: this rank is not a member, or a member is not a rank of this world.
+            CollectiveTimeoutError: a member did not arrive in time.
+            PeerLostError: a member's process has ended.
+        """
+        members = self.members_of(group)
+        if group is None:
+            return self
+        if members not in self._subgroups:
+            self._subgroups[members] = TorchWorld(group, self._timeout_s)
+        return self._subgroups[members]
+
     # -- peers --------------------------------------------------------------------------------------------------------
     @property
     def pids(self) -> list[int]:
@@ -246,6 +309,8 @@ class TorchWorld:
 
     def close(self) -> None:
         """Close descriptors; destroy the groups that were made here."""
+        while self._subgroups:
+            self._subgroups.popitem()[1].close()
         for fd in self._pidfds.values():
             os.close(fd)
         self._pidfds.clear()

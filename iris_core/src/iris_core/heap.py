@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from iris_core.agreement import History, Label, Op, Report, agree, format_label
+from iris_core.agreement import History, Label, Op, Report, agree, format_label, name_ranks
 from iris_core.blocks import BlockTable, Record, Scope
 from iris_core.errors import (
     HeapClosedError,
@@ -53,6 +53,8 @@ class SymmetricHeap:
         on_allocated: called with (offset_bytes, nbytes) after every allocation.
         synchronize: waits until kernels of this rank no longer use the heap; called before memory is reclaimed under
             pressure.  At a barrier the caller has done so already.
+        usable_nbytes: bytes of each rank's heap, from its beginning, that are handed out; all by default.  What is
+            left is the system area: memory that every rank has from the start, for Iris itself.
     """
 
     def __init__(
@@ -62,13 +64,17 @@ class SymmetricHeap:
         *,
         on_allocated: Callable[[int, int], None] | None = None,
         synchronize: Callable[[], None] | None = None,
+        usable_nbytes: int | None = None,
     ) -> None:
+        self._usable = allocator.nbytes if usable_nbytes is None else usable_nbytes
+        if not 0 < self._usable <= allocator.nbytes:
+            raise ValueError(f"usable_nbytes={usable_nbytes} of an allocator of {allocator.nbytes} bytes")
         self._allocator = allocator
         self._world = world
         self._on_allocated = on_allocated
         self._synchronize = synchronize
         self._base = allocator.base_ptr
-        self._sub = SubAllocator(allocator.nbytes)
+        self._sub = SubAllocator(self._usable)
         self._residency = Residency(allocator)
         self._history = History()
         self._table = BlockTable(allocator.base_ptr, allocator.nbytes, self._history)
@@ -94,8 +100,27 @@ class SymmetricHeap:
         """
         if self._open or self._closed:
             raise HeapError("a heap is opened once")
+        self._commit_system_area()
         self._peers.open()
         self._open = True
+
+    def _commit_system_area(self) -> None:
+        """Back the system area with memory on all ranks, or on none."""
+        if not self.system_nbytes:
+            return
+        error: Exception | None = None
+        try:
+            self._residency.commit(self._usable, self.system_nbytes)
+        except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
+            error = e
+        outcomes = self._world.all_gather_ints([error is None])
+        failed = [rank for rank, (ok,) in enumerate(outcomes) if not ok]
+        if error is not None:
+            raise error
+        if failed:
+            raise HeapError(
+                f"{name_ranks(failed)} could not get memory for the heap's system area; see the error there"
+            )
 
     def close(self) -> None:
         """Release the peers' heaps and then the own one.  Idempotent; tensors that still live stay valid memory.
@@ -467,8 +492,34 @@ class SymmetricHeap:
 
     @property
     def nbytes(self) -> int:
-        """Size of each rank's heap in bytes."""
+        """Size of each rank's heap in bytes, with the system area."""
         return self._allocator.nbytes
+
+    @property
+    def usable_nbytes(self) -> int:
+        """Bytes of each rank's heap that allocations share."""
+        return self._usable
+
+    @property
+    def system_nbytes(self) -> int:
+        """Size in bytes of the system area, which lies behind what allocations share."""
+        return self._allocator.nbytes - self._usable
+
+    def system_tensor(self, offset_bytes: int, nbytes: int) -> torch.Tensor:
+        """Return bytes of the system area, for Iris itself; nobody accounts for them.
+
+        Args:
+            offset_bytes: where they begin, from the beginning of the area.
+            nbytes: how many.
+
+        Raises:
+            ValueError: the range does not lie in the area.
+            HeapClosedError: the heap is closed.
+        """
+        self._check_open()
+        if offset_bytes < 0 or nbytes < 1 or offset_bytes + nbytes > self.system_nbytes:
+            raise ValueError(f"{nbytes} bytes at {offset_bytes} of a system area of {self.system_nbytes} bytes")
+        return self._allocator.tensor(self._usable + offset_bytes, nbytes, lambda: None)
 
     @property
     def heap_bases(self) -> tuple[int, ...]:
@@ -481,8 +532,9 @@ class SymmetricHeap:
         return self._table.version
 
     def live_blocks(self) -> Sequence[Block]:
-        """Live blocks by ascending offset; freed ones do not count, even before all ranks agree."""
-        return self._table.blocks()
+        """Live blocks by ascending offset, the system area last; freed ones do not count, even before all agree."""
+        system = (Block(self._usable, self.system_nbytes, "Iris itself"),) if self.system_nbytes else ()
+        return (*self._table.blocks(), *system)
 
     def stats(self) -> HeapStats:
         """Return the heap's figures.  Local: what was dropped but not agreed on may differ between ranks."""
@@ -495,7 +547,7 @@ class SymmetricHeap:
             if number == self._importer.num_holders(offset)
         )
         return HeapStats(
-            reserved=self._allocator.nbytes,
+            reserved=self._usable,
             committed=self._residency.committed_bytes,
             allocated=sub.allocated_bytes - pending,
             pending=pending,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from iris_core.device_barrier import BarrierSlot
     from iris_core.device_context import ContextSpec
     from iris_core.types import (
         Availability,
@@ -185,6 +186,23 @@ class SupportsDemos(Protocol):
 
     def demos(self) -> Sequence[Demo]:
         """The programs, in the order in which they are shown."""
+
+
+class SupportsDeviceBarrier(Protocol):
+    """A backend that can make ranks wait for each other on the device."""
+
+    def device_barrier(self, slot: BarrierSlot, sem: str, stream: Any = None) -> None:
+        """Launch a kernel that ends when every member of the slot's group has launched as many as this rank.
+
+        It raises this rank's word on every member, and waits until all of its own words are as high.  The host waits
+        for nothing, and nothing is allocated, so that it can be captured in a graph once it was called.
+
+        Args:
+            slot: the group's flags.
+            sem: "release" if what this rank has done on the stream before must be visible to the members afterwards,
+                "relaxed" if they are only to wait.
+            stream: a torch stream; None for the current one.
+        """
 
 
 class Work(Protocol):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from iris_core.device_barrier import BarrierSlot
     from iris_core.device_context import ContextSpec
     from iris_core.protocols import MemoryMap
     from iris_core.types import CompileCase, CreateRequest, Demo, PluginInfo
@@ -30,6 +31,7 @@ class TritonBackend:
         self._target = request.target
         self._settings: Any = request.settings
         self._tokens: list[int] = []
+        self._spec: ContextSpec | None = None
 
     @property
     def info(self) -> PluginInfo:
@@ -58,6 +60,7 @@ class TritonBackend:
             from iris_triton import cpu
 
             self._tokens.append(cpu.allow_region(spec.status_ptr, STATUS_WORDS * 8, "status words"))
+        self._spec = spec
         return torch.tensor(encode(spec), dtype=torch.int64, device=spec.device)
 
     def attach(self, memory: MemoryMap) -> None:
@@ -76,6 +79,12 @@ class TritonBackend:
             from iris_triton import cpu
 
             cpu.unregister_memory(self._tokens.pop())
+
+    def device_barrier(self, slot: BarrierSlot, sem: str, stream: Any = None) -> None:
+        """Launch a barrier between the devices of a group; see `iris_core.protocols.SupportsDeviceBarrier`."""
+        from iris_triton import device_barrier
+
+        device_barrier.launch(slot, self._spec, sem, stream)
 
     def device_api(self) -> Mapping[str, Any]:
         """The device functions by name (load, store, ...), and the class DeviceContext."""

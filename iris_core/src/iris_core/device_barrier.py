@@ -1,0 +1,120 @@
+"""Barriers on the device: the flags of every group of ranks, and who launches what on them.
+
+A group gets a slot of the heap's system area: a row of words, one per member for its announcements, and one that counts
+the barriers of this rank.  Slot 0 belongs to the whole world.  The members of another group agree on a slot that none
+of them uses, the first time they meet; nobody else takes part.  Counters are never reset, so a barrier that was
+captured in a graph can be replayed for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from iris_core.errors import CapabilityError, UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+    from iris_core.bootstrap import World
+    from iris_core.heap import SymmetricHeap
+    from iris_core.protocols import DeviceBackend, SupportsDeviceBarrier
+
+SYSTEM_NBYTES = 64 << 10
+"""Bytes of the system area that a heap must have for the slots."""
+
+SEMS = ("release", "relaxed")
+
+_LINE = 128  # bytes; slots do not share cache lines
+_WORD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierSlot:
+    """The flags of one group, as one member's kernel sees them.
+
+    Attributes:
+        words: int64[size + 1] on the heap: word i is raised by member i; the last one counts this rank's barriers.
+        targets: int64[size] on the device: address, in this process, of this rank's word on every member.
+        size: number of members.
+    """
+
+    words: torch.Tensor
+    targets: torch.Tensor
+    size: int
+
+
+class DeviceBarriers:
+    """The barriers of one rank.
+
+    Args:
+        heap: open, with a system area of at least SYSTEM_NBYTES.
+        world: the ranks of the heap.
+        backend: launches the kernels.
+        name: the backend's name, for messages.
+    """
+
+    def __init__(self, heap: SymmetricHeap, world: World, backend: DeviceBackend, name: str) -> None:
+        self._heap = heap
+        self._world = world
+        self._backend = backend
+        self._name = name
+        self._stride = -(-(world.world_size + 1) * _WORD // _LINE) * _LINE
+        self._used = {0}
+        self._slots: dict[tuple[int, ...], BarrierSlot] = {}
+        self._warm: set[tuple[tuple[int, ...], str]] = set()
+
+    def launch(self, group: dist.ProcessGroup | None, stream: Any, sem: str) -> None:
+        """Launch a barrier; see `Iris.device_barrier`."""
+        if not hasattr(self._backend, "device_barrier"):
+            raise CapabilityError(
+                f"backend {self._name!r} has no barrier on the device; use ctx.barrier(), or another backend"
+            )
+        if sem not in SEMS:
+            raise ValueError(f"device_barrier: sem must be 'release' or 'relaxed', not {sem!r}")
+        members = tuple(sorted(self._world.members_of(group)))  # groups that differ in order alone share their flags
+        if len(members) == 1:
+            return
+        if (members, sem) not in self._warm and _capturing():
+            raise UnsupportedError(
+                f"device_barrier of ranks {', '.join(map(str, members))} with sem={sem!r} cannot be made while a graph "
+                "is captured; call it once before the capture, on every rank of the group"
+            )
+        slot = self._slots.get(members)
+        if slot is None:
+            slot = self._slots[members] = self._make_slot(group, members)
+        cast("SupportsDeviceBarrier", self._backend).device_barrier(slot, sem, stream)
+        self._warm.add((members, sem))
+
+    def _make_slot(self, group: dist.ProcessGroup | None, members: tuple[int, ...]) -> BarrierSlot:
+        import torch
+
+        number = 0
+        if len(members) < self._world.world_size:
+            number = self._agree_on_number(group)
+        offset = number * self._stride
+        nbytes = (len(members) + 1) * _WORD
+        words = self._heap.system_tensor(offset, nbytes).view(torch.int64)
+        mine = words.data_ptr() + members.index(self._world.rank) * _WORD
+        targets = [self._heap.translate(mine, self._world.rank, member) for member in members]
+        return BarrierSlot(words, torch.tensor(targets, dtype=torch.int64, device=words.device), len(members))
+
+    def _agree_on_number(self, group: dist.ProcessGroup | None) -> int:
+        """Find the lowest slot that no member of a group uses.  Collective: every member calls it."""
+        everyone = self._world.subgroup(group).all_gather_object(sorted(self._used))
+        used = {number for row in everyone for number in row}
+        number = next(n for n in range(len(used) + 1) if n not in used)
+        if (number + 1) * self._stride > self._heap.system_nbytes:
+            raise UnsupportedError(
+                f"device_barrier: {number} groups of ranks are in use already, and there is no room for the flags of "
+                "more; use the same groups again"
+            )
+        self._used.add(number)
+        return number
+
+
+def _capturing() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())

@@ -1,0 +1,160 @@
+"""Rank jobs of test_device_barrier; they run on CPU ranks and on GPUs."""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+
+import iris_triton as iris
+from iris_core import Iris
+from iris_core.errors import DeviceTimeoutError, IrisError, UnsupportedError
+
+
+@triton.jit(do_not_specialize=["value", "peer"])
+def tell(box, value, context, peer, world_size: tl.constexpr):
+    """Store a value into this rank's place of a peer's box."""
+    ctx = iris.DeviceContext.from_tensor(context, world_size)
+    ctx.store(box + ctx.rank, value, peer)
+
+
+@triton.jit
+def add_up(box, total, num_ranks, LANES: tl.constexpr):
+    """total += what the box holds."""
+    lanes = tl.arange(0, LANES)
+    tl.store(total, tl.load(total) + tl.sum(tl.load(box + lanes, mask=lanes < num_ranks, other=0), axis=0))
+
+
+def tell_all(ctx, box, value, members):
+    for peer in members:
+        tell[(1,)](box, value, ctx.get_device_context(), peer, ctx.num_ranks)
+
+
+def sum_box(ctx, box, total):
+    add_up[(1,)](box, total, ctx.num_ranks, LANES=triton.next_power_of_2(ctx.num_ranks))
+
+
+def exchange(device: str, sem: str, rounds: int) -> int:
+    """Every rank tells all others a number, in every round; returns what arrived in all rounds."""
+    with Iris("1MiB", device=device) as ctx:
+        box, total = ctx.zeros(ctx.num_ranks, dtype=torch.int64), ctx.zeros(1, dtype=torch.int64)
+        ctx.barrier()
+        for r in range(rounds):
+            tell_all(ctx, box, (r + 1) * (ctx.cur_rank + 1), range(ctx.num_ranks))
+            ctx.device_barrier(sem=sem)
+            sum_box(ctx, box, total)
+            ctx.device_barrier(sem=sem)  # nobody overwrites a box that is still read
+        ctx.barrier()
+        return int(total.item())
+
+
+def groups(device: str, sets: list[list[int]], rounds: int) -> list[int]:
+    """Every group counts by itself; a rank that is in none of them does nothing at all."""
+    made = [dist.new_group(members) for members in sets]
+    with Iris("1MiB", device=device) as ctx:
+        box, total = ctx.zeros(ctx.num_ranks, dtype=torch.int64), ctx.zeros(1, dtype=torch.int64)
+        ctx.barrier()
+        sums = []
+        for members, group in zip(sets, made, strict=True):
+            if ctx.cur_rank not in members:
+                continue
+            box.zero_()
+            total.zero_()
+            ctx.device_barrier(group)
+            for r in range(rounds):
+                tell_all(ctx, box, r + 10 ** members.index(ctx.cur_rank), members)
+                ctx.device_barrier(group)
+                sum_box(ctx, box, total)
+                ctx.device_barrier(group)
+            if device != "cpu":
+                torch.cuda.synchronize()
+            sums.append(int(total.item()))
+        ctx.barrier()
+        return sums
+
+
+def refused(device: str) -> list[str]:
+    """What a wrong call says."""
+    other = dist.new_group([1])
+    alone = dist.new_group([0, 1], backend="gloo")
+    said = []
+    with Iris("1MiB", device=device) as ctx:
+        for call in (
+            lambda: ctx.device_barrier(other if ctx.cur_rank == 0 else "no group"),
+            lambda: ctx.device_barrier(sem="acquire"),
+            lambda: ctx.device_barrier(stream=3),
+        ):
+            try:
+                call()
+                said.append("nothing")
+            except (IrisError, ValueError, TypeError) as e:
+                said.append(f"{type(e).__name__}: {e}")
+        ctx.device_barrier(alone)
+        ctx.barrier()
+    try:
+        ctx.device_barrier()
+    except IrisError as e:
+        said.append(f"{type(e).__name__}: {e}")
+    return said
+
+
+def stranger(device: str) -> str:
+    """A group with a rank that does not share the heap."""
+    pair = dist.new_group([0, 1])
+    everyone = dist.new_group([0, 1, 2])
+    if dist.get_rank() == 2:
+        return ""
+    with Iris("1MiB", device=device, group=pair) as ctx:
+        try:
+            ctx.device_barrier(everyone)
+        except IrisError as e:
+            return str(e)
+    return ""
+
+
+def stays_away(device: str) -> str:
+    """Rank 1 does not come; rank 0's wait ends by its bound."""
+    with Iris("1MiB", device=device) as ctx:
+        ctx.barrier()
+        if ctx.cur_rank == 0:
+            ctx.device_barrier()
+        try:
+            ctx.barrier()
+        except DeviceTimeoutError as e:
+            return str(e)
+        return ""
+
+
+def captured(num_replays: int) -> tuple[list[str], int, int]:
+    """A graph with barriers between stores and loads, replayed without the host in between."""
+    said = []
+    with Iris("1MiB", device="cuda") as ctx:
+        box, total = ctx.zeros(ctx.num_ranks, dtype=torch.int64), ctx.zeros(1, dtype=torch.int64)
+        context = ctx.get_device_context()
+
+        def step(value: int) -> None:
+            tell_all(ctx, box, value, range(ctx.num_ranks))
+            ctx.device_barrier()
+            sum_box(ctx, box, total)
+            ctx.device_barrier()
+
+        with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            try:
+                ctx.device_barrier()
+            except UnsupportedError as e:
+                said.append(str(e))
+        assert context is ctx.get_device_context()
+        ctx.barrier()
+        step(0)
+        ctx.barrier()
+        total.zero_()
+        ctx.barrier()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for value in (1, 2, 3):
+                step(value * (ctx.cur_rank + 1))
+        for _ in range(num_replays):
+            graph.replay()
+        ctx.barrier()
+        return said, int(total.item()), 6 * sum(range(1, ctx.num_ranks + 1)) * num_replays
