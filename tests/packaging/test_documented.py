@@ -49,7 +49,7 @@ def test_every_method_of_iris_is_documented():
 
 def test_every_hook_is_specified_documented_and_listed():
     specified = {**public_members(hooks.ProviderHooks), **public_members(hooks.ObserverHooks)}
-    assert set(specified) == {*hooks.PROVIDER_HOOKS, *hooks.OBSERVER_HOOKS}
+    assert set(specified) == {*hooks.PROVIDER_HOOKS, *hooks.OPTIONAL_PROVIDER_HOOKS, *hooks.OBSERVER_HOOKS}
     for name, hook in specified.items():
         assert name.startswith("iris_")
         assert inspect.getdoc(hook), name

@@ -1,9 +1,10 @@
 """The extension surface of Iris, on one page.
 
 A plugin is a small object (usually a module-level instance) whose methods are marked with `hookimpl`; an entry point
-names it.  Provider plugins (groups iris.allocators, iris.backends, iris.collectives) implement the four provider hooks.
-Observers (group iris.plugins) implement any of the observer hooks.  Implementations may leave out arguments they do not
-need.  The module that holds the object must import neither torch nor triton: listing plugins has to stay cheap.
+names it.  Provider plugins (groups iris.allocators, iris.backends, iris.collectives) implement the four provider hooks
+and, if they like, the optional one.  Observers (group iris.plugins) implement any of the observer hooks.
+Implementations may leave out arguments they do not need.  The module that holds the object must import neither torch
+nor triton: listing plugins has to stay cheap.
 
     from iris_core.hooks import hookimpl
 
@@ -27,6 +28,9 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iris_core.diagnosis import Finding
     from iris_core.settings import PluginSettings
     from iris_core.types import Availability, CreateRequest, DeviceTarget, PluginInfo
 
@@ -55,6 +59,14 @@ class ProviderHooks:
     def iris_plugin_create(self, request: CreateRequest) -> Any:
         """Create the Allocator, DeviceBackend or Collective for one rank."""
 
+    @hookspec
+    def iris_plugin_diagnose(self, targets: Sequence[DeviceTarget]) -> Sequence[Finding]:  # type: ignore[empty-body]
+        """Optional.  Say for `iris doctor` whether what the plugin needs is there.
+
+        Called in a process of its own, with those devices of this machine that the plugin works on (perhaps none).  It
+        may import anything and open devices.  What is missing, or a call that fails, is a finding, not an exception.
+        """
+
 
 class ObserverHooks:
     """What a plugin implements to watch; all observers are called, and one that raises is reported, not fatal."""
@@ -77,4 +89,5 @@ class ObserverHooks:
 
 
 PROVIDER_HOOKS = ("iris_plugin_info", "iris_plugin_settings", "iris_plugin_probe", "iris_plugin_create")
+OPTIONAL_PROVIDER_HOOKS = ("iris_plugin_diagnose",)
 OBSERVER_HOOKS = ("iris_opened", "iris_closing", "iris_allocated", "iris_collective")

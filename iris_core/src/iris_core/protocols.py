@@ -12,12 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
 
+    from iris_core.api import Iris
     from iris_core.device_barrier import BarrierSlot
     from iris_core.device_context import ContextSpec
+    from iris_core.diagnosis import PairCheck
     from iris_core.types import (
         Availability,
         Block,
@@ -202,6 +204,23 @@ class SupportsDeviceBarrier(Protocol):
             sem: "release" if what this rank has done on the stream before must be visible to the members afterwards,
                 "relaxed" if they are only to wait.
             stream: a torch stream; None for the current one.
+        """
+
+
+class SupportsSelfTest(Protocol):
+    """A backend that can test remote access between all pairs of ranks, for `iris doctor`."""
+
+    def self_test(self, context: Iris, begin: Callable[[str, int | None], None]) -> Iterator[PairCheck]:
+        """Do each operation on each peer's memory, and yield what this rank can say of the result.
+
+        Collective: every rank of the context calls it.  Of a world of one the rank is its own peer.  Waits inside
+        kernels are bounded by the context's IRIS_DEVICE_TIMEOUT.
+
+        Args:
+            context: an open context, which the doctor closes.
+            begin: to be called with (operation, peer) before each step that may hang or crash, peer None for all peers
+                at once, and with ("barrier", None) before waiting for the other ranks on the host; so the report can
+                say where a rank was.
         """
 
 

@@ -12,6 +12,7 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
+from iris_core.diagnosis import Finding
 from iris_core.errors import (
     IrisError,
     NoUsablePluginError,
@@ -295,6 +296,25 @@ class Registry:
         created = self._call(record, "iris_plugin_create", request=request)
         record.state, record.reason = PluginState.CREATED, ""
         return created
+
+    def diagnose(self, record: PluginRecord, targets: Sequence[DeviceTarget]) -> tuple[Finding, ...]:
+        """Ask a plugin what it needs of this machine and finds there; nothing if it does not implement that hook.
+
+        Args:
+            record: the plugin.
+            targets: the devices of this machine; it is asked about those that it works on.
+
+        Raises:
+            PluginLoadError: the plugin raised or returned something else; or as `load`.
+        """
+        self.load(record)
+        if record.info is None or not _implements(record, "iris_plugin_diagnose"):
+            return ()
+        own = [target for target in targets if target.type in record.info.devices]
+        findings = self._call(record, "iris_plugin_diagnose", targets=own)
+        if not (isinstance(findings, list | tuple) and all(isinstance(each, Finding) for each in findings)):
+            raise record.fail(wrong_result(record, "iris_plugin_diagnose", "a list of Finding", findings))
+        return tuple(findings)
 
     def observed_hooks(self, record: PluginRecord) -> tuple[str, ...]:
         """Return the observer hooks that an observer implements; raises as `load`."""

@@ -16,7 +16,14 @@ from typing import Any
 import pluggy
 
 from iris_core.errors import PluginAPIVersionError, PluginLoadError
-from iris_core.hooks import OBSERVER_HOOKS, PROJECT_NAME, PROVIDER_HOOKS, ObserverHooks, ProviderHooks
+from iris_core.hooks import (
+    OBSERVER_HOOKS,
+    OPTIONAL_PROVIDER_HOOKS,
+    PROJECT_NAME,
+    PROVIDER_HOOKS,
+    ObserverHooks,
+    ProviderHooks,
+)
 from iris_core.registry.records import PluginRecord, dotted
 from iris_core.types import PLUGIN_API, Capability, DeviceType, PluginInfo, PluginKind
 
@@ -54,7 +61,7 @@ def validate_hooks(record: PluginRecord, plugin: Any) -> pluggy.PluginManager:
     if not implemented:
         raise PluginLoadError(f"{where} has no method marked with iris_core.hookimpl")
     observer = record.kind is PluginKind.OBSERVER
-    allowed = (*OBSERVER_HOOKS, "iris_plugin_info") if observer else PROVIDER_HOOKS
+    allowed = (*OBSERVER_HOOKS, "iris_plugin_info") if observer else (*PROVIDER_HOOKS, *OPTIONAL_PROVIDER_HOOKS)
     for hook, implementations in implemented.items():
         if any(each.wrapper or each.hookwrapper for each in implementations):
             raise PluginLoadError(f"{where} implements {hook} as a wrapper; hooks of Iris are plain methods")
@@ -68,7 +75,7 @@ def validate_hooks(record: PluginRecord, plugin: Any) -> pluggy.PluginManager:
 def _complaint(hook: str, allowed: tuple[str, ...], kind: PluginKind) -> str:
     if hook in OBSERVER_HOOKS:
         return f"{hook}, which is called on observers only: they stand in the group {PluginKind.OBSERVER.group!r}"
-    if hook in PROVIDER_HOOKS:
+    if hook in (*PROVIDER_HOOKS, *OPTIONAL_PROVIDER_HOOKS):
         return f"{hook}, which is never called on plugins of kind {kind}"
     close = difflib.get_close_matches(hook, allowed, n=1)
     return f"the unknown hook {hook!r}; " + (

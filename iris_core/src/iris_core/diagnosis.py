@@ -1,0 +1,61 @@
+"""What plugins tell `iris doctor`: findings about this machine, and results of a self-test.  Imports nothing heavy."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Verdict(enum.StrEnum):
+    """What a finding means for the user."""
+
+    OK = "ok"
+    NOTE = "note"  # worth knowing; Iris works
+    BROKEN = "broken"  # something that is installed or present does not work
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One entry of the report.
+
+    Attributes:
+        subject: what was examined, in a few words.
+        verdict: what it means.
+        text: what was found, and the way out where there is something to mend; may have several lines.
+        data: the same for programs: what JSON can hold, under keys that do not change.
+    """
+
+    subject: str
+    verdict: Verdict
+    text: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PairCheck:
+    """How one operation of one rank on one peer's memory went in a self-test.
+
+    Attributes:
+        op: the operation: "write", "read", "atomic_add", "signal", or another short name.
+        rank: the rank that did it.
+        peer: the rank whose memory it was; `rank` itself for a test of its own memory.
+        problem: what went wrong, as a phrase that goes on after the operation's name ("lost 3 of 1000 additions");
+            empty if nothing did.
+    """
+
+    op: str
+    rank: int
+    peer: int
+    problem: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing went wrong."""
+        return not self.problem
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} -> rank {self.peer}: {self.op} {self.problem or 'ok'}"
