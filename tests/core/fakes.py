@@ -174,7 +174,10 @@ class MemoryAllocator:
 
 
 class Cluster:
-    """Ranks with an open heap each; `each` runs a function on all of them at the same time."""
+    """Ranks with an open heap each; `each` runs a function on all of them at the same time.
+
+    Options of the heaps may be given for all, or by `options_of(rank)`.
+    """
 
     def __init__(
         self,
@@ -182,13 +185,14 @@ class Cluster:
         nbytes: int = 1 << 16,
         *provides: Capability,
         granularity: int = 4096,
+        options_of: Callable[[int], dict[str, Any]] = lambda rank: {},
         **heap_options: Any,
     ) -> None:
         hub = Hub(world_size)
         self.worlds = [ThreadWorld(hub, rank) for rank in range(world_size)]
         self.allocators = [MemoryAllocator(nbytes, *provides, granularity=granularity) for _ in self.worlds]
         self.heaps = [
-            SymmetricHeap(allocator, world, **heap_options)
+            SymmetricHeap(allocator, world, **heap_options, **options_of(world.rank))
             for allocator, world in zip(self.allocators, self.worlds, strict=True)
         ]
         self._pool = ThreadPoolExecutor(world_size)

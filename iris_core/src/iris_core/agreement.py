@@ -70,6 +70,7 @@ class Report(NamedTuple):
         ok: 0 if its local part of the step failed.
         dirty: 1 if its allocator has something new for the peers.
         num_dropped: how many blocks it has dropped since the last step.
+        num_idle: how many of the freed blocks, the oldest first, its streams no longer use.
     """
 
     op: int
@@ -80,6 +81,7 @@ class Report(NamedTuple):
     ok: int
     dirty: int
     num_dropped: int
+    num_idle: int
 
 
 class History:
@@ -116,6 +118,7 @@ def agree(
     ok: bool = True,
     dirty: bool = False,
     num_dropped: int = 0,
+    num_idle: int = 0,
 ) -> list[Report]:
     """Take a step together and compare histories.
 
@@ -131,6 +134,7 @@ def agree(
         ok: whether this rank's part of the step has worked so far.
         dirty: whether this rank's allocator has something new for the peers.
         num_dropped: how many blocks this rank has dropped since the last step.
+        num_idle: how many of the freed blocks, the oldest first, this rank's streams no longer use.
 
     Returns:
         Every rank's report, by rank.
@@ -140,7 +144,7 @@ def agree(
         CollectiveTimeoutError: a rank did not arrive in time.
         PeerLostError: a rank's process has ended.
     """
-    mine = Report(op, history.calls, history.digest, nbytes, alignment, ok, dirty, num_dropped)
+    mine = Report(op, history.calls, history.digest, nbytes, alignment, ok, dirty, num_dropped, num_idle)
     reports = [Report(*row) for row in world.all_gather_ints(mine)]
     if all(report[:5] == mine[:5] for report in reports):
         return reports

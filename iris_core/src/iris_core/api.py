@@ -19,6 +19,7 @@ from iris_core.logs import rank_logger, set_logger_level
 from iris_core.observers import notify
 from iris_core.registry import default_registry
 from iris_core.settings import load_plugin_settings, load_settings, warn_unknown_variables
+from iris_core.stream_order import TorchStreams
 from iris_core.tensors import TensorFactories
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType
 
@@ -126,6 +127,7 @@ class Iris(TensorFactories):
                 on_allocated=lambda *block: _call(on_allocated, *block),
                 synchronize=lambda: _call(synchronize),
                 usable_nbytes=self._usable_nbytes(),
+                streams=None if plan.target.type is DeviceType.CPU else TorchStreams(plan.target.index),
             )
             self._everywhere("opening the heap", self.heap.open)
             undo.callback(self.heap.close)
@@ -281,8 +283,9 @@ class Iris(TensorFactories):
         Collective: every rank of the world, or of `group`, calls it.
         Stream: waits for all work of the device, or of `stream` alone where one is given.
 
-        A barrier of the whole world also compares the ranks' allocation histories and frees what every rank has
-        dropped; a barrier of a group does not.
+        A barrier of the whole world also compares the ranks' allocation histories and frees what every rank has freed
+        or dropped; a barrier of a group does not.  With a stream, blocks that other streams still use stay as they are
+        (see `heap.record_stream`).
 
         Args:
             stream: a torch stream; None for the whole device.  On the CPU a kernel is finished when its launch returns.
@@ -300,7 +303,7 @@ class Iris(TensorFactories):
             raise TypeError(f"barrier: stream must be a torch stream or None, not {type(stream).__name__}")
         self._synchronize(stream)
         if group is None:
-            self.heap.barrier_agreement()
+            self.heap.barrier_agreement(device_idle=stream is None)
         else:
             self._world.subgroup(group).barrier()
         self._raise_device_errors()
@@ -591,6 +594,7 @@ def plan_facts(plan: Plan, heap_nbytes: int) -> dict[str, str]:
         "torch": torch.__version__,
         "heap_size": str(heap_nbytes),
         "device type": plan.target.type.value,
+        "device architecture": plan.target.arch or "any",
         "allocator": f"{plan.allocator.name} ({plan.allocator.distribution} {plan.allocator.version})",
         "backend": f"{plan.backend.name} ({plan.backend.distribution} {plan.backend.version})",
         "context layout": str(device_context.CONTEXT_LAYOUT),

@@ -5,6 +5,8 @@ A block goes through these states:
     live     --freed by the program, or by the end of a scope-->            pending  --agreement of all ranks-->  gone
     live     --dropped by the garbage collector on all ranks, and agreed--> gone
 
+The ranks agree on a block when the streams of none of them use it any more (`iris_core.stream_order`).
+
 A block is known by its number, which counts allocations and so is the same on every rank.  Offsets would not do: a
 storage can outlive its block, and its offset then belongs to another one.
 """
@@ -20,10 +22,12 @@ from iris_core.errors import HeapError, NotOnHeapError
 from iris_core.types import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
     import torch
+
+    from iris_core.stream_order import Stream, Uses
 
 
 class Record:
@@ -39,9 +43,14 @@ class Record:
         source: the storage whose memory was imported, kept until no rank needs it; None for the heap's own memory.
         pending: whether it was freed and waits for the other ranks.
         scope: the scope that will free it.
+        streams: streams that use it, as far as the heap was told.
+        uses: once it was freed, these with their last moments; empty when they are past, None before.
     """
 
-    __slots__ = ("label", "nbytes", "number", "offset", "pending", "scope", "source", "start", "storage")
+    __slots__ = (
+        *("label", "nbytes", "number", "offset", "pending", "scope", "source", "start", "storage"),
+        *("streams", "uses"),
+    )
 
     def __init__(
         self,
@@ -62,6 +71,8 @@ class Record:
         self.source = source
         self.pending = False
         self.scope: Scope | None = None
+        self.streams: list[Stream] = []
+        self.uses: Uses | None = None
 
     def __str__(self) -> str:
         return f"{format_label(self.label)} at offset {self.offset}"
@@ -145,12 +156,18 @@ class BlockTable:
         record.pending = True
         self._pending.append(record)
 
-    def take_pending(self) -> list[Record]:
-        """Return the blocks that wait, which nobody waits for any more, and forget them."""
-        pending, self._pending = self._pending, []
-        for record in pending:
+    @property
+    def pending(self) -> Sequence[Record]:
+        """The blocks that wait, in the order in which they were freed; equal on all ranks."""
+        return self._pending
+
+    def take_pending(self, count: int) -> list[Record]:
+        """Return the oldest of the blocks that wait, which nobody waits for any more, and forget them."""
+        taken = self._pending[:count]
+        del self._pending[:count]
+        for record in taken:
             self._forget(record)
-        return pending
+        return taken
 
     def discard(self, number: int) -> Record:
         """Forget a live block that no rank refers to any more."""
@@ -172,10 +189,11 @@ class BlockTable:
         """Whether storages are gone that nobody has looked at yet."""
         return bool(self._released)
 
-    def clear_dropped(self) -> None:
-        """The other ranks know what `dropped` returned."""
-        self._announced = [number for number in [*self._announced, *self._dropped] if number in self.live]
-        self._dropped = []
+    def announce(self, numbers: Iterable[int]) -> None:
+        """The other ranks know that this one has dropped these."""
+        told = set(numbers)
+        self._announced = [number for number in [*self._announced, *sorted(told)] if number in self.live]
+        self._dropped = [number for number in self._dropped if number not in told]
 
     def count_votes(self, everyone: Iterable[Iterable[int]], world_size: int) -> list[int]:
         """Count which blocks ranks say they have dropped.
@@ -287,8 +305,13 @@ class Scope:
         if self not in scopes:
             return  # it ended together with one around it
         inner = scopes[scopes.index(self) :]  # those that were left open (by a generator, say) end with this one
-        for scope in reversed(inner):
-            for record in list(scope._records.values()):
-                if self._is_open():
-                    self._retire(record)
-            scopes.remove(scope)
+        try:
+            for scope in reversed(inner):
+                for record in list(scope._records.values()):
+                    if self._is_open():
+                        self._retire(record)
+        finally:
+            for scope in inner:  # what could not be freed belongs to nobody now
+                for record in list(scope._records.values()):
+                    scope.give_up(record)
+                scopes.remove(scope)

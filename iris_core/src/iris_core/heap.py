@@ -7,7 +7,7 @@ grows or runs out.
 Nothing is reused before all ranks agree that nobody needs it, because a peer that has not reached its own free may
 still write to the block (`iris_core.blocks` has the states).  They agree at every barrier of the whole world and when
 an allocation finds no room.  In a world of one rank there is nobody to ask: a freed block is free at once, a dropped
-one at the next allocation.
+one at the next allocation.  Either way nobody gets a block that a stream may still use (`iris_core.stream_order`).
 
 One thread allocates and frees; only the release of dropped tensors may come from any thread.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,6 +35,7 @@ from iris_core.growth import Growth
 from iris_core.importing import TensorImporter
 from iris_core.peers import PeerMap
 from iris_core.residency import Residency
+from iris_core.stream_order import StreamOrder
 from iris_core.suballocator import MIN_ALIGNMENT, SubAllocator, check_alignment
 from iris_core.types import Block, Capability, HeapStats
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
     from iris_core.bootstrap import World
     from iris_core.protocols import Allocator
+    from iris_core.stream_order import Stream, Streams
 
 
 class SymmetricHeap:
@@ -55,6 +58,7 @@ class SymmetricHeap:
             pressure.  At a barrier the caller has done so already.
         usable_nbytes: bytes of each rank's heap, from its beginning, that are handed out; all by default.  What is
             left is the system area: memory that every rank has from the start, for Iris itself.
+        streams: the device's streams; None where a kernel is finished when its launch returns.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class SymmetricHeap:
         on_allocated: Callable[[int, int], None] | None = None,
         synchronize: Callable[[], None] | None = None,
         usable_nbytes: int | None = None,
+        streams: Streams | None = None,
     ) -> None:
         self._usable = allocator.nbytes if usable_nbytes is None else usable_nbytes
         if not 0 < self._usable <= allocator.nbytes:
@@ -73,6 +78,7 @@ class SymmetricHeap:
         self._world = world
         self._on_allocated = on_allocated
         self._synchronize = synchronize
+        self._order = StreamOrder(streams)
         self._base = allocator.base_ptr
         self._sub = SubAllocator(self._usable)
         self._residency = Residency(allocator)
@@ -162,6 +168,7 @@ class SymmetricHeap:
             ValueError: negative size or bad alignment.
             HeapExhaustedError: no room; the heap can be used as before.
             HeapClosedError: the heap is closed.
+            HeapError: the current stream is being captured into a graph.
             SymmetryError: the ranks' histories differ (noticed only when memory grows or runs out).
         """
         return self.empty_strided((num_elements,), (1,), dtype, ("allocate", num_elements, dtype), alignment)
@@ -248,8 +255,8 @@ class SymmetricHeap:
             raise LayoutError(f"as_symmetric: only torch.strided tensors can be on the heap, not {external.layout}")
         label = ("as_symmetric", tuple(external.shape), external.dtype)
         if Capability.IMPORT_TENSOR in self._allocator.info.provides and external.numel():
-            if self._synchronize is not None:
-                self._synchronize()  # memory may be taken off the heap to make room for the tensor's
+            self._order.check_not_capturing("as_symmetric")
+            self._wait_for_device()  # memory may be taken off the heap to make room for the tensor's
             record, out = self._importer.run(external.detach(), label)
             self._register(record, Op.IMPORT, self._allocator.granularity)
             return out
@@ -260,6 +267,7 @@ class SymmetricHeap:
     def _allocate(self, nbytes: int, alignment: int, label: Label) -> torch.Tensor:
         """Take a block and return the bytes of it; nothing has changed if it raises."""
         self._check_open()
+        self._order.check_not_capturing(label[0])
         if self._table.has_released and self._world.world_size == 1:
             self._reclaim_dropped()
         offset = self._reserve(nbytes, alignment, label)
@@ -274,6 +282,7 @@ class SymmetricHeap:
         except BaseException:
             self._sub.free(offset)
             raise
+        self._order.hand_out(offset, offset + self._sub.size_of(offset))
         record = Record(number, offset, nbytes, offset, raw.untyped_storage()._cdata, label)
         self._register(record, Op.ALLOCATE, alignment)
         return raw
@@ -281,6 +290,7 @@ class SymmetricHeap:
     def _register(self, record: Record, op: Op, alignment: int) -> None:
         self._history.record(op, record.nbytes, alignment, record.offset, record.label)
         self._table.add(record)
+        self._order.begin(record)
         if self._on_allocated is not None:
             self._on_allocated(record.offset, record.nbytes)
 
@@ -295,12 +305,11 @@ class SymmetricHeap:
         except HeapExhaustedError as e:
             if e.requested_bytes > sub.nbytes:
                 raise self._exhausted(e, alignment, label) from None
-        if self._synchronize is not None:
-            self._synchronize()
+        self._wait_for_device()
         for collect in (False, True):  # collecting garbage takes long, so only when the rest was not enough
             if collect:
                 gc.collect()  # tensors in reference cycles
-            self._step(Op.ALLOCATE, nbytes, alignment, label)
+            self._step(Op.ALLOCATE, nbytes, alignment, label, device_idle=True)
             try:
                 return sub.allocate(nbytes, alignment)
             except HeapExhaustedError as e:
@@ -325,17 +334,49 @@ class SymmetricHeap:
 
         Symmetric: every rank calls it for the same tensor, in the same order with other allocations and frees.
         Nothing is communicated: in a world of several ranks the block is reused after the next barrier of all.
+        Stream: kernels may still use the block that were launched on the stream current now, on the one current when it
+        was allocated, or on one named with `record_stream`; the host does not wait for them.
 
         Args:
             tensor: a tensor of this heap, or any view that shares its storage.
 
         Raises:
             NotOnHeapError: the tensor does not lie on this heap.
-            HeapError: it was freed before, or its storage is not the one that the heap made.
+            HeapError: it was freed before, or its storage is not the one that the heap made, or the current stream is
+                being captured into a graph.
             HeapClosedError: the heap is closed.
         """
         self._check_open()
         self._retire(self._table.find(tensor, "free"))
+
+    def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
+        """Say that kernels on another stream use a tensor, so that its block is not reused before they are done.
+
+        Local: ranks may use different streams.  It is what `Tensor.record_stream` is for torch's own memory (and does
+        nothing for memory of the heap).  Needed for a stream that is current neither when the tensor is allocated nor
+        when it is freed.
+
+        Args:
+            tensor: a tensor of this heap, or any view that shares its storage.
+            stream: a torch.cuda.Stream of this rank's device; on the CPU it is ignored.
+
+        Raises:
+            TypeError: `stream` is no stream.
+            NotOnHeapError: the tensor does not lie on this heap.
+            HeapError: it was freed before, or its storage is not the one that the heap made.
+            HeapClosedError: the heap is closed.
+
+        Example:
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                kernel[grid](x, ...)
+            ctx.heap.record_stream(x, side)
+            ctx.free(x)    # not handed out before the kernel has finished
+        """
+        self._check_open()
+        if not hasattr(stream, "record_event"):
+            raise TypeError(f"record_stream: stream must be a torch stream, not {type(stream).__name__}")
+        self._order.add(self._table.find(tensor, "record_stream"), stream)
 
     def scope(self) -> Scope:
         """Return a context manager that frees what is allocated inside.
@@ -350,11 +391,15 @@ class SymmetricHeap:
         self._check_open()
         return Scope(self._table, self._retire, lambda: not self._closed)
 
-    def barrier_agreement(self) -> None:
-        """Compare histories, and free what all ranks have freed or dropped.
+    def barrier_agreement(self, *, device_idle: bool = True) -> None:
+        """Compare histories, and free what all ranks have freed or dropped and no stream uses any more.
 
-        Collective: every rank calls it, after its device has finished what it does on the heap.  No rank returns before
-        all have called, so it is a barrier of the hosts as well.
+        Collective: every rank calls it.  No rank returns before all have called, so it is a barrier of the hosts as
+        well.
+
+        Args:
+            device_idle: whether the caller has waited for everything that was launched on this rank's device.  If not,
+                blocks that a stream may still use stay pending until a later agreement.
 
         Raises:
             SymmetryError: the histories differ; raised on every rank.
@@ -363,11 +408,12 @@ class SymmetricHeap:
             HeapClosedError: the heap is closed.
         """
         self._check_open()
-        self._step(Op.BARRIER)
+        self._step(Op.BARRIER, device_idle=device_idle)
         error: Exception | None = None
         gave_back = False
         try:
-            gave_back = self._residency.can_decommit and self._residency.release_idle(self._sub.free_blocks())
+            if self._residency.can_decommit:
+                gave_back = self._residency.release_idle(self._order.unfenced(self._sub.free_blocks()))
         except Exception as e:  # noqa: BLE001 - raised below, after the step that the other ranks take
             error, gave_back = e, True
         if gave_back and self._residency.grows:
@@ -377,30 +423,52 @@ class SymmetricHeap:
 
     def _retire(self, record: Record) -> None:
         """Free a live block: at once in a world of one, else when all ranks agree."""
+        self._order.check_not_capturing("free")
         self._table.retire(record)
+        self._order.end(record)
         if self._world.world_size == 1:
-            self._recycle(self._table.take_pending())
+            self._recycle(self._table.take_pending(1))
 
     def _recycle(self, records: Sequence[Record]) -> None:
-        """Make blocks free that nobody uses any more."""
+        """Make blocks free that no rank refers to any more."""
         imports = []
+        if any(record.source is not None for record in records):
+            self._wait_for_device()  # for what is mapped there, and for whoever gets the source's memory
         for record in records:
             if record.source is None:
-                self._sub.free(record.offset)
+                self._order.fence(record.offset, record.offset + self._sub.free(record.offset), record)
             elif size := self._importer.release(record):
                 imports.append((record.offset, record.offset + size))
-        if imports and self._synchronize is not None:
-            self._synchronize()
         self._residency.decommit(imports)  # somebody else's memory is mapped there
 
     def _reclaim_dropped(self) -> None:
         """In a world of one, free what was dropped."""
-        self._recycle([self._table.discard(number) for number in self._table.dropped()])
+        records = [self._table.discard(number) for number in self._table.dropped()]
+        for record in records:
+            self._order.end(record)
+        self._recycle(records)
 
-    def _step(self, op: Op, nbytes: int = 0, alignment: int = 0, label: Label = ()) -> None:
-        """Take a step with all ranks: compare, free what nobody needs, map what is new."""
-        table, world = self._table, self._world
+    def _wait_for_device(self) -> None:
+        if self._synchronize is not None:
+            self._synchronize()
+            self._order.device_is_idle(self._table.pending)
+
+    def _step(
+        self, op: Op, nbytes: int = 0, alignment: int = 0, label: Label = (), *, device_idle: bool = False
+    ) -> None:
+        """Take a step with all ranks: compare, free what nobody needs, map what is new.
+
+        Which blocks become free must be equal on all ranks, but streams are each rank's own.  So every rank says how
+        many of the freed blocks, the oldest first, it no longer uses, and the smallest number counts; a dropped block
+        is spoken of only when it is no longer used.
+        """
+        table, world, order = self._table, self._world, self._order
         dropped = table.dropped()
+        if device_idle:
+            order.device_is_idle([*table.pending, *(table.live[number] for number in dropped)])
+        else:
+            dropped = [number for number in dropped if order.is_idle(table.live[number])]
+        num_idle = sum(1 for _ in takewhile(order.is_idle, table.pending))
         reports = agree(
             world,
             self._history,
@@ -410,12 +478,13 @@ class SymmetricHeap:
             label=label,
             dirty=self._peers.dirty,
             num_dropped=len(dropped),
+            num_idle=num_idle,
         )
-        freed = table.take_pending()
+        freed = table.take_pending(min(report.num_idle for report in reports))
         longest = max(report.num_dropped for report in reports)
         if longest:
             everyone = world.all_gather_ints(dropped + [0] * (longest - len(dropped)))
-            table.clear_dropped()
+            table.announce(dropped)
             freed += [table.discard(number) for number in table.count_votes(everyone, world.world_size)]
         self._recycle(freed)
         self._exchange_if_dirty(reports)
