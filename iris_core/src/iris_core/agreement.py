@@ -11,7 +11,14 @@ import enum
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from iris_core.errors import HeapError, SymmetryError
+from iris_core.errors import (
+    HeapError,
+    HeapExhaustedError,
+    IrisError,
+    PeerAccessError,
+    SymmetryError,
+    UnsupportedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +27,9 @@ if TYPE_CHECKING:
 
 HISTORY_LENGTH = 256
 """Calls that are kept to explain a difference."""
+
+_KINDS = (PeerAccessError, UnsupportedError)
+"""Errors that keep their kind on ranks where they did not happen."""
 
 Label = tuple[Any, ...]
 """What a block was made by: name of the function and its arguments; formatted only when somebody looks."""
@@ -155,13 +165,45 @@ def agree(
     raise SymmetryError(explain_difference(everyone))
 
 
-def raise_failure(error: Exception | None, reports: Sequence[Report], what: str) -> None:
-    """Raise on every rank if the local part of a step failed on any: the error itself there, a HeapError elsewhere."""
+def raise_failure(
+    world: World,
+    error: Exception | None,
+    outcomes: Sequence[bool | int],
+    what: str,
+    otherwise: type[IrisError] = HeapError,
+) -> None:
+    """Raise on every rank if the local part of a step failed on any.
+
+    Collective where an outcome is false.  The error itself is raised where it happened, and one of the same kind with
+    its text on every other rank.
+
+    Args:
+        world: the ranks.
+        error: this rank's error.
+        outcomes: per rank, whether its part has worked.
+        what: what the ranks could not do, the words behind "rank 1 ".
+        otherwise: raised where the first rank that failed had an error of another kind than these.
+
+    Raises:
+        HeapExhaustedError, PeerAccessError, UnsupportedError: on the first rank that failed, the error was one.
+    """
+    failed = [rank for rank, ok in enumerate(outcomes) if not ok]
+    if not failed:
+        return
+    exhausted = error if isinstance(error, HeapExhaustedError) else None
+    sizes = (
+        None if exhausted is None else (exhausted.requested_bytes, exhausted.free_bytes, exhausted.largest_free_bytes)
+    )
+    kind = next((number for number, each in enumerate(_KINDS) if isinstance(error, each)), None)
+    everyone = world.all_gather_object((kind, sizes, str(error)))
     if error is not None:
         raise error
-    failed = [rank for rank, report in enumerate(reports) if not report.ok]
-    if failed:
-        raise HeapError(f"{name_ranks(failed)} {what}; see the error there")
+    kind, sizes, cause = everyone[failed[0]]
+    text = f"{name_ranks(failed)} {what}: {cause}"
+    if sizes is not None:
+        requested, free, largest = sizes
+        raise HeapExhaustedError(text, requested_bytes=requested, free_bytes=free, largest_free_bytes=largest)
+    raise (otherwise if kind is None else _KINDS[kind])(text)
 
 
 def explain_difference(tails: Sequence[Sequence[Call]]) -> str:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from iris_core.agreement import Op, agree, format_label, name_ranks
-from iris_core.errors import HeapError, HeapExhaustedError
+from iris_core.agreement import Op, agree, format_label, raise_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from iris_core.agreement import History, Label, Report
+    from iris_core.agreement import History, Label
     from iris_core.bootstrap import World
     from iris_core.peers import PeerMap
     from iris_core.protocols import Allocator
@@ -65,7 +62,8 @@ class Growth:
                 ok=error is None,
                 dirty=self._peers.dirty,
             )
-            self._raise_failure(error, reports, label)
+            oks = [report.ok for report in reports]
+            raise_failure(self._world, error, oks, f"could not get memory for {format_label(label)}")
             if any(report.dirty for report in reports):
                 self._peers.exchange()
         except BaseException as e:
@@ -75,20 +73,3 @@ class Growth:
                 e.add_note(f"while giving back what this rank had got: {undo}")
             raise
         self._residency.note(offset, nbytes)
-
-    def _raise_failure(self, error: Exception | None, reports: Sequence[Report], label: Label) -> None:
-        """Raise the cause where it happened, and the same with the same text on every other rank."""
-        failed = [rank for rank, report in enumerate(reports) if not report.ok]
-        if not failed:
-            return
-        sizes = (0, 0, 0)
-        if isinstance(error, HeapExhaustedError):
-            sizes = (error.requested_bytes, error.free_bytes, error.largest_free_bytes)
-        everyone = self._world.all_gather_object((isinstance(error, HeapExhaustedError), str(error), sizes))
-        if error is not None:
-            raise error
-        exhausted, cause, (requested, free, largest) = everyone[failed[0]]
-        text = f"{name_ranks(failed)} could not get memory for {format_label(label)}: {cause}"
-        if exhausted:
-            raise HeapExhaustedError(text, requested_bytes=requested, free_bytes=free, largest_free_bytes=largest)
-        raise HeapError(text)

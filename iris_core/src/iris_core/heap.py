@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from iris_core.agreement import History, Label, Op, Report, agree, format_label, name_ranks
+from iris_core.agreement import History, Label, Op, Report, agree, format_label, raise_failure
 from iris_core.blocks import BlockTable, Record, Scope
 from iris_core.errors import (
     HeapClosedError,
@@ -100,7 +100,7 @@ class SymmetricHeap:
 
         Raises:
             HeapError: an allocator reported something that cannot be.
-            PeerAccessError: another rank could not map a peer's heap.
+            PeerAccessError: some rank could not map a peer's heap.
             CollectiveTimeoutError: a rank did not arrive in time.
             PeerLostError: a rank's process has ended.
         """
@@ -119,14 +119,8 @@ class SymmetricHeap:
             self._residency.commit(self._usable, self.system_nbytes)
         except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
             error = e
-        outcomes = self._world.all_gather_ints([error is None])
-        failed = [rank for rank, (ok,) in enumerate(outcomes) if not ok]
-        if error is not None:
-            raise error
-        if failed:
-            raise HeapError(
-                f"{name_ranks(failed)} could not get memory for the heap's system area; see the error there"
-            )
+        outcomes = [ok for (ok,) in self._world.all_gather_ints([error is None])]
+        raise_failure(self._world, error, outcomes, "could not get memory for the heap's system area")
 
     def close(self) -> None:
         """Release the peers' heaps and then the own one.  Idempotent; tensors that still live stay valid memory.
@@ -145,7 +139,7 @@ class SymmetricHeap:
         Raises:
             HeapClosedError: the heap is closed.
             SymmetryError: the ranks' histories differ.
-            PeerAccessError: another rank could not map a peer's heap.
+            PeerAccessError: some rank could not map a peer's heap.
         """
         self._check_open()
         self._exchange_if_dirty(agree(self._world, self._history, Op.REFRESH, dirty=self._peers.dirty))

@@ -104,7 +104,7 @@ class TensorImporter:
                 dirty=self._peers.dirty,
                 label=label,
             )
-            raise_failure(error, reports, _FAILED)
+            raise_failure(self._world, error, [report.ok for report in reports], _FAILED)
             if any(report.dirty for report in reports):
                 self._peers.exchange()
         except BaseException:
@@ -147,7 +147,7 @@ class TensorImporter:
         except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
             error = e
         reports = agree(self._world, self._history, Op.IMPORT, label=label, ok=error is None)
-        raise_failure(error, reports, _FAILED)
+        raise_failure(self._world, error, [report.ok for report in reports], _FAILED)
         everyone = self._world.all_gather_ints([size, delta, -1 if there is None else there])
         places = {place for _, _, place in everyone}
         if len(places) == 1 and (place := places.pop()) >= 0:

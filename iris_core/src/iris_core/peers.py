@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from iris_core.agreement import name_ranks
+from iris_core.agreement import raise_failure
 from iris_core.errors import HeapError, NotOnHeapError, PeerAccessError, RankMismatchError
 from iris_core.types import Capability
 
@@ -64,7 +64,7 @@ class PeerMap:
 
         Raises:
             HeapError: an allocator reported something that cannot be.
-            PeerAccessError: another rank could not map a peer's heap.
+            PeerAccessError: some rank could not map a peer's heap; the text is that rank's.
         """
         generation = self._allocator.generation
         while self._exchange_part():
@@ -82,22 +82,17 @@ class PeerMap:
             error = e
         more = growth is not None and growth.has_more
         outcomes = self._world.all_gather_ints([error is None, more])
-        self._raise_failure(error, [ok for ok, _ in outcomes], "could not export its heap")
+        raise_failure(self._world, error, [ok for ok, _ in outcomes], "could not export its heap", PeerAccessError)
         everyone = self._world.exchange_segments(segments)
         error, bases = self._import_all(everyone)
         reached = self._world.all_gather_ints([error is None])
-        self._raise_failure(error, [ok for (ok,) in reached], "could not map the heap of a peer")
+        raise_failure(
+            self._world, error, [ok for (ok,) in reached], "could not map the heap of a peer", PeerAccessError
+        )
         self.bases = self.bases or tuple(bases)
         if growth is not None:
             growth.exchanged()
         return any(more for _, more in outcomes)
-
-    def _raise_failure(self, error: Exception | None, outcomes: Sequence[int], what: str) -> None:
-        if error is not None:
-            raise error
-        failed = [rank for rank, ok in enumerate(outcomes) if not ok]
-        if failed:
-            raise PeerAccessError(f"{name_ranks(failed)} {what}; see the error there")
 
     def translate(self, ptr: int, from_rank: int, to_rank: int) -> int:
         """Return the address of the same place in another rank's heap.
