@@ -1,212 +1,257 @@
-"""Remote memory access on GPUs: bandwidth against the copy engine, latency of signals, and the device barrier.
+"""Remote memory access: bandwidth against the copy engine, latency of signals, and the device barrier.
 
-    python benchmarks/rma.py [--allocator torch|vmem] [--ranks N]
+    python benchmarks/rma.py [--allocator torch|vmem] [--ranks N] [--quick] [--only REGEX]
 
-One process per GPU.  Bandwidth: 256 MiB per copy; "push" stores to the peer (`ctx.put`), "pull" loads from it
-(`ctx.get`), "engine" is cuMemcpyDtoDAsync between the same addresses in the same run, the three taken in turn, median
-of seven rounds of events.  "pair": rank 0 and rank 1 alone; "all": every rank with its successor at the same time.
-Latency: half of a round trip of signals between rank 0 and rank 1 inside one kernel.  Barrier: a kernel of its own that
-does nothing else, 20 per CUDA graph, maximum over ranks.
+One process per GPU.  "push" stores to a peer (`ctx.put`), "pull" loads from it (`ctx.get`); "engine push" and "engine
+pull" are cuMemcpyDtoDAsync between the same addresses in the same run.  Every byte that was moved is compared.
+
+    pairs         each ordered pair of ranks alone, 256 MiB: a matrix
+    pair          rank 0 and rank 1 alone, over sizes, in CUDA graphs
+    ring          every rank with its successor, all at once
+    all_to_all    every rank sends 1/W of its data to each peer, all at once
+    latency       half of a round trip of signals between rank 0 and rank 1, inside one kernel
+    barrier       ctx.device_barrier() as a kernel of its own, in CUDA graphs
+    configurations  push and pull over launch configurations (only with --only configurations)
+
+On CPU ranks (--device cpu) the same code runs with tiny sizes, so that it is tested; the times say nothing then.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
+import pathlib
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
-import common
+import rma_kernels as kernels
 import torch
-import triton
-import triton.language as tl
+from rma_copies import ENGINE, UNTOUCHED, Config, buffers, declare_engine, declare_route, engine_copy, pattern
 
-import iris_core
-from iris_triton import DeviceContext
+from iris_core import bench
+from iris_core.errors import IrisError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NBYTES = 256 << 20
-ROUNDS, REPEATS = 7, 5
-TARGETS = {"push pair": 0.93, "pull pair": 0.86}
+    from iris_core import Iris
+    from iris_core.bench import RunOptions, State
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+MIB = 1 << 20
+LARGE = 256 * MIB
+LATE_S = 0.01
+LATENCY_TARGET_US = 1.0
+BARRIER_TARGET_US = {"relaxed": 2.5, "release": 3.3}
 
 
-@triton.jit
-def push(source, target, numel, context, world_size: tl.constexpr, peer, BLOCK: tl.constexpr):
-    """Copy own `source` to `target` on the peer; programs stride over the blocks."""
-    ctx = DeviceContext.from_tensor(context, world_size)
-    lanes = tl.arange(0, BLOCK)
-    for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
-        i = start + lanes
-        ctx.put(source + i, target + i, peer)
+# -- copies -----------------------------------------------------------------------------------------------------------
+def sizes(options: RunOptions) -> list[int]:
+    """Sizes of the sweep."""
+    if on_cpu(options):
+        return [4096, 16384]
+    return [4096, MIB, LARGE] if options.quick else bench.power_of_two(4096, LARGE)
 
 
-@triton.jit
-def pull(source, target, numel, context, world_size: tl.constexpr, peer, BLOCK: tl.constexpr):
-    """Copy `source` on the peer to own `target`."""
-    ctx = DeviceContext.from_tensor(context, world_size)
-    lanes = tl.arange(0, BLOCK)
-    for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
-        i = start + lanes
-        ctx.get(source + i, target + i, peer)
+def large(options: RunOptions) -> list[int]:
+    """The size at which only the bandwidth counts."""
+    return [16384] if on_cpu(options) else [LARGE]
 
 
-@triton.jit
-def ping_pong(flag, context, world_size: tl.constexpr, first, rounds):
-    """Rank 0 and rank 1 signal each other in turn."""
-    ctx = DeviceContext.from_tensor(context, world_size)
-    peer = 1 - ctx.rank
-    for r in range(rounds):
-        if ctx.rank == 0:
-            ctx.signal(flag, first + r + 1, peer)
-            ctx.wait(flag, first + r + 1)
-        else:
-            ctx.wait(flag, first + r + 1)
-            ctx.signal(flag, first + r + 1, peer)
+def on_cpu(options: RunOptions) -> bool:
+    """Whether the ranks compute on the CPU; `main` has chosen."""
+    return options.device == "cpu"
 
 
-@triton.jit
-def only_a_barrier(flags, context, world_size: tl.constexpr):
-    """What a device-wide barrier between two kernels costs."""
-    DeviceContext.from_tensor(context, world_size).barrier(flags)
+def needs_a_peer(state: State, ctx: Iris) -> None:
+    """Skip where there is nobody to talk to."""
+    if ctx.num_ranks < 2:
+        state.skip("needs two ranks or more")
 
 
-def seconds_per_call(call: Callable[[], object]) -> float:
-    """Time one call on the current stream by events, from a batch behind one warm-up call."""
-    call()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(REPEATS):
-        call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / REPEATS / 1e3
+@bench.register
+@bench.axis("nbytes", sizes)
+def pair(state: State, ctx: Iris) -> None:
+    """Rank 0 and rank 1 alone, over sizes, in CUDA graphs."""
+    needs_a_peer(state, ctx)
+    if state.on_gpu:
+        state.set_timer("graph")
+    declare_route(state, ctx, state["nbytes"], {0: 1}, Config(), with_targets=state["nbytes"] == LARGE)
 
 
-def gathered(value: float) -> list[float]:
-    """Return every rank's value."""
-    values: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, value)
-    return values
+@bench.register(matrix=("rank", "peer"))
+@bench.axis("nbytes", large)
+@bench.axis("rank", lambda options: range(options.num_ranks))
+@bench.axis("peer", lambda options: range(options.num_ranks))
+def pairs(state: State, ctx: Iris) -> None:
+    """Each ordered pair of ranks alone."""
+    needs_a_peer(state, ctx)
+    if state["rank"] == state["peer"]:
+        state.skip("a rank and itself are no pair")
+    state.set_rounds(3)
+    declare_route(state, ctx, state["nbytes"], {state["rank"]: state["peer"]}, Config(), with_targets=True)
 
 
-def measure(allocator: str) -> list[dict[str, Any]]:
-    """Run everything on one rank; rank 0's rows count, and its numbers are the slowest rank's."""
-    from cuda.bindings import driver
-
-    with iris_core.Iris("1GiB", device="cuda", allocator=allocator) as ctx:
-        rank, world = ctx.cur_rank, ctx.num_ranks
-        numel = NBYTES // 4
-        source, target = ctx.empty(numel, dtype=torch.float32), ctx.empty(numel, dtype=torch.float32)
-        source.fill_(rank + 1)
-        context = ctx.get_device_context()
-        stream = torch.cuda.current_stream().cuda_stream
-        peer = (rank + 1) % world
-        there = ctx.heap.translate(target.data_ptr(), rank, peer)
-        sms = ctx.get_cu_count()
-
-        def engine() -> None:
-            (code,) = driver.cuMemcpyDtoDAsync(there, source.data_ptr(), NBYTES, stream)
-            assert code == driver.CUresult.CUDA_SUCCESS, code
-
-        ways: dict[str, Callable[[], object]] = {"engine": engine}
-        for per_sm in (1, 2):
-            grid = (sms * per_sm,)
-            for name, kernel in (("push", push), ("pull", pull)):
-                ways[f"{name} {grid[0]} programs"] = lambda kernel=kernel, grid=grid: kernel[grid](
-                    source, target, numel, context, world, peer, BLOCK=8192, num_warps=16
-                )
-        rows = []
-        for scene, active in (("pair", rank == 0), ("all", True)):
-            times: dict[str, list[float]] = {name: [] for name in ways}
-            for _ in range(ROUNDS):
-                for name, call in ways.items():
-                    ctx.barrier()
-                    times[name].append(seconds_per_call(call) if active else 0.0)
-            slowest = {name: max(gathered(statistics.median(t))) for name, t in times.items()}
-            rates = {name: NBYTES / seconds / 1e9 for name, seconds in slowest.items()}
-            best = {kind: max(v for n, v in rates.items() if n.startswith(kind)) for kind in ("push", "pull")}
-            rows += [{"name": f"{name}, {scene}", "value": rate, "unit": "GB/s"} for name, rate in rates.items()]
-            for kind, rate in best.items():
-                row = {"name": f"best {kind}, {scene}, of the engine", "value": rate / rates["engine"], "unit": "x"}
-                if f"{kind} {scene}" in TARGETS:
-                    row["target_at_least"] = TARGETS[f"{kind} {scene}"]
-                    row["reached"] = row["value"] >= row["target_at_least"]
-                rows.append(row)
-        check(ctx, source, target, peer)
-        rows.append(latency(ctx))
-        rows.append(barrier(ctx))
-        return rows
+@bench.register
+@bench.axis("nbytes", large)
+def ring(state: State, ctx: Iris) -> None:
+    """Every rank with its successor, all at once."""
+    needs_a_peer(state, ctx)
+    world = ctx.num_ranks
+    declare_route(state, ctx, state["nbytes"], {r: (r + 1) % world for r in range(world)}, Config())
 
 
-def check(ctx: Any, source: torch.Tensor, target: torch.Tensor, peer: int) -> None:
-    """The timed kernels must have moved the right data."""
-    context, world, rank = ctx.get_device_context(), ctx.num_ranks, ctx.cur_rank
-    for kernel, expected in ((push, (rank - 1) % world + 1), (pull, peer + 1)):
-        target.fill_(-1)
+@bench.register(by_default=False)
+@bench.axis("nbytes", large)
+@bench.axis("block", [4096, 8192, 16384])
+@bench.axis("num_warps", [8, 16, 32])
+@bench.axis("per_sm", [1, 2, 4])
+def configurations(state: State, ctx: Iris) -> None:
+    """Push and pull of a pair over launch configurations."""
+    needs_a_peer(state, ctx)
+    state.set_rounds(5)
+    declare_route(state, ctx, state["nbytes"], {0: 1}, Config(state["block"], state["num_warps"], state["per_sm"]))
+
+
+@bench.register
+@bench.axis("nbytes", large)
+def all_to_all(state: State, ctx: Iris) -> None:
+    """Every rank sends 1/W of its data to each peer, all at once; the chunk that stays is not copied."""
+    needs_a_peer(state, ctx)
+    rank, world, config = ctx.cur_rank, ctx.num_ranks, Config()
+    unit = min(config.block, state["nbytes"] // 4 // world)
+    unit = 1 << (unit.bit_length() - 1)
+    chunk = state["nbytes"] // 4 // world // unit * unit  # elements
+    source, target = buffers(ctx, chunk * world * 4)
+    context = ctx.get_device_context()
+    block, blocks = config.fitted(chunk)
+    peers = [(rank + step) % world for step in range(1, world)]
+    per_peer = max(1, min(blocks, ctx.get_cu_count() * config.per_sm // len(peers)))
+
+    def launch(kernel: Any) -> Callable[[], object]:
+        return lambda: kernel[(per_peer * len(peers),)](
+            source, target, chunk, context, world, BLOCK=block, num_warps=config.num_warps
+        )
+
+    def engine(*, push: bool) -> Callable[[], object]:
+        nbytes, copies = chunk * 4, []
+        for peer in peers:
+            if push:
+                there = ctx.heap.translate(target.data_ptr(), rank, peer) + rank * nbytes
+                copies.append((there, source.data_ptr() + peer * nbytes))
+            else:
+                there = ctx.heap.translate(source.data_ptr(), rank, peer) + rank * nbytes
+                copies.append((target.data_ptr() + peer * nbytes, there))
+
+        def copy_all() -> None:
+            for to, start in copies:
+                engine_copy(to, start, nbytes)
+
+        return copy_all
+
+    def is_exchanged() -> bool:
+        """Chunk p holds what rank p has for this rank."""
+        right = [bool((target[rank * chunk : (rank + 1) * chunk] == UNTOUCHED).all())]
+        for peer in peers:
+            sent = pattern(peer, chunk * world, ctx.device)[rank * chunk : (rank + 1) * chunk]
+            right.append(torch.equal(target[peer * chunk : (peer + 1) * chunk], sent))
+        return all(right)
+
+    def spoil() -> None:
+        target.fill_(UNTOUCHED)
+
+    state.set_bytes(chunk * 4 * len(peers))
+    common = {"check": is_exchanged, "prepare": spoil}
+    engines = {name: {"call": engine(push=name == "engine push"), **common} for name in ENGINE}
+    declare_engine(state, engines)
+    state.provider("push", launch(kernels.push_to_all), baseline="engine push", **common)
+    state.provider("pull", launch(kernels.pull_from_all), baseline="engine pull", **common)
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+@bench.register
+@bench.axis("sem", ["relaxed", "release"])
+def latency(state: State, ctx: Iris) -> None:
+    """Half of a round trip of signals between rank 0 and rank 1, inside one kernel."""
+    needs_a_peer(state, ctx)
+    rounds = 1000 if state.on_gpu else 5
+    flag, epoch = ctx.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64, device=ctx.device)
+    context, world = ctx.get_device_context(), ctx.num_ranks
+    receive = "relaxed" if state["sem"] == "relaxed" else "acquire"
+    before = 0
+
+    def play() -> None:
+        kernels.ping_pong[(1,)](flag, epoch, context, world, rounds, SEND=state["sem"], RECEIVE=receive, num_warps=1)
+
+    def note() -> None:
+        nonlocal before
+        before = int(epoch)
+
+    def all_signals_came() -> bool:
+        return int(epoch) == int(flag) and (int(epoch) > before) == (ctx.cur_rank < 2)
+
+    if not state.on_gpu:  # the context's heap is checked for addresses there, and so is everything a kernel touches
+        epoch = ctx.zeros(1, dtype=torch.int64)
+    state.set_repeat(2)
+    call = play if ctx.cur_rank < 2 else None
+    state.provider("signal", call, check=all_signals_came, prepare=note, operations=2 * rounds)
+    if state["sem"] == "relaxed" and state.on_gpu:
+        state.target("signal", "time_us", at_most=LATENCY_TARGET_US)
+
+
+@bench.register
+@bench.axis("sem", ["relaxed", "release"])
+def barrier(state: State, ctx: Iris) -> None:
+    """ctx.device_barrier() over all ranks as a kernel of its own, in CUDA graphs."""
+    needs_a_peer(state, ctx)
+    rank, world = ctx.cur_rank, ctx.num_ranks
+    board = ctx.zeros(world, dtype=torch.int64)
+    context = ctx.get_device_context()
+    checks = 0
+
+    def holds() -> bool:
+        """Nobody passes before a rank that comes late; with release, what the ranks stored before has come, too."""
+        nonlocal checks
+        checks += 1
+        value = checks * 1000 + 7  # never a number that Triton compiles another kernel for
         ctx.barrier()
-        kernel[(ctx.get_cu_count(),)](source, target, target.numel(), context, world, peer, BLOCK=8192, num_warps=16)
-        ctx.barrier()
-        assert bool((target == expected).all()), f"{kernel.__name__} moved wrong data"
+        start = time.perf_counter()
+        if rank == checks % world:
+            time.sleep(2 * LATE_S)
+        kernels.stamp[(1,)](board, value, context, world, num_warps=1)
+        ctx.device_barrier(sem=state["sem"])
+        seen = board.tolist()
+        waited = time.perf_counter() - start >= LATE_S
+        ctx.barrier()  # nobody writes the next values before all have read these
+        return waited and (state["sem"] == "relaxed" or seen == [value] * world)
 
-
-def latency(ctx: Any, rounds: int = 1000) -> dict[str, Any]:
-    """One-way latency of a signal."""
-    flag = ctx.zeros(1, dtype=torch.int64)
-    times = []
-    for launch in range(ROUNDS + 1):
-        ctx.barrier()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        if ctx.cur_rank < 2:
-            first = launch * rounds + 3  # never 1 or a multiple of 16: Triton would compile another kernel for those
-            ping_pong[(1,)](flag, ctx.get_device_context(), ctx.num_ranks, first, rounds, num_warps=1)
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / rounds / 2 * 1e3)
-    return {"name": "one-way signal latency", "value": statistics.median(times[1:]), "unit": "us", "target": 1.0}
-
-
-def barrier(ctx: Any, per_graph: int = 20) -> dict[str, Any]:
-    """A device barrier as a kernel of its own, in a CUDA graph."""
-    flags = ctx.zeros(ctx.num_ranks + 1, dtype=torch.int64)
-    launch = lambda: only_a_barrier[(1,)](flags, ctx.get_device_context(), ctx.num_ranks, num_warps=1)
-    ctx.barrier()
-    launch()
-    ctx.barrier()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(per_graph):
-            launch()
-    times = []
-    for _ in range(ROUNDS):
-        ctx.barrier()
-        graph.replay()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(10):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 10 / per_graph * 1e3)
-    slowest = max(gathered(statistics.median(times)))
-    name = f"device barrier with release, {ctx.num_ranks} ranks, kernel of its own in a graph"
-    return {"name": name, "value": slowest, "unit": "us", "target": 3.3}
+    if state.on_gpu:
+        state.set_timer("graph")
+        state.target("barrier", "time_us", at_most=BARRIER_TARGET_US[state["sem"]])
+    state.provider("barrier", lambda: ctx.device_barrier(sem=state["sem"]), check=holds)
 
 
 def main() -> int:
-    """Start the ranks and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--allocator", default="torch")
-    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
-    args = parser.parse_args()
-    if args.ranks < 2 or args.ranks > torch.cuda.device_count():
-        print(f"needs two GPUs or more and one for each rank; torch sees {torch.cuda.device_count()}", file=sys.stderr)
-        return 1
-    results = iris_core.run(measure, args.ranks, args.allocator)[0]
-    print(common.write(f"rma-{args.ranks}x{args.allocator}", results))
-    return 0
+    """Choose the ranks, run, write results/rma-<ranks>x<allocator>.json."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    args = bench.parser(__doc__, ranks=max(2, gpus)).parse_args()
+    args.device = args.device or "cuda"
+    if args.device == "cuda" and not 2 <= args.ranks <= gpus:
+        print(
+            f"rma: {args.ranks} ranks need as many GPUs, and two at least; torch sees {gpus} here. "
+            "`--device cpu --ranks 2` runs the same code on CPU ranks; its times say nothing about GPUs",
+            file=sys.stderr,
+        )
+        return 2
+    if args.allocator == "auto" and args.device == "cuda":
+        args.allocator = "torch"
+    name = f"rma-{args.ranks}x{args.allocator}"
+    out = args.out or (str(RESULTS / f"{name}.json") if args.device == "cuda" and not args.only else "")
+    try:
+        report = bench.run(bench.registered(source=__file__, pattern=args.only), bench.options_from(args), name=name)
+    except IrisError as error:
+        print(f"rma: {error}", file=sys.stderr)
+        return 2
+    return bench.finish(report, out=out, enforce=args.enforce)
 
 
 if __name__ == "__main__":

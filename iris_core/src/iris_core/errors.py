@@ -10,6 +10,7 @@ derive from it as well: `except MemoryError` catches an exhausted heap, `except 
       DeviceError -> DriverError, PeerAccessError, DeviceTimeoutError
       HeapError   -> HeapExhaustedError, NotOnHeapError, SymmetryError, HeapClosedError
       RankMismatchError, CollectiveTimeoutError, PeerLostError
+      BenchmarkError
 """
 
 from __future__ import annotations
@@ -180,3 +181,8 @@ class PeerLostError(IrisError, RuntimeError):
     def __init__(self, message: str, *, ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.ranks = tuple(ranks)
+
+
+# -- benchmarks -------------------------------------------------------------------------------------------------------
+class BenchmarkError(IrisError, ValueError):
+    """A benchmark is declared wrongly, or there is none of that name; a wrong result is not an error of this kind."""

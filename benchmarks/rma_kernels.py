@@ -1,0 +1,81 @@
+"""Kernels of benchmarks/rma.py."""
+
+import triton
+import triton.language as tl
+
+from iris_triton import DeviceContext
+
+# The number of the peer is not specialised: one binary serves every pair of ranks.
+
+
+@triton.jit(do_not_specialize=["peer"])
+def push(source, target, numel, context, world_size: tl.constexpr, peer, BLOCK: tl.constexpr):
+    """Copy own `source` to `target` on the peer; programs stride over the blocks."""
+    ctx = DeviceContext.from_tensor(context, world_size)
+    lanes = tl.arange(0, BLOCK)
+    for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
+        i = start + lanes
+        ctx.put(source + i, target + i, peer)
+
+
+@triton.jit(do_not_specialize=["peer"])
+def pull(source, target, numel, context, world_size: tl.constexpr, peer, BLOCK: tl.constexpr):
+    """Copy `source` on the peer to own `target`."""
+    ctx = DeviceContext.from_tensor(context, world_size)
+    lanes = tl.arange(0, BLOCK)
+    for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
+        i = start + lanes
+        ctx.get(source + i, target + i, peer)
+
+
+@triton.jit
+def push_to_all(source, target, chunk, context, world_size: tl.constexpr, BLOCK: tl.constexpr):
+    """Copy chunk p of own `source` to this rank's chunk of `target` on every peer p.
+
+    Program i serves peer rank + 1 + i % (world_size - 1), so no two ranks begin with the same peer.
+    """
+    ctx = DeviceContext.from_tensor(context, world_size)
+    PEERS: tl.constexpr = world_size - 1
+    peer = (ctx.rank + 1 + tl.program_id(0) % PEERS) % world_size
+    lanes = tl.arange(0, BLOCK)
+    here, there = source + peer.to(tl.int64) * chunk, target + ctx.rank.to(tl.int64) * chunk
+    for start in range(tl.program_id(0) // PEERS * BLOCK, chunk, tl.num_programs(0) // PEERS * BLOCK):
+        i = start + lanes
+        ctx.put(here + i, there + i, peer)
+
+
+@triton.jit
+def pull_from_all(source, target, chunk, context, world_size: tl.constexpr, BLOCK: tl.constexpr):
+    """Copy this rank's chunk of `source` on every peer p to chunk p of own `target`."""
+    ctx = DeviceContext.from_tensor(context, world_size)
+    PEERS: tl.constexpr = world_size - 1
+    peer = (ctx.rank + 1 + tl.program_id(0) % PEERS) % world_size
+    lanes = tl.arange(0, BLOCK)
+    there, here = source + ctx.rank.to(tl.int64) * chunk, target + peer.to(tl.int64) * chunk
+    for start in range(tl.program_id(0) // PEERS * BLOCK, chunk, tl.num_programs(0) // PEERS * BLOCK):
+        i = start + lanes
+        ctx.get(there + i, here + i, peer)
+
+
+@triton.jit
+def ping_pong(flag, epoch, context, world_size: tl.constexpr, rounds, SEND: tl.constexpr, RECEIVE: tl.constexpr):
+    """Rank 0 and rank 1 signal each other in turn; `epoch` counts the rounds of all launches."""
+    ctx = DeviceContext.from_tensor(context, world_size)
+    peer = 1 - ctx.rank
+    first = tl.load(epoch)
+    for r in range(rounds):
+        if ctx.rank == 0:
+            ctx.signal(flag, first + r + 1, peer, sem=SEND)
+            ctx.wait(flag, first + r + 1, sem=RECEIVE)
+        else:
+            ctx.wait(flag, first + r + 1, sem=RECEIVE)
+            ctx.signal(flag, first + r + 1, peer, sem=SEND)
+    tl.store(epoch, first + rounds)
+
+
+@triton.jit
+def stamp(board, value, context, world_size: tl.constexpr):
+    """Write `value` to this rank's word of the board of every rank."""
+    ctx = DeviceContext.from_tensor(context, world_size)
+    for peer in range(world_size):
+        ctx.store(board + ctx.rank, value, peer)

@@ -1,0 +1,117 @@
+"""What a number has to be judged with: hardware, driver, versions, switches, date and load."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import pathlib
+import platform
+import re
+import subprocess
+from typing import Any
+
+DISTRIBUTIONS = ("torch", "triton", "numpy", "iris-core", "iris-allocators", "iris-triton", "iris-gluon")
+
+ALWAYS_SHOWN = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST")
+"""Switches that change what peers can do at all: shown even where they are not set."""
+
+SWITCHES = (
+    *ALWAYS_SHOWN,
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "HSA_NO_SCRATCH_RECLAIM",
+    "IRIS_ALLOCATOR",
+    "IRIS_BACKEND",
+    "IRIS_DEVICE_TIMEOUT",
+    "NCCL_ALGO",
+    "NCCL_CUMEM_ENABLE",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_P2P_DISABLE",
+    "NCCL_P2P_LEVEL",
+    "NCCL_PROTO",
+    "NCCL_WIN_ENABLE",
+    "OMP_NUM_THREADS",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_NCCL_BLOCKING_WAIT",
+    "TRITON_DEBUG",
+    "TRITON_INTERPRET",
+)
+"""Variables that can change a result.  None holds a path, so a report tells nothing else about a machine."""
+
+
+def describe() -> dict[str, Any]:
+    """Describe this machine; call it before measuring, for the load is part of it."""
+    return {
+        "cpu": _cpu(),
+        "usable_cores": len(os.sched_getaffinity(0)),
+        "load_average_1min": round(os.getloadavg()[0], 2),
+        **_gpus(),
+        "kernel": platform.release().partition("-")[0],
+        "versions": _versions(),
+        "switches": {name: os.environ.get(name) for name in SWITCHES if name in os.environ or name in ALWAYS_SHOWN},
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    generic = platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), generic)
+
+
+def _versions() -> dict[str, str | None]:
+    import torch
+
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for name in DISTRIBUTIONS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    versions["cuda"] = torch.version.cuda
+    versions["hip"] = getattr(torch.version, "hip", None)
+    return versions
+
+
+def _gpus() -> dict[str, Any]:
+    """Name, number and driver of the GPUs, as torch sees them; without making a context on one of them."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if not count:
+        return {"gpu": None, "gpus": 0, "driver": None}
+    names, driver = _nvidia_smi()
+    if not names:  # another vendor, or the tool is not there
+        names = [torch.cuda.get_device_name(index) for index in range(count)]
+    return {"gpu": ", ".join(sorted(set(names))), "gpus": count, "driver": driver or _driver_of_kernel()}
+
+
+def _nvidia_smi() -> tuple[list[str], str | None]:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return [], None
+    rows = [line.rpartition(",") for line in done.stdout.splitlines() if "," in line]
+    return [name.strip() for name, _, _ in rows], rows[0][2].strip() if rows else None
+
+
+def _driver_of_kernel() -> str | None:
+    """Version of the loaded kernel module."""
+    for path in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
+        try:
+            found = re.search(r"\d+\.\d+(\.\d+)?", pathlib.Path(path).read_text())
+        except OSError:
+            continue
+        if found:
+            return found.group()
+    return None

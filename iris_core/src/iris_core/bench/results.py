@@ -1,0 +1,197 @@
+"""Results and reports, and their JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from iris_core.errors import BenchmarkError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SCHEMA = 1
+"""Version of the JSON; grows when a field changes its meaning or goes."""
+
+METRICS = ("time_us", "gb_per_s", "tflop_per_s", "ratio", "ratio_to_best_peer", "skew_pct")
+"""Fields of a result that a target may be set for."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a result should reach.
+
+    Attributes:
+        metric: field of the result.
+        bound: the number.
+        at_least: whether the bound is a lower one.
+        reached: whether it was reached; None where there is no such number (a provider that was skipped, say).
+    """
+
+    metric: str
+    bound: float
+    at_least: bool
+    reached: bool | None = None
+
+    @classmethod
+    def make(cls, metric: str, *, at_least: float | None = None, at_most: float | None = None) -> Target:
+        """Make a target out of one of two bounds.
+
+        Raises:
+            BenchmarkError: there is no such metric, or the bounds are none or two.
+        """
+        if metric not in METRICS:
+            raise BenchmarkError(f"no metric is called {metric!r}; there are: {', '.join(METRICS)}")
+        if at_least is not None and at_most is None:
+            return cls(metric, float(at_least), True)
+        if at_most is not None and at_least is None:
+            return cls(metric, float(at_most), False)
+        raise BenchmarkError(f"target for {metric}: give either at_least or at_most")
+
+    def judged(self, result: Result) -> Target:
+        """Return this target with its verdict on a result."""
+        value = getattr(result, self.metric)
+        if value is None:
+            return dataclasses.replace(self, reached=None)
+        return dataclasses.replace(self, reached=value >= self.bound if self.at_least else value <= self.bound)
+
+    def __str__(self) -> str:
+        return f"{self.metric} {'>=' if self.at_least else '<='} {self.bound:g}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured for one provider at one point.
+
+    Times are per operation.  A result with `error` or `skipped` has no numbers.
+
+    Attributes:
+        benchmark: name of the benchmark.
+        provider: name of the provider; empty where the whole point was skipped.
+        params: values of the axes.
+        num_ranks: number of ranks; 0 for a benchmark without ranks.
+        timer: "cpu", "events", "graph" or "reported".
+        time_us: median over rounds of the slowest rank's time in microseconds.
+        min_us: the fastest rank's median.
+        skew_pct: how much less than the slowest rank's median that is, in percent.
+        local_us: every rank's median; None for a rank that took no part.
+        rounds_us: the slowest rank's time in every round.
+        calls: calls that were timed together in a round.
+        verified: whether a check of the data passed, before and after timing.
+        nbytes: bytes that one operation moves, per rank.
+        gb_per_s: nbytes by time_us, in 10^9 bytes per second.
+        flops: floating-point operations of one operation, per rank.
+        tflop_per_s: flops by time_us, in 10^12 per second.
+        baseline: the provider that `ratio` is in relation to.
+        ratio: the baseline's time by this one's, median over rounds: 1.1 is 10 % faster.
+        best_peer: the fastest of the other providers that were declared as peers.
+        ratio_to_best_peer: its time by this one's, median over rounds.
+        counters: further numbers by name.
+        targets: what should be reached, and whether it was.
+        error: what was wrong with the data.
+        skipped: why there is no measurement.
+    """
+
+    benchmark: str
+    provider: str
+    params: Mapping[str, Any]
+    num_ranks: int
+    timer: str = ""
+    time_us: float | None = None
+    min_us: float | None = None
+    skew_pct: float | None = None
+    local_us: tuple[float | None, ...] = ()
+    rounds_us: tuple[float, ...] = ()
+    calls: int = 0
+    verified: bool = False
+    nbytes: int | None = None
+    gb_per_s: float | None = None
+    flops: float | None = None
+    tflop_per_s: float | None = None
+    baseline: str = ""
+    ratio: float | None = None
+    best_peer: str = ""
+    ratio_to_best_peer: float | None = None
+    counters: Mapping[str, float] = field(default_factory=dict)
+    targets: tuple[Target, ...] = ()
+    error: str = ""
+    skipped: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what JSON shows: the fields that have something to say, so no empty texts and missing numbers."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, "", (), {})}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Result:
+        """Build a result from its JSON."""
+        values = {"provider": "", "params": {}, **document}
+        for name in ("local_us", "rounds_us"):
+            values[name] = tuple(values.get(name, ()))
+        values["targets"] = tuple(Target(**each) for each in values.get("targets", ()))
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The results of a run and where they come from.
+
+    Attributes:
+        name: of the file or of the set of benchmarks.
+        machine: hardware, driver, versions, switches, date and load; see `iris_core.bench.machine`.
+        run: how it was run: ranks, plugins, rounds, clocks.
+        results: one for each provider at each point.
+    """
+
+    name: str
+    machine: Mapping[str, Any]
+    run: Mapping[str, Any]
+    results: tuple[Result, ...]
+
+    @property
+    def errors(self) -> list[Result]:
+        """The results whose data was wrong."""
+        return [result for result in self.results if result.error]
+
+    @property
+    def missed(self) -> list[Result]:
+        """The results that missed a target."""
+        return [result for result in self.results if any(each.reached is False for each in result.targets)]
+
+    def to_json(self) -> str:
+        """Return the report as JSON text."""
+        about = {"schema": SCHEMA, "name": self.name, "machine": dict(self.machine), "run": dict(self.run)}
+        head = json.dumps(about, indent=2, allow_nan=False).removesuffix("\n}")
+        rows = [json.dumps(result.to_json(), allow_nan=False) for result in self.results]
+        listed = ",\n    ".join(rows)  # a line for each, so that a difference between two runs can be read
+        return f'{head},\n  "results": [\n    {listed}\n  ]\n}}\n'
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """Build a report from JSON text.
+
+        Raises:
+            BenchmarkError: this is no report, or one of another schema.
+        """
+        try:
+            document = json.loads(text)
+            schema = document["schema"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise BenchmarkError(f"this is not the JSON of a report of benchmarks: {error!r}") from error
+        if schema != SCHEMA:
+            raise BenchmarkError(f"the report has schema {schema}, and this version of Iris reads schema {SCHEMA}")
+        results = tuple(Result.from_json(each) for each in document["results"])
+        return cls(document["name"], document["machine"], document["run"], results)
+
+    def write(self, path: str | pathlib.Path) -> pathlib.Path:
+        """Write the report as JSON; folders are made as needed.
+
+        Returns:
+            The file.
+        """
+        file = pathlib.Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(self.to_json())
+        return file

@@ -1,0 +1,143 @@
+"""A run of benchmarks: those without ranks in this process, the others on ranks that are started for them."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from iris_core.bench import machine
+from iris_core.bench.registry import check_axes, find, load
+from iris_core.bench.results import Report, Result
+from iris_core.bench.runner import Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from iris_core.bench.options import RunOptions
+    from iris_core.bench.registry import Benchmark
+
+
+def run(benchmarks: Iterable[Benchmark], options: RunOptions, *, name: str = "benchmarks") -> Report:
+    """Run benchmarks and return their results.
+
+    Those without ranks run in this process.  For the others `options.num_ranks` processes are started, which open one
+    context and go through all of them.
+
+    Args:
+        benchmarks: what to run.
+        options: how.
+        name: of the report.
+
+    Returns:
+        The report; a provider whose data was wrong has an error there instead of numbers.
+
+    Raises:
+        BenchmarkError: a benchmark is declared wrongly, or the options name an axis that none has.
+        RankError: a rank raised; the others were ended.
+        PeerLostError: a rank's process ended, by `options.limit_s` for example.
+    """
+    chosen = list(benchmarks)
+    check_axes(chosen, options.axes)
+    about_machine = machine.describe()
+    start = time.perf_counter()
+    about_run = {
+        "num_ranks": options.num_ranks,
+        "quick": options.quick,
+        "rounds": options.rounds,
+        "batch_ms": options.batch_ms,
+        "warm_ms": options.warm_ms,
+    }
+    results: dict[str, list[Result]] = {}
+    for benchmark in chosen:
+        if not benchmark.ranks:
+            results[benchmark.name] = run_here(benchmark, options)
+    on_ranks = [each for each in chosen if each.ranks]
+    if on_ranks:
+        found, facts = _run_on_ranks(on_ranks, options)
+        results.update(found)
+        about_run.update(facts)
+    about_run["seconds"] = round(time.perf_counter() - start, 1)
+    rows = tuple(result for benchmark in chosen for result in results[benchmark.name])
+    return Report(name, about_machine, about_run, rows)
+
+
+def run_here(benchmark: Benchmark, options: RunOptions) -> list[Result]:
+    """Run a benchmark without ranks in this process."""
+    from iris_core.bootstrap import SingleWorld
+
+    _announce(benchmark)
+    runner = Runner(SingleWorld(), None, options)
+    return [result for params in benchmark.points(options) for result in runner.point(benchmark, params)]
+
+
+def _run_on_ranks(benchmarks: Sequence[Benchmark], options: RunOptions) -> tuple[dict[str, list[Result]], Any]:
+    from iris_core.launch import run as start_ranks
+
+    names = [each.name for each in benchmarks]
+    sources = sorted({os.path.abspath(each.source) for each in benchmarks})
+    environ = {}
+    if "IRIS_DEVICE_TIMEOUT" not in os.environ:  # a wait inside a kernel that nobody ends must end all the same
+        environ["IRIS_DEVICE_TIMEOUT"] = str(options.device_timeout_s)
+    return start_ranks(run_on_this_rank, options.num_ranks, names, sources, options, environ=environ)[0]
+
+
+def run_on_this_rank(
+    names: Sequence[str], sources: Sequence[str], options: RunOptions
+) -> tuple[dict[str, list[Result]], dict[str, Any]]:
+    """Run benchmarks with ranks, as one of them.
+
+    Collective: every rank of the world calls it with the same arguments.
+
+    Args:
+        names: of the benchmarks.
+        sources: their files, which are imported here if they have not been.
+        options: how to run.
+
+    Returns:
+        (results by benchmark, facts about the run: plugins, device, clocks).
+    """
+    from iris_core.api import Iris
+    from iris_core.bootstrap import connect
+
+    # Whatever holds this rank up, a driver call that does not return included: it says where, and ends.
+    faulthandler.dump_traceback_later(options.limit_s, exit=True)
+    try:
+        for source in sources:
+            load(source)
+        with Iris(
+            options.heap_size, allocator=options.allocator, backend=options.backend, device=options.device
+        ) as ctx:
+            world = connect(None, ctx.settings.barrier_timeout)
+            try:
+                facts: dict[str, Any] = {**ctx.plugin_names, "device": ctx.device.partition(":")[0]}
+                facts["device_timeout_s"] = ctx.settings.device_timeout
+                runner = Runner(world, ctx, options)
+                results: dict[str, list[Result]] = {}
+                for benchmark in map(find, names):
+                    if ctx.cur_rank == 0:
+                        _announce(benchmark)
+                    results[benchmark.name] = []
+                    for params in benchmark.points(options):
+                        results[benchmark.name] += runner.point(benchmark, params)
+                if ctx.device.startswith("cuda"):
+                    facts["sm_clock_mhz"] = world.all_gather_object(_warm_clock(options))
+                return results, facts
+            finally:
+                world.close()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _warm_clock(options: RunOptions) -> int | None:
+    """The clock that the measurements ran at, as near as one can tell: again after the same warm-up."""
+    from iris_core.bench.timers import sm_clock_mhz, warm_clocks
+
+    warm_clocks(options.warm_ms)
+    return sm_clock_mhz()
+
+
+def _announce(benchmark: Benchmark) -> None:
+    print(f"measuring {benchmark.name}: {benchmark.about}", file=sys.stderr, flush=True)

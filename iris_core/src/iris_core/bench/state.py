@@ -1,0 +1,247 @@
+"""What a benchmark function declares at one point of its axes."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from iris_core.bench.results import Target
+from iris_core.errors import BenchmarkError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+TIMERS = ("cpu", "events", "graph", "reported")
+T = TypeVar("T")
+
+
+class SkipPoint(Exception):
+    """Raised by `State.skip`; not an error."""
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One implementation of the operation that is measured; `State.provider` describes the attributes."""
+
+    name: str
+    timer: str
+    call: Callable[[], object] | None = None
+    prepare: Callable[[], object] | None = None
+    check: Callable[[], object] | None = None
+    baseline: str = ""
+    peer: bool = False
+    operations: int = 1
+    skipped: str = ""
+
+
+class State:
+    """One point of a benchmark: read the axes, say how much work a call is, declare the providers.
+
+    Nothing is measured before the benchmark function has returned: then all providers are there, and are taken in turn.
+    """
+
+    def __init__(self, benchmark: str, params: Mapping[str, Any], *, on_gpu: bool, rounds: int) -> None:
+        """Prepare a point.
+
+        Args:
+            benchmark: name of the benchmark, for messages.
+            params: values of the axes.
+            on_gpu: whether this rank computes on a GPU.
+            rounds: rounds where the benchmark sets no number.
+        """
+        self.benchmark = benchmark
+        self.params = dict(params)
+        self.on_gpu = on_gpu
+        self.rounds = rounds
+        self.warmup = 1
+        self.repeat: int | None = None
+        self.nbytes: int | None = None
+        self.flops: float | None = None
+        self.counters: dict[str, float | Callable[[], float]] = {}
+        self.providers: dict[str, Provider] = {}
+        self.targets: dict[str, list[Target]] = {}
+        self._timer = "events" if on_gpu else "cpu"
+        self._cleanup = contextlib.ExitStack()
+
+    # -- axes ---------------------------------------------------------------------------------------------------------
+    def __getitem__(self, name: str) -> Any:
+        """Return the value of an axis.
+
+        Raises:
+            BenchmarkError: the benchmark has no such axis.
+        """
+        if name not in self.params:
+            axes = ", ".join(self.params) or "none"
+            raise BenchmarkError(f"benchmark {self.benchmark!r} has no axis {name!r}; it has: {axes}")
+        return self.params[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of an axis, or `default` if the benchmark has none of that name."""
+        return self.params.get(name, default)
+
+    # -- how much work one operation is -------------------------------------------------------------------------------
+    def set_bytes(self, nbytes: int) -> None:
+        """Set the bytes that one operation moves, per rank; gives GB/s."""
+        self.nbytes = int(_positive("set_bytes", nbytes))
+
+    def set_flops(self, flops: float) -> None:
+        """Set the floating-point operations of one operation, per rank; gives TFLOP/s."""
+        self.flops = float(_positive("set_flops", flops))
+
+    def add_counter(self, name: str, value: float | Callable[[], float]) -> None:
+        """Add a number to the results of this point; rank 0's counts.
+
+        Args:
+            name: heading of its column.
+            value: the number, or a function that is called when everything has been measured.
+        """
+        if name in self.counters:
+            raise BenchmarkError(f"benchmark {self.benchmark!r} adds counter {name!r} twice")
+        self.counters[name] = value
+
+    # -- how it is measured -------------------------------------------------------------------------------------------
+    def set_warmup(self, calls: int) -> None:
+        """Set how many calls precede the timed ones in each round (1 by default)."""
+        if calls < 0:
+            raise BenchmarkError(f"set_warmup({calls}): needs 0 or more")
+        self.warmup = calls
+
+    def set_repeat(self, calls: int) -> None:
+        """Set how many calls are timed together in each round; by default as many as `RunOptions.batch_ms` holds."""
+        self.repeat = int(_positive("set_repeat", calls))
+
+    def set_rounds(self, rounds: int) -> None:
+        """Set in how many rounds each provider is measured; the result is the median over them."""
+        self.rounds = int(_positive("set_rounds", rounds))
+
+    def set_timer(self, timer: str) -> None:
+        """Set the timer of the providers that follow.
+
+        Args:
+            timer: "cpu": this process's clock around the calls (default on the CPU).
+                "events": events of the GPU around eager calls (default on GPUs).
+                "graph": events around replays of a CUDA graph that holds the calls.
+                "reported": each call returns the seconds that it took.
+
+        Raises:
+            BenchmarkError: there is no such timer, or it needs a GPU and this rank has none.
+        """
+        if timer not in TIMERS:
+            raise BenchmarkError(f"no timer is called {timer!r}; there are: {', '.join(TIMERS)}")
+        if timer in ("events", "graph") and not self.on_gpu:
+            raise BenchmarkError(f"timer {timer!r} needs a GPU, and this rank computes on the CPU; see state.on_gpu")
+        self._timer = timer
+
+    # -- what is measured ---------------------------------------------------------------------------------------------
+    def provider(
+        self,
+        name: str,
+        call: Callable[[], object] | None,
+        *,
+        check: Callable[[], object] | None,
+        prepare: Callable[[], object] | None = None,
+        baseline: str = "",
+        peer: bool = False,
+        operations: int = 1,
+    ) -> None:
+        """Declare an implementation of the operation.
+
+        Collective: every rank declares the same providers in the same order.
+
+        Args:
+            name: what the results call it.
+            call: one call; may be repeated any number of times.  None on a rank that takes no part.
+            check: called on every rank after a call of the verification and after the last timed one; says whether
+                the data on this rank is right, by its truth or by raising AssertionError; None says nothing, as
+                torch.testing.assert_close does.  Required, so that leaving it out is a decision.
+            prepare: called on every rank before the calls of each round, untimed: spoil the output, so that a provider
+                that does nothing is found out.
+            baseline: another provider; the result has this one's speed in relation to it.
+            peer: whether the others are compared with this one: each result has its speed in relation to the fastest
+                peer (itself left out).
+            operations: operations that one call does; times are per operation.
+
+        Raises:
+            BenchmarkError: the name is taken, or a number is not positive.
+        """
+        _positive("operations", operations)
+        self._add(Provider(name, self._timer, call, prepare, check, baseline, peer, operations))
+
+    def exec(
+        self,
+        fn: Callable[[], object],
+        preamble_fn: Callable[[], object] | None = None,
+        *,
+        check: Callable[[], object] | None = None,
+    ) -> None:
+        """Declare the only provider; its name is "default".
+
+        Args:
+            fn: one call.
+            preamble_fn: as `prepare` of `provider`.
+            check: as `check` of `provider`.
+        """
+        self.provider("default", fn, prepare=preamble_fn, check=check)
+
+    def skip(self, reason: str) -> NoReturn:
+        """Leave this point out; the results say why.  Collective: every rank skips it."""
+        raise SkipPoint(reason)
+
+    def skip_provider(self, name: str, reason: str) -> None:
+        """Leave one provider out at this point; the results say why.  Collective: every rank skips it."""
+        self._add(Provider(name, self._timer, skipped=reason))
+
+    def target(
+        self, provider: str, metric: str, *, at_least: float | None = None, at_most: float | None = None
+    ) -> None:
+        """Say what a result should reach; the results say whether it did.
+
+        Args:
+            provider: name of a provider of this point.
+            metric: "time_us", "gb_per_s", "tflop_per_s", "ratio", "ratio_to_best_peer" or "skew_pct".
+            at_least: lower bound, or
+            at_most: upper bound; exactly one of the two.
+
+        Raises:
+            BenchmarkError: there is no such metric, or the bounds are none or two.
+        """
+        self.targets.setdefault(provider, []).append(Target.make(metric, at_least=at_least, at_most=at_most))
+
+    # -- things to give back ------------------------------------------------------------------------------------------
+    def enter(self, manager: contextlib.AbstractContextManager[T]) -> T:
+        """Enter a context manager and leave it when this point has been measured."""
+        return self._cleanup.enter_context(manager)
+
+    def close(self) -> None:
+        """Leave what `enter` entered; forget the providers and what they hold."""
+        self.providers.clear()
+        self.counters.clear()
+        self._cleanup.close()
+
+    def check(self) -> None:
+        """Examine the whole declaration.
+
+        Raises:
+            BenchmarkError: there is no provider, or a baseline or target names one that does not exist.
+        """
+        names = ", ".join(self.providers)
+        if not self.providers:
+            raise BenchmarkError(f"benchmark {self.benchmark!r} declared no provider at {self.params}")
+        for each in self.providers.values():
+            if each.baseline and each.baseline not in self.providers:
+                raise BenchmarkError(f"provider {each.name!r} has baseline {each.baseline!r}; there are: {names}")
+        for name in self.targets:
+            if name not in self.providers:
+                raise BenchmarkError(f"a target is set for provider {name!r}; there are: {names}")
+
+    def _add(self, provider: Provider) -> None:
+        if provider.name in self.providers:
+            raise BenchmarkError(f"benchmark {self.benchmark!r} has two providers {provider.name!r}")
+        self.providers[provider.name] = provider
+
+
+def _positive(what: str, value: float) -> float:
+    if value <= 0:
+        raise BenchmarkError(f"{what}: needs a number above 0, not {value}")
+    return value

@@ -1,0 +1,133 @@
+"""Results on the console: a list for each benchmark, or a matrix of bandwidths."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from iris_core.bench.results import Report, Result
+
+NO_NUMBER = "-"
+
+
+def show(report: Report, matrices: Mapping[str, tuple[str, ...]] | None = None, console: Console | None = None) -> None:
+    """Print a report.
+
+    Args:
+        report: the results.
+        matrices: two axes by benchmark; these are shown as matrices of GB/s (us where no bytes were set).
+        console: where to print; standard output by default, without a limit of width where that is no terminal.
+    """
+    from rich.console import Console
+
+    if console is None:
+        console = Console() if sys.stdout.isatty() else Console(width=200)
+    by_benchmark: dict[str, list[Result]] = {}
+    for result in report.results:
+        by_benchmark.setdefault(result.benchmark, []).append(result)
+    for name, results in by_benchmark.items():
+        axes = (matrices or {}).get(name, ())
+        if len(axes) == 2:
+            for provider in _in_order(r.provider for r in results if not r.skipped and not r.error):
+                console.print(_matrix(name, provider, results, axes))
+            results = [r for r in results if r.error or r.targets]
+        if results:
+            console.print(_list(name, results))
+    console.print(_footer(report), highlight=False, markup=False)
+
+
+def _list(name: str, results: Sequence[Result]) -> Table:
+    columns: dict[str, list[str]] = {}
+    for param in _in_order(p for r in results for p in r.params):
+        columns[param] = [str(r.params.get(param, NO_NUMBER)) for r in results]
+    columns["provider"] = [r.provider or NO_NUMBER for r in results]
+    for heading, attribute in (
+        ("time us", "time_us"), ("skew %", "skew_pct"), ("GB/s", "gb_per_s"), ("TFLOP/s", "tflop_per_s"),
+    ):  # fmt: skip
+        columns[heading] = [_number(getattr(r, attribute)) for r in results]
+    columns["speed"] = [_relative(r.ratio, r.baseline) for r in results]
+    columns["of the best peer"] = [_relative(r.ratio_to_best_peer, r.best_peer) for r in results]
+    for counter in _in_order(c for r in results for c in r.counters):
+        columns[counter] = [_number(r.counters.get(counter)) for r in results]
+    columns["target"] = ["; ".join(_verdict(each.reached, str(each)) for each in r.targets) for r in results]
+    columns["data"] = [_data(r) for r in results]
+    return _table(name, columns)
+
+
+def _matrix(name: str, provider: str, results: Sequence[Result], axes: Sequence[str]) -> Table:
+    rows, across = (_in_order(r.params[axis] for r in results) for axis in axes)
+    results = [r for r in results if r.provider == provider]
+    with_bytes = all(r.gb_per_s is not None or r.error or r.skipped for r in results)
+    cells = {
+        (r.params[axes[0]], r.params[axes[1]]): "WRONG" if r.error else _number(r.gb_per_s if with_bytes else r.time_us)
+        for r in results
+    }
+    columns = {f"{axes[0]} \\ {axes[1]}": [str(each) for each in rows]}
+    for each in across:
+        columns[str(each)] = [cells.get((row, each), NO_NUMBER) for row in rows]
+    return _table(f"{name}: {provider}, {'GB/s' if with_bytes else 'us'}", columns)
+
+
+def _table(title: str, columns: Mapping[str, Sequence[str]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = {k: v for k, v in columns.items() if any(text not in ("", NO_NUMBER) for text in v)}
+    table = Table(title=Text(title), title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for heading in shown:
+        left = heading in ("provider", "target", "data")
+        table.add_column(Text(heading), justify="left" if left else "right", overflow="fold")
+    for row in zip(*shown.values(), strict=True):
+        table.add_row(*(_coloured(text) for text in row))
+    return table
+
+
+def _coloured(text: str) -> Any:
+    from rich.text import Text
+
+    style = "bold red" if text.startswith("WRONG") or "MISSED" in text else "dim" if text.startswith("skipped") else ""
+    return Text(text, style=style)
+
+
+def _number(value: float | None) -> str:
+    return NO_NUMBER if value is None else f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _relative(value: float | None, other: str) -> str:
+    return NO_NUMBER if value is None else f"{value:.3g} x {other}"
+
+
+def _verdict(reached: bool | None, text: str) -> str:
+    return f"{text}: {'not measured' if reached is None else 'reached' if reached else 'MISSED'}"
+
+
+def _data(result: Result) -> str:
+    if result.skipped:
+        return f"skipped: {result.skipped}"
+    if result.error:
+        return f"WRONG: {result.error}"
+    return "right" if result.verified else "not checked"
+
+
+def _footer(report: Report) -> str:
+    machine, run = report.machine, report.run
+    gpus = f"{machine['gpus']} x {machine['gpu']}, driver {machine['driver']}" if machine["gpus"] else "no GPU"
+    lines = [
+        f"{machine['cpu']}, {machine['usable_cores']} cores, load {machine['load_average_1min']:g}; {gpus}; "
+        f"torch {machine['versions']['torch']}, triton {machine['versions']['triton']}; {machine['date']}",
+        f"{len(report.results)} results in {run['seconds']:g} s; {len(report.errors)} wrong, "
+        f"{len(report.missed)} with a missed target",
+    ]
+    if not machine["gpus"] and machine["load_average_1min"] > machine["usable_cores"]:
+        lines.append("the machine was busy: times on the CPU are too long")
+    return "\n".join(lines)
+
+
+def _in_order(values: Any) -> list[Any]:
+    return list(dict.fromkeys(values))
