@@ -1,6 +1,7 @@
 """Rank jobs of test_device_barrier; they run on CPU ranks and on GPUs."""
 
 import contextlib
+import os
 
 import torch
 import torch.distributed as dist
@@ -115,15 +116,19 @@ def stranger(device: str) -> str:
 
 def stays_away(device: str) -> str:
     """Rank 1 does not come; rank 0's wait ends by its bound."""
-    with Iris("1MiB", device=device) as ctx:
-        ctx.barrier()
-        if ctx.cur_rank == 0:
-            ctx.device_barrier()
-        try:
+    os.environ["IRIS_DEVICE_TIMEOUT"] = "0.3"
+    try:
+        with Iris("1MiB", device=device) as ctx:
             ctx.barrier()
-        except DeviceTimeoutError as e:
-            return str(e)
-        return ""
+            if ctx.cur_rank == 0:
+                ctx.device_barrier()
+            try:
+                ctx.barrier()
+            except DeviceTimeoutError as e:
+                return str(e)
+            return ""
+    finally:
+        del os.environ["IRIS_DEVICE_TIMEOUT"]
 
 
 def captured(num_replays: int) -> tuple[list[str], int, int]:

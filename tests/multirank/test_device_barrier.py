@@ -37,8 +37,7 @@ def test_a_group_with_a_rank_that_does_not_share_the_heap(pool):
     assert "rank 2 of torch.distributed, which does not share this heap" in first
 
 
-def test_a_rank_that_stays_away_is_reported(pool, monkeypatch):
-    monkeypatch.setenv("IRIS_DEVICE_TIMEOUT", "1")
+def test_a_rank_that_stays_away_is_reported(pool):
     first, second = pool.run(stays_away, 2, "cpu")
     assert "rank 0" in first
     assert "IRIS_DEVICE_TIMEOUT" in first

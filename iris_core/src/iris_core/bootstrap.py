@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import pickle
 import select
 import socket
 import time
@@ -22,6 +23,7 @@ from iris_core.fdchannel import FdChannel
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import torch
     import torch.distributed as dist
 
     from iris_core.types import Segment
@@ -126,6 +128,7 @@ class TorchWorld:
     """
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float, *, owns_default_group: bool = False) -> None:
+        import torch
         import torch.distributed as dist
 
         self._dist = dist
@@ -140,16 +143,15 @@ class TorchWorld:
         self._members = list(members)  # by their ranks in the default group
         self._subgroups: dict[tuple[int, ...], TorchWorld] = {}
         self._calls = 0
-        self._group = self._guard(
-            "opening the world",
-            lambda: dist.new_group(
-                members,
-                backend="gloo",
-                timeout=datetime.timedelta(seconds=timeout_s),
-                use_local_synchronization=group is not None,
-            ),
-        )
         self._pidfds: dict[int, int] = {}
+        # Made by hand: new_group wants either everybody to take part, or that all have made equally many groups before.
+        root = dist.distributed_c10d._get_default_store()
+        self._name = _next_name(root, "" if group is None else group.group_name, self.rank)
+        store = torch.distributed.distributed_c10d.PrefixStore(self._name, root)
+        timeout = datetime.timedelta(seconds=timeout_s)
+        self._group = self._guard(
+            "opening the world", lambda: dist.ProcessGroupGloo(store, self.rank, self.world_size, timeout)
+        )
         self._channel: FdChannel | None = None
         # one machine: pids mean something to each other only on the same host and in the same pid namespace
         home = (_host_id(), os.getpid())
@@ -173,8 +175,7 @@ class TorchWorld:
 
         mine = torch.tensor(values, dtype=torch.int64, device="cpu")
         everyone = torch.empty(self.world_size, len(values), dtype=torch.int64, device="cpu")
-        rows = list(everyone.unbind(0))
-        self._guard("an exchange", lambda: self._dist.all_gather(rows, mine, group=self._group))
+        self._gather("an exchange", everyone, mine)
         return [tuple(row) for row in everyone.tolist()]
 
     def all_gather_object(self, obj: Any) -> list[Any]:
@@ -184,9 +185,7 @@ class TorchWorld:
             CollectiveTimeoutError: a rank did not arrive in time.
             PeerLostError: a rank's process has ended.
         """
-        out: list[Any] = [None] * self.world_size
-        self._guard("an exchange", lambda: self._dist.all_gather_object(out, obj, group=self._group))
-        return out
+        return [pickle.loads(row) for row in self._gather_bytes("an exchange", pickle.dumps(obj))]
 
     def broadcast_object(self, obj: Any, src: int) -> Any:
         """Return rank `src`'s object on every rank.
@@ -197,10 +196,8 @@ class TorchWorld:
             PeerLostError: a rank's process has ended.
         """
         _check_rank(src, self.world_size)
-        box = [obj if self.rank == src else None]
-        root = self._dist.get_global_rank(self._group, src)
-        self._guard("a broadcast", lambda: self._dist.broadcast_object_list(box, src=root, group=self._group))
-        return box[0]
+        rows = self._gather_bytes("a broadcast", pickle.dumps(obj) if self.rank == src else b"")
+        return pickle.loads(rows[src])
 
     def barrier(self) -> None:
         """Wait until every rank has arrived.
@@ -209,7 +206,22 @@ class TorchWorld:
             CollectiveTimeoutError: a rank did not arrive in time.
             PeerLostError: a rank's process has ended.
         """
-        self._guard("a barrier", lambda: self._dist.barrier(group=self._group))
+        self._guard("a barrier", lambda: self._group.barrier().wait())
+
+    def _gather_bytes(self, what: str, mine: bytes) -> list[bytes]:
+        import torch
+
+        sizes = [size for (size,) in self.all_gather_ints([len(mine)])]
+        padded = torch.zeros(max(1, *sizes), dtype=torch.uint8, device="cpu")
+        if mine:
+            padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        everyone = torch.empty(self.world_size, padded.numel(), dtype=torch.uint8, device="cpu")
+        self._gather(what, everyone, padded)
+        return [row[:size].numpy().tobytes() for row, size in zip(everyone, sizes, strict=True)]
+
+    def _gather(self, what: str, everyone: torch.Tensor, mine: torch.Tensor) -> None:
+        rows = list(everyone.unbind(0))
+        self._guard(what, lambda: self._group.allgather([rows], [mine]).wait())
 
     def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
         """Gather every rank's segments, passing descriptors between the processes.
@@ -314,12 +326,9 @@ class TorchWorld:
         for fd in self._pidfds.values():
             os.close(fd)
         self._pidfds.clear()
-        if self._dist.is_initialized():
-            if self._group is not None:
-                self._dist.destroy_process_group(self._group)
-            if self._owns_default_group:
-                self._dist.destroy_process_group()
         self._group = None
+        if self._owns_default_group and self._dist.is_initialized():
+            self._dist.destroy_process_group()
         self._owns_default_group = False
 
     def _guard(self, what: str, call: Any) -> Any:
@@ -353,8 +362,7 @@ class TorchWorld:
     def _missing(self) -> list[int]:
         """After a time-out: who else reached this exchange?  Uses the store, which works when collectives do not."""
         store = self._dist.distributed_c10d._get_default_store()
-        name = getattr(self._group, "group_name", "world")
-        key = f"iris/arrived/{name}/{self._calls}/"
+        key = f"{self._name}/arrived/{self._calls}/"
         store.set(key + str(self.rank), "1")
         keys = [key + str(r) for r in range(self.world_size)]
         deadline = time.monotonic() + min(2.0, self._timeout_s)
@@ -363,6 +371,12 @@ class TorchWorld:
             time.sleep(0.05)
             missing = [r for r in missing if not store.check([keys[r]])]
         return missing
+
+
+def _next_name(store: dist.distributed_c10d.Store, group_name: str, rank: int) -> str:
+    """A name that all members of a group find without each other, for each of the worlds that they make of it."""
+    name = f"iris/{group_name}"
+    return f"{name}/{store.add(f'{name}/made by {rank}', 1)}"
 
 
 def connect(group: dist.ProcessGroup | None, timeout_s: float, environ: Mapping[str, str] | None = None) -> World:
