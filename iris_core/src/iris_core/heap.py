@@ -89,6 +89,7 @@ class SymmetricHeap:
         self._importer = TensorImporter(
             allocator, world, self._history, self._table, self._peers, self._residency, self._sub, self._reserve
         )
+        self._live: tuple[int, tuple[Block, ...]] = (-1, ())  # `live_blocks()` as of a version
         self._open = False
         self._closed = False
 
@@ -596,8 +597,10 @@ class SymmetricHeap:
 
     def live_blocks(self) -> Sequence[Block]:
         """Live blocks by ascending offset, the system area last; freed ones do not count, even before all agree."""
-        system = (Block(self._usable, self.system_nbytes, "Iris itself"),) if self.system_nbytes else ()
-        return (*self._table.blocks(), *system)
+        if self._live[0] != self.version:
+            system = (Block(self._usable, self.system_nbytes, "Iris itself"),) if self.system_nbytes else ()
+            self._live = self.version, (*self._table.blocks(), *system)
+        return self._live[1]
 
     def stats(self) -> HeapStats:
         """Return the heap's figures.  Local: what was dropped but not agreed on may differ between ranks."""
