@@ -36,7 +36,7 @@ def test_who_and_where(ctx):
     assert ctx.device == ctx.get_device() == "cpu"
     assert ctx.gpu_id == ctx.get_device_id() == 0
     assert ctx.get_cu_count() == len(os.sched_getaffinity(0))
-    assert ctx.heap_size == ctx.heap.nbytes == 4 << 20
+    assert ctx.heap_size == ctx.heap.usable_nbytes == 4 << 20
     assert ctx.plugin_names == {"allocator": "host", "backend": "triton"}
     assert "host" in ctx.explain()
     assert repr(ctx) == "<Iris rank 0 of 1 on cpu, backend 'triton', allocator 'host', heap of 4194304 bytes>"

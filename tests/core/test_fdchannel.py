@@ -94,7 +94,7 @@ def close_all(*groups):
 
 
 def test_every_rank_gets_every_peers_descriptors():
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
     mine = [files([]), files(["b0"]), files([f"c{i}" for i in range(300)])]
     run = exchange(Shared(3), mine)
     next(run)
@@ -104,7 +104,7 @@ def test_every_rank_gets_every_peers_descriptors():
         for peer in {0, 1, 2} - {rank}:
             assert [content(fd) for fd in received[peer]] == [content(fd) for fd in mine[peer]]
     close_all(*mine, *(fds for received in results for fds in received))
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # what an earlier test has left may go at any time
 
 
 def addresses():
@@ -153,7 +153,7 @@ def test_a_stranger_gets_nothing_and_disturbs_nothing(stranger):
 
 
 def test_a_broken_promise_is_an_error_and_leaks_nothing():
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
     mine = [files(["a"]), files(["b"])]
     run = exchange(Shared(2), mine, timeout_s=1.0, counts=[1, 3])
     next(run)
@@ -163,4 +163,4 @@ def test_a_broken_promise_is_an_error_and_leaks_nothing():
     close_all(*mine)
     if isinstance(results[1], list):
         close_all(*results[1])
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # what an earlier test has left may go at any time
