@@ -1,4 +1,4 @@
-"""Stand-ins for cuda.bindings.driver and for hip-python's module, on the pretended driver.
+"""Stand-ins for cuda.bindings.driver and for hip-python's module, on the pretended drivers.
 
 They take and return what the real bindings do: result codes first, handles as objects, descriptions as structures.
 """
@@ -14,6 +14,7 @@ from iris_core.errors import DriverError
 
 if TYPE_CHECKING:
     from .fake_driver import FakeVmm
+    from .fake_ipc import FakeIpc
 
 DEVICE = 3
 CONTEXT = "primary context"
@@ -34,6 +35,33 @@ class _Structure(types.SimpleNamespace):
 
     def __init__(self) -> None:
         super().__init__(location=types.SimpleNamespace())
+
+
+class _CudaIpcHandle:
+    """Takes 64 bytes and no fewer."""
+
+    def __init__(self) -> None:
+        self._reserved = bytes(64)
+
+    @property
+    def reserved(self) -> bytes:
+        return self._reserved
+
+    @reserved.setter
+    def reserved(self, value: bytes) -> None:
+        if len(value) != 64:
+            raise ValueError("reserved length must be 64")
+        self._reserved = bytes(value)
+
+
+class _HipIpcHandle:
+    """Has an address, where the driver writes."""
+
+    def __init__(self) -> None:
+        self.memory = (ctypes.c_char * 64)()
+
+    def __int__(self) -> int:
+        return ctypes.addressof(self.memory)
 
 
 class _HipProperties(_Structure):
@@ -68,8 +96,8 @@ def _results(codes: type[enum.IntEnum]) -> Any:
     return wrap
 
 
-def cuda_driver(vmm: FakeVmm, attributes: dict[str, int]) -> types.ModuleType:
-    """cuda.bindings.driver on a pretended driver, for device 3."""
+def cuda_driver(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = None) -> types.ModuleType:
+    """cuda.bindings.driver on a pretended driver, for device 3; addresses are those of `ipc`, where that is given."""
     m = types.ModuleType("cuda.bindings.driver")
     codes = _enum("CUresult", CUDA_SUCCESS=0, CUDA_ERROR_INVALID_VALUE=1, CUDA_ERROR_OUT_OF_MEMORY=2, UNSUPPORTED=801)
     current: list[Any] = []
@@ -137,14 +165,33 @@ def cuda_driver(vmm: FakeVmm, attributes: dict[str, int]) -> types.ModuleType:
         "cuMemGetAddressRange": in_context(vmm.address_range),
         "cuMemGetInfo": in_context(vmm.memory_info),
     }
+    if ipc is not None:
+
+        def get_handle(ptr: int) -> _CudaIpcHandle:
+            handle = _CudaIpcHandle()
+            handle.reserved = ipc.ipc_export(ptr)
+            return handle
+
+        def open_handle(handle: _CudaIpcHandle, flags: int) -> Handle:
+            assert flags == 1
+            return Handle(ipc.ipc_open(handle.reserved))
+
+        m.CUipcMemHandle = _CudaIpcHandle
+        m.CUipcMem_flags = _enum("CUipcMem_flags", CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS=1)
+        functions |= {
+            "cuMemGetAddressRange": lambda ptr: tuple(map(Handle, ipc.address_range(ptr))),
+            "cuIpcGetMemHandle": get_handle,
+            "cuIpcOpenMemHandle": open_handle,
+            "cuIpcCloseMemHandle": ipc.ipc_close,
+        }
     wrap = _results(codes)
     for name, function in functions.items():
         setattr(m, name, wrap(name, function))
     return m
 
 
-def hip_module(vmm: FakeVmm, attributes: dict[str, int]) -> types.ModuleType:
-    """hip-python's `hip.hip` on a pretended driver, for device 3."""
+def hip_module(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = None) -> types.ModuleType:
+    """hip-python's `hip.hip` on a pretended driver, for device 3; addresses are those of `ipc`, where that is given."""
     m = types.ModuleType("hip.hip")
     codes = _enum("hipError_t", hipSuccess=0, hipErrorInvalidValue=1, hipErrorOutOfMemory=2, hipErrorNotSupported=801)
     current = [0]
@@ -208,6 +255,23 @@ def hip_module(vmm: FakeVmm, attributes: dict[str, int]) -> types.ModuleType:
         "hipMemGetAddressRange": range_of,
         "hipMemGetInfo": on_device(vmm.memory_info),
     }
+    if ipc is not None:
+
+        def get_handle(handle: _HipIpcHandle, ptr: int) -> None:
+            assert ptr == ipc.address_range(ptr)[0], "HIP takes the beginning of an allocation only"
+            handle.memory.raw = ipc.ipc_export(ptr)
+
+        def open_handle(handle: _HipIpcHandle, flags: int) -> Handle:
+            assert flags == 1
+            return Handle(ipc.ipc_open(handle.memory.raw))
+
+        m.hipIpcMemHandle_st = _HipIpcHandle
+        functions |= {
+            "hipMemGetAddressRange": lambda ptr: tuple(map(Handle, ipc.address_range(ptr))),
+            "hipIpcGetMemHandle": get_handle,
+            "hipIpcOpenMemHandle": open_handle,
+            "hipIpcCloseMemHandle": ipc.ipc_close,
+        }
     wrap = _results(codes)
     for name, function in functions.items():
         setattr(m, name, wrap(name, function))

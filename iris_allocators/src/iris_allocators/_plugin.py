@@ -29,8 +29,8 @@ HOST_INFO = PluginInfo(
 TORCH_INFO = PluginInfo(
     name="torch",
     kind=PluginKind.ALLOCATOR,
-    summary="one block of torch's caching allocator, mapped into peers by CUDA IPC",
-    devices=frozenset({DeviceType.CUDA}),
+    summary="one block of torch's caching allocator, mapped into peers by IPC handles",
+    devices=frozenset({DeviceType.CUDA, DeviceType.HIP}),
     provides=frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS}),
     priority=10,
 )
@@ -105,12 +105,8 @@ class TorchPlugin:
 
     @hookimpl
     def iris_plugin_probe(self, target: DeviceTarget) -> Availability:
-        """Say whether `target` is an NVIDIA GPU and its driver can be called."""
-        if target.type is not DeviceType.CUDA:
-            return Availability.no(f"it shares memory of NVIDIA GPUs, not of {target.type}")
-        if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
-            return Availability.no("cuda-bindings is not installed; torch's CUDA wheels bring it")
-        return Availability.yes()
+        """Say whether `target` is a GPU and its driver can be called."""
+        return _has_bindings(target, "it shares memory of GPUs")
 
     @hookimpl
     def iris_plugin_create(self, request: CreateRequest) -> TorchAllocator:
@@ -138,15 +134,7 @@ class VmemPlugin:
     @hookimpl
     def iris_plugin_probe(self, target: DeviceTarget) -> Availability:
         """Say whether `target` is a GPU and its driver can be called."""
-        if target.type is DeviceType.CUDA:
-            if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
-                return Availability.no("cuda-bindings is not installed; torch's CUDA wheels bring it")
-            return Availability.yes()
-        if target.type is DeviceType.HIP:
-            if importlib.util.find_spec("hip") is None:
-                return Availability.no("hip-python is not installed: pip install 'iris-allocators[rocm]'")
-            return Availability.yes()
-        return Availability.no(f"it maps memory of GPUs, not of {target.type}")
+        return _has_bindings(target, "it maps memory of GPUs")
 
     @hookimpl
     def iris_plugin_create(self, request: CreateRequest) -> VmemAllocator:
@@ -154,6 +142,19 @@ class VmemPlugin:
         from iris_allocators.vmem import VmemAllocator
 
         return VmemAllocator(request)
+
+
+def _has_bindings(target: DeviceTarget, what: str) -> Availability:
+    """Whether the driver of a GPU can be called from Python."""
+    if target.type is DeviceType.CUDA:
+        if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
+            return Availability.no("cuda-bindings is not installed; torch's CUDA wheels bring it")
+        return Availability.yes()
+    if target.type is DeviceType.HIP:
+        if importlib.util.find_spec("hip") is None:
+            return Availability.no("hip-python is not installed: pip install 'iris-allocators[rocm]'")
+        return Availability.yes()
+    return Availability.no(f"{what}, not of {target.type}")
 
 
 host = HostPlugin()

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from iris_allocators._driver import VmmDriver, vmm_driver
+from iris_allocators._driver import VmmDriver, topology_command, vmm_driver
 from iris_allocators._driver.transaction import Transaction
 from iris_allocators._plugin import VMEM_INFO
 from iris_allocators.settings import VmemSettings
@@ -84,6 +84,7 @@ class VmemAllocator:
         self._rank = request.rank
         self._world_size = request.world_size
         self._device = request.target.torch_device
+        self._topology = topology_command(request.target.type)
         self._as_bytes = as_bytes or partial(torch.as_tensor, device=self._device)
         self._driver = driver or vmm_driver(request.target)
         self._granule = _granule(request, self._driver.granularity())
@@ -331,8 +332,8 @@ class VmemAllocator:
             self._map_peer(rank, segments)
         except DriverError as e:
             raise PeerAccessError(
-                f"{self._device} cannot map the memory of rank {rank} ({e}); `nvidia-smi topo -p2p r` shows which "
-                "devices reach each other, and all ranks must run on one host"
+                f"{self._device} cannot map the memory of rank {rank} ({e}); `{self._topology}` shows which devices "
+                "reach each other, and all ranks must run on one host"
             ) from e
         finally:
             for segment in segments:

@@ -87,7 +87,16 @@ def ipc_driver(device: DeviceType) -> IpcDriver:
         from iris_allocators._driver.cuda import CudaDriver
 
         return CudaDriver()
+    if device is DeviceType.HIP:
+        from iris_allocators._driver.hip import HipDriver
+
+        return HipDriver()
     raise UnsupportedError(f"there is no GPU driver for device type {device.value!r}")
+
+
+def topology_command(device: DeviceType) -> str:
+    """Return the shell command that shows which devices of a kind reach each other's memory."""
+    return "rocm-smi --showtopoaccess" if device is DeviceType.HIP else "nvidia-smi topo -p2p r"
 
 
 def vmm_driver(target: DeviceTarget) -> VmmDriver:

@@ -15,6 +15,8 @@ from iris_core.errors import DriverError, UnsupportedError
 _FD = hip.hipMemAllocationHandleType.hipMemHandleTypePosixFileDescriptor
 # hip-python has no name for the union in hipMemAllocationProp that follows `type`, an enum of four bytes.
 _HANDLE_TYPE_OFFSET = 4
+_IPC_HANDLE_NBYTES = 64  # HIP_IPC_HANDLE_SIZE
+_LAZY_ENABLE_PEER_ACCESS = 1  # hipIpcMemLazyEnablePeerAccess, a macro
 
 
 def _call(function: Any, *args: Any) -> Any:
@@ -23,6 +25,32 @@ def _call(function: Any, *args: Any) -> Any:
     if code != hip.hipError_t.hipSuccess:
         raise DriverError(function.__name__, int(code), code.name)
     return values[0] if len(values) == 1 else tuple(values)
+
+
+class HipDriver:
+    """Implements `IpcDriver`; works on the current device (any torch call on it makes it so)."""
+
+    def address_range(self, ptr: int) -> tuple[int, int]:
+        """Return (base address, size in bytes) of the allocation that `ptr` lies in."""
+        base, nbytes = _call(hip.hipMemGetAddressRange, ptr)
+        return int(base), int(nbytes)
+
+    def ipc_export(self, ptr: int) -> bytes:
+        """Return the handle of the whole allocation that `ptr` lies in."""
+        base, _ = self.address_range(ptr)  # HIP takes the address of its beginning only
+        handle = hip.hipIpcMemHandle_st()
+        _call(hip.hipIpcGetMemHandle, handle, base)
+        return ctypes.string_at(int(handle), _IPC_HANDLE_NBYTES)
+
+    def ipc_open(self, handle: bytes) -> int:
+        """Map another process's allocation; returns the address of its beginning."""
+        wrapped = hip.hipIpcMemHandle_st()
+        ctypes.memmove(int(wrapped), handle, _IPC_HANDLE_NBYTES)
+        return int(_call(hip.hipIpcOpenMemHandle, wrapped, _LAZY_ENABLE_PEER_ACCESS))
+
+    def ipc_close(self, base_ptr: int) -> None:
+        """Undo `ipc_open`."""
+        _call(hip.hipIpcCloseMemHandle, base_ptr)
 
 
 class HipVmm:

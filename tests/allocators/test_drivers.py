@@ -7,15 +7,17 @@ import types
 import pytest
 
 from iris_allocators import _driver
-from iris_allocators.settings import VmemSettings
+from iris_allocators.settings import TorchSettings, VmemSettings
+from iris_allocators.torch_pool import TorchAllocator
 from iris_allocators.vmem import VmemAllocator
-from iris_core.errors import DriverError, HeapExhaustedError, UnsupportedError
+from iris_core.errors import DriverError, HeapExhaustedError, PeerAccessError, UnsupportedError
 from iris_core.testing.conformance import oracle
 from iris_core.testing.conformance.signatures import member_problems
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType
 
 from .fake_bindings import DEVICE, cuda_driver, hip_module
 from .fake_driver import GRANULE, Expandable, FakeVmm, as_bytes
+from .fake_ipc import FakeIpc
 from .vmem_cluster import CPU, received
 
 KINDS = [DeviceType.CUDA, DeviceType.HIP]
@@ -25,21 +27,23 @@ KINDS = [DeviceType.CUDA, DeviceType.HIP]
 def load(monkeypatch):
     """Loads the driver of a kind of device on stand-ins for its bindings; returns it and what is behind."""
 
-    def load(kind, **attributes):
+    def load(kind, ipc=None, **attributes):
         vmm = FakeVmm(total=16 * GRANULE)
         if kind is DeviceType.CUDA:
             bindings = types.ModuleType("cuda.bindings")
-            bindings.driver = cuda_driver(vmm, attributes)
+            bindings.driver = cuda_driver(vmm, attributes, ipc)
             modules = {"cuda": types.ModuleType("cuda"), "cuda.bindings": bindings}
             modules["cuda.bindings.driver"] = bindings.driver
         else:
             package = types.ModuleType("hip")
-            package.hip = hip_module(vmm, attributes)
+            package.hip = hip_module(vmm, attributes, ipc)
             modules = {"hip": package, "hip.hip": package.hip}
         for name, module in modules.items():
             monkeypatch.setitem(sys.modules, name, module)
         monkeypatch.delitem(sys.modules, f"iris_allocators._driver.{kind.value}", raising=False)
         loaded.append(f"iris_allocators._driver.{kind.value}")
+        if ipc is not None:
+            return _driver.ipc_driver(kind), ipc
         return _driver.vmm_driver(DeviceTarget(kind, DEVICE)), vmm
 
     loaded = []
@@ -88,6 +92,34 @@ def test_an_allocator_lives_on_it(load, kind):
     assert behind.counts() == (0, 0, 0, 0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pool_is_shared_by_ipc(load, kind):
+    driver, behind = load(kind, FakeIpc())
+    assert member_problems(driver, _driver.IpcDriver) == []
+    assert member_problems(behind, _driver.IpcDriver) == []
+    one, two = (
+        TorchAllocator(CreateRequest(CPU, rank, 2, 1 << 16, TorchSettings()), driver, as_bytes) for rank in range(2)
+    )
+    one.tensor(100, 8, lambda: None).fill_(7)
+    (segment,) = one.export()
+    assert len(segment.payload) == 8 + 64
+    mapping = two.import_peer(0, [segment])
+    assert oracle.read_bytes(mapping.base_ptr + 100, 8) == b"\7" * 8
+    behind.fail_next["ipc_open"] = 1
+    with pytest.raises(PeerAccessError, match=r"(cu|hip)IpcOpenMemHandle failed with") as caught:
+        one.import_peer(1, two.export())
+    assert isinstance(caught.value.__cause__, DriverError)
+    assert behind.num_opened == 1
+    two.close()
+    one.close()
+    assert behind.num_opened == 0
+
+
+def test_the_advice_names_the_vendors_own_tool():
+    assert _driver.topology_command(DeviceType.CUDA).startswith("nvidia-smi")
+    assert _driver.topology_command(DeviceType.HIP).startswith("rocm-smi")
+
+
 @pytest.mark.parametrize(
     ("kind", "call", "name"),
     [
@@ -118,3 +150,5 @@ def test_devices_without_it_are_refused(load, kind, attribute):
 def test_the_cpu_has_no_driver():
     with pytest.raises(UnsupportedError, match="'cpu'"):
         _driver.vmm_driver(CPU)
+    with pytest.raises(UnsupportedError, match="'cpu'"):
+        _driver.ipc_driver(DeviceType.CPU)
