@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
-from typing import Any
 
 _SPECIAL = ("[", "/dev/zero")  # the interpreter's own: heap, stacks, vdso
 
@@ -16,14 +14,13 @@ def read_bytes(ptr: int, nbytes: int, device: str = "cpu") -> bytes:
     Args:
         ptr: address, valid in this process.
         nbytes: number of bytes.
-        device: "cpu", or torch's name of the GPU that reads.
+        device: "cpu", or torch's name of the GPU that reads; the memory may be a peer's.
     """
     if device == "cpu":
         return ctypes.string_at(ptr, nbytes)
-    import torch
-
-    torch.cuda.synchronize(device)
-    return bytes(_on_gpu(ptr, nbytes, device).cpu().numpy().tobytes())
+    out = ctypes.create_string_buffer(nbytes)
+    _copy_on_gpu(ctypes.addressof(out), ptr, nbytes, device, to_device=False)
+    return out.raw
 
 
 def write_bytes(ptr: int, data: bytes, device: str = "cpu") -> None:
@@ -31,10 +28,8 @@ def write_bytes(ptr: int, data: bytes, device: str = "cpu") -> None:
     if device == "cpu":
         ctypes.memmove(ptr, data, len(data))
         return
-    import torch
-
-    _on_gpu(ptr, len(data), device).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-    torch.cuda.synchronize(device)
+    source = ctypes.create_string_buffer(data, len(data))
+    _copy_on_gpu(ptr, ctypes.addressof(source), len(data), device, to_device=True)
 
 
 def pattern(nbytes: int, seed: int) -> bytes:
@@ -65,19 +60,24 @@ def mapped_bytes() -> int:
     return total
 
 
-@dataclass(frozen=True)
-class _Span:
-    """Device memory as torch takes it from other libraries."""
+def _copy_on_gpu(target: int, source: int, nbytes: int, device: str, *, to_device: bool) -> None:
+    """Copy between the host and an address that a GPU can reach, by the driver.
 
-    ptr: int
-    nbytes: int
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.ptr, False), "version": 3}
-
-
-def _on_gpu(ptr: int, nbytes: int, device: str) -> Any:
+    Not through a tensor: torch asks where the address is, and for a peer's memory makes a tensor of that other device,
+    or a copy.  The driver copies in the context of the device whose view of the memory is in question.
+    """
     import torch
 
-    return torch.as_tensor(_Span(ptr, nbytes), device=device)
+    if torch.version.hip is None:
+        library, copies, synchronize = "libcuda.so.1", ("cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2"), "cuCtxSynchronize"
+    else:
+        library, copies, synchronize = "libamdhip64.so", ("hipMemcpyDtoH", "hipMemcpyHtoD"), "hipDeviceSynchronize"
+    driver = ctypes.CDLL(library)
+    name = copies[to_device]
+    copy = getattr(driver, name)
+    copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()  # kernels first; it also makes the device's context the driver's current one
+        code = copy(target, source, nbytes) or getattr(driver, synchronize)()
+    if code:
+        raise OSError(f"{name} of {nbytes} bytes from {source:#x} to {target:#x} failed with code {code}")
