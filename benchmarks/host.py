@@ -1,6 +1,6 @@
 """What the host side costs: importing, opening a world of CPU ranks, allocating and freeing.
 
-    python benchmarks/host.py [--ranks 4]
+    python benchmarks/host.py [--ranks 4] [--only REGEX]
 
 Claims: `import iris_core` takes at most 150 ms and does not import torch; allocate + free takes at most 30 us; opening
 a world of 4 CPU ranks costs little beyond importing torch.
@@ -8,15 +8,25 @@ a world of 4 CPU ranks costs little beyond importing torch.
 
 from __future__ import annotations
 
-import argparse
+import pathlib
 import statistics
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
-from common import per_call_us, write
+import host_jobs
 
+from iris_core import bench
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from iris_core import Iris
+    from iris_core.bench import State
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+IMPORT_TARGET_US, ALLOCATE_TARGET_US = 150e3, 30
 IMPORT = """
 import sys, time
 start = time.perf_counter()
@@ -25,138 +35,105 @@ print(time.perf_counter() - start, "torch" in sys.modules)
 """
 
 
-def import_ms(module: str, repeats: int) -> tuple[float, bool]:
-    """Median time of importing a module in a fresh interpreter, in milliseconds, and whether that imports torch."""
-    times, with_torch = [], False
-    for _ in range(repeats):
-        out = subprocess.run(
-            [sys.executable, "-c", IMPORT.format(module=module)], capture_output=True, text=True, check=True
-        ).stdout.split()
-        times.append(float(out[0]) * 1e3)
-        with_torch |= out[1] == "True"
-    return statistics.median(times), with_torch
+@bench.register(ranks=False)
+def imports(state: State, ctx: None) -> None:
+    """Imports, each in a fresh interpreter."""
+    with_torch: dict[str, bool] = {}
+
+    def importing(module: str) -> Callable[[], float]:
+        def seconds() -> float:
+            command = [sys.executable, "-c", IMPORT.format(module=module)]
+            took, torch_too = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+            with_torch[module] = torch_too == "True"
+            return float(took)
+
+        return seconds
+
+    state.set_timer("reported")
+    state.set_warmup(0)
+    for module in ("iris_core", "iris_core.registry"):
+        state.provider(module, importing(module), check=lambda m=module: not with_torch[m], baseline="torch")
+    state.provider("torch", importing("torch"), check=lambda: with_torch["torch"])
+    state.target("iris_core", "time_us", at_most=IMPORT_TARGET_US)
 
 
-def imports() -> list[dict[str, Any]]:
-    """Time the imports."""
-    package, with_torch = import_ms("iris_core", 9)
-    if with_torch:
-        raise SystemExit("import iris_core imports torch")
-    return [
-        {"name": "import iris_core (no torch)", "value": package, "unit": "ms", "target": 150},
-        {
-            "name": "import iris_core.registry (plugin listing)",
-            "value": import_ms("iris_core.registry", 5)[0],
-            "unit": "ms",
-        },
-        {"name": "import torch, for comparison", "value": import_ms("torch", 5)[0], "unit": "ms"},
-    ]
-
-
-def allocation() -> list[dict[str, Any]]:
-    """Time allocation on the host allocator in a world of one."""
+@bench.register(ranks=False)
+@bench.axis("operation", ["allocate + free", "allocate + drop", "empty + free", "zeros + free"])
+def allocation(state: State, ctx: None) -> None:
+    """4 KiB on a heap with 1000 blocks and 1000 holes, in a world of one."""
     import torch
 
     from iris_core import Iris
 
-    with Iris(heap_size="1GiB", device="cpu") as ctx:
-        heap = ctx.heap
-        keep = [heap.allocate(1000, torch.float32) for _ in range(2000)]
-        for t in keep[::2]:  # a heap in use has holes
-            heap.free(t)
-        rows = [
-            (
-                "allocate + free, 4 KiB, heap with 1000 blocks and 1000 holes",
-                lambda: heap.free(heap.allocate(1024, torch.float32)),
-                30,
-            ),
-            ("allocate + drop (garbage collected), 4 KiB", lambda: heap.allocate(1024, torch.float32), None),
-            ("ctx.empty(1024) + free", lambda: ctx.free(ctx.empty(1024)), None),
-            ("ctx.zeros(1024) + free", lambda: ctx.free(ctx.zeros(1024)), None),
-            ("torch.empty(1024), for comparison", lambda: torch.empty(1024), None),
-        ]
-        out = []
-        for name, function, target in rows:
-            row = {"name": name, "value": per_call_us(function), "unit": "us"}
-            out.append(row if target is None else {**row, "target": target})
-        return out
+    one = state.enter(Iris(heap_size="1GiB", device="cpu"))
+    heap = one.heap
+    blocks = [heap.allocate(1000, torch.float32) for _ in range(2000)]
+    for block in blocks[::2]:  # a heap in use has holes
+        heap.free(block)
+    del blocks[::2]
+
+    def is_as_before() -> bool:
+        one.barrier()
+        return heap.stats().num_blocks == len(blocks)
+
+    on_heap, plain = {
+        "allocate + free": (lambda: heap.free(heap.allocate(1024, torch.float32)), lambda: torch.empty(1024)),
+        "allocate + drop": (lambda: heap.allocate(1024, torch.float32), lambda: torch.empty(1024)),
+        "empty + free": (lambda: one.free(one.empty(1024)), lambda: torch.empty(1024)),
+        "zeros + free": (lambda: one.free(one.zeros(1024)), lambda: torch.zeros(1024)),
+    }[state["operation"]]
+    state.set_rounds(15)
+    state.provider("iris", on_heap, check=is_as_before, baseline="torch")
+    state.provider("torch", plain, check=None)
+    if state["operation"] == "allocate + free":
+        state.target("iris", "time_us", at_most=ALLOCATE_TARGET_US)
 
 
-def import_torch() -> float:
-    """Run on a rank: import torch, which every program on tensors pays for."""
-    start = time.perf_counter()
-    import torch  # noqa: F401
-
-    return time.perf_counter() - start
-
-
-def open_and_close() -> dict[str, float]:
-    """Run on a rank: open a context and close it, in seconds."""
-    import torch  # noqa: F401 - paid for before the clock starts
-
-    from iris_core import Iris
-
-    start = time.perf_counter()
-    ctx = Iris(heap_size="1GiB", device="cpu")
-    opened = time.perf_counter()
-    ctx.close()
-    return {"open": opened - start, "close": time.perf_counter() - opened}
-
-
-def agreement() -> dict[str, float]:
-    """Run on a rank: the heap's part of a barrier, in microseconds."""
-    import torch
-
-    from iris_core import Iris
-
-    with Iris(heap_size="1GiB", device="cpu") as ctx:
-
-        def churn() -> None:
-            for _ in range(20):
-                ctx.heap.free(ctx.heap.allocate(1024, torch.float32))
-            ctx.heap.barrier_agreement()
-
-        return {
-            "barrier": per_call_us(ctx.heap.barrier_agreement, calls=100, rounds=5),
-            "churn": per_call_us(churn, calls=20, rounds=5),
-        }
-
-
-def world(num_ranks: int) -> list[dict[str, Any]]:
-    """Time opening a world of CPU ranks, against ranks that only import torch."""
+@bench.register(ranks=False)
+@bench.axis("ranks", lambda options: [options.num_ranks])
+def world(state: State, ctx: None) -> None:
+    """From starting ranks to their end: with a context on CPU ranks, and importing torch only."""
     import iris_core
 
-    def wall(function: Any) -> tuple[float, list[Any]]:
+    opened: list[list[dict[str, float]]] = []
+
+    def plain() -> float:
         start = time.perf_counter()
-        results = iris_core.run(function, num_ranks)
-        return time.perf_counter() - start, results
+        iris_core.run(host_jobs.import_torch, state["ranks"])
+        return time.perf_counter() - start
 
-    plain, with_context, opens, closes = [], [], [], []
-    for _ in range(3):
-        plain.append(wall(import_torch)[0] * 1e3)
-        seconds, ranks = wall(open_and_close)
-        with_context.append(seconds * 1e3)
-        opens.append(max(rank["open"] for rank in ranks) * 1e3)
-        closes.append(max(rank["close"] for rank in ranks) * 1e3)
-    ranks = iris_core.run(agreement, num_ranks)
-    figures = [
-        ("start, import torch, end", statistics.median(plain), "ms"),
-        ("start, import torch, Iris(), close(), end", statistics.median(with_context), "ms"),
-        ("Iris(), slowest rank", statistics.median(opens), "ms"),
-        ("close(), slowest rank", statistics.median(closes), "ms"),
-        ("heap agreement at a barrier", max(rank["barrier"] for rank in ranks), "us"),
-        ("20 x allocate + free, then an agreement", max(rank["churn"] for rank in ranks), "us"),
-    ]
-    return [{"name": f"{num_ranks} ranks: {name}", "value": value, "unit": unit} for name, value, unit in figures]
+    def with_context() -> float:
+        start = time.perf_counter()
+        opened.append(iris_core.run(host_jobs.open_and_close, state["ranks"]))
+        return time.perf_counter() - start
+
+    def slowest_ms(part: str) -> float:
+        return statistics.median(max(rank[part] for rank in ranks) for ranks in opened) * 1e3
+
+    state.set_timer("reported")
+    state.set_warmup(0)
+    state.set_rounds(3)
+    state.provider("open and close", with_context, check=None, baseline="import torch")
+    state.provider("import torch", plain, check=None)
+    state.add_counter("slowest open ms", lambda: slowest_ms("open"))
+    state.add_counter("slowest close ms", lambda: slowest_ms("close"))
 
 
-def main() -> None:
-    """Run everything and write results/host.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=4, help="ranks of the world that is opened")
-    arguments = parser.parse_args()
-    print(write("host", [*imports(), *allocation(), *world(arguments.ranks)]))
+@bench.register
+@bench.axis("allocations", [0, 20])
+def agreement(state: State, ctx: Iris) -> None:
+    """The heap's part of a barrier, after a number of allocate + free."""
+    import torch
+
+    before = ctx.stats().num_blocks
+
+    def churn_and_agree() -> None:
+        for _ in range(state["allocations"]):
+            ctx.heap.free(ctx.heap.allocate(1024, torch.float32))
+        ctx.heap.barrier_agreement()
+
+    state.provider("iris", churn_and_agree, check=lambda: ctx.stats().num_blocks == before)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(bench.main("host", __doc__, source=__file__, out=str(RESULTS / "host.json"), ranks=4, device="cpu"))

@@ -76,7 +76,7 @@ class Result:
         timer: "cpu", "events", "graph" or "reported".
         time_us: median over rounds of the slowest rank's time in microseconds.
         min_us: the fastest rank's median.
-        skew_pct: how much less than the slowest rank's median that is, in percent.
+        skew_pct: how much less than the slowest rank's median that is, in percent; None where one rank took part.
         local_us: every rank's median; None for a rank that took no part.
         rounds_us: the slowest rank's time in every round.
         calls: calls that were timed together in a round.

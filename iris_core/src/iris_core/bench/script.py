@@ -16,17 +16,19 @@ if TYPE_CHECKING:
     from iris_core.bench.results import Report
 
 
-def parser(about: str | None, *, ranks: int = 1, out: str = "") -> argparse.ArgumentParser:
+def parser(about: str | None, *, ranks: int = 1, device: str | None = None, out: str = "") -> argparse.ArgumentParser:
     """Return a parser with the options that all benchmarks share.
 
     Args:
         about: the program's description.
         ranks: default number of ranks.
+        device: default device; None leaves it to `Iris`.
         out: default file of the results; empty writes none.
     """
+    where = device or "a GPU where one is usable"
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--ranks", type=int, default=ranks, help=f"number of ranks (default {ranks})")
-    made.add_argument("--device", choices=("cpu", "cuda"), default=None, help="default: a GPU where one is usable")
+    made.add_argument("--device", choices=("cpu", "cuda"), default=device, help=f"default: {where}")
     made.add_argument("--allocator", default="auto", help="allocator by name (default: auto)")
     made.add_argument("--backend", default="auto", help="device backend by name (default: auto)")
     made.add_argument("--heap-size", default="1GiB", help="heap of each rank (default 1GiB)")
@@ -75,7 +77,16 @@ def finish(report: Report, *, out: str = "", enforce: bool = False) -> int:
     return int(bool(report.errors) or unreached)
 
 
-def main(name: str, about: str | None, *, source: str, out: str = "", argv: Sequence[str] | None = None) -> int:
+def main(
+    name: str,
+    about: str | None,
+    *,
+    source: str,
+    out: str = "",
+    ranks: int = 1,
+    device: str | None = None,
+    argv: Sequence[str] | None = None,
+) -> int:
     """Be a program: parse the options, run the benchmarks of a file, print, write.
 
     Args:
@@ -83,6 +94,8 @@ def main(name: str, about: str | None, *, source: str, out: str = "", argv: Sequ
         about: the program's description.
         source: the file, `__file__`.
         out: default file of the results.
+        ranks: default number of ranks.
+        device: default device; None leaves it to `Iris`.
         argv: the arguments; sys.argv's by default.
 
     Returns:
@@ -90,7 +103,7 @@ def main(name: str, about: str | None, *, source: str, out: str = "", argv: Sequ
     """
     from iris_core.bench.session import run
 
-    args = parser(about, out=out).parse_args(argv)
+    args = parser(about, ranks=ranks, device=device, out=out).parse_args(argv)
     try:
         report = run(registered(source=source, pattern=args.only), options_from(args), name=name)
     except IrisError as error:

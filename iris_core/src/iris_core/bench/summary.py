@@ -47,9 +47,11 @@ def slowest(times: Sequence[Times]) -> Times:
     return [max(row) for row in zip(*active, strict=True)]
 
 
-def skew_pct(times: Sequence[Times]) -> float:
-    """Return how much less the fastest rank's median is than the slowest rank's, in percent."""
+def skew_pct(times: Sequence[Times]) -> float | None:
+    """Return how much less the fastest rank's median is than the slowest rank's, in percent; None for one rank."""
     medians = [statistics.median(each) for each in times if each]
+    if len(medians) < 2:
+        return None
     return (1 - min(medians) / max(medians)) * 100
 
 
@@ -113,10 +115,11 @@ def _numbers(
 ) -> dict[str, Any]:
     own, seconds = rounds[provider.name], medians[provider.name]
     local = [statistics.median(each) if each else None for each in found.times]
+    skew = skew_pct(found.times)
     numbers: dict[str, Any] = {
         "time_us": _rounded(seconds * 1e6),
         "min_us": _rounded(min(each for each in local if each is not None) * 1e6),
-        "skew_pct": _rounded(skew_pct(found.times)),
+        "skew_pct": None if skew is None else _rounded(skew),
         "local_us": tuple(None if each is None else _rounded(each * 1e6) for each in local),
         "rounds_us": tuple(_rounded(each * 1e6) for each in own),
         "calls": found.calls,
