@@ -1,3 +1,52 @@
-"""Gluon device backend of Iris."""
+"""Gluon device backend of Iris.
+
+    from iris_core import Iris
+    from iris_gluon import IrisDeviceCtx, default_layout
+
+    ctx = Iris("64MiB", backend="gluon")
+
+    @gluon.jit
+    def kernel(IrisDeviceCtx: gl.constexpr, context_tensor, x, BLOCK: gl.constexpr):
+        dev = IrisDeviceCtx.initialize(context_tensor)
+        i = gl.arange(0, BLOCK, layout=default_layout([BLOCK]))
+        dev.store(x + i, 1.0, (dev.cur_rank + 1) % dev.num_ranks)
+
+    kernel[(1,)](IrisDeviceCtx, ctx.get_device_context(), x, BLOCK=1024)
+
+Importing this package pulls in neither torch nor triton; its names are loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from iris_gluon.context import IrisDeviceCtx as IrisDeviceCtx
+    from iris_gluon.lanes import blocked_layout as blocked_layout
+    from iris_gluon.lanes import default_layout as default_layout
+    from iris_gluon.lanes import warp_size as warp_size
 
 __version__ = "0.2.0"
+
+_HOMES = {
+    "IrisDeviceCtx": "iris_gluon.context",
+    "blocked_layout": "iris_gluon.lanes",
+    "default_layout": "iris_gluon.lanes",
+    "warp_size": "iris_gluon.lanes",
+}
+
+__all__ = ["IrisDeviceCtx", "__version__", "blocked_layout", "default_layout", "warp_size"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,30 +1,31 @@
-"""Entry point of this distribution.  Imports neither torch nor triton."""
+"""Entry point of this distribution.  Imports neither torch nor triton until a backend is created."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+import importlib.util
+import pathlib
+from typing import TYPE_CHECKING
 
-from iris_core.errors import UnsupportedError
 from iris_core.hooks import hookimpl
 from iris_core.types import Availability, Capability, DeviceType, PluginInfo, PluginKind
 
 if TYPE_CHECKING:
     from iris_core.settings import PluginSettings
+    from iris_core.types import CreateRequest
+    from iris_gluon.backend import GluonBackend
 
 GLUON_INFO = PluginInfo(
     name="gluon",
     kind=PluginKind.BACKEND,
-    summary="Gluon kernels",
+    summary="Gluon kernels, on GPUs and (through the CPU executor) on CPUs",
     devices=frozenset({DeviceType.CPU, DeviceType.CUDA, DeviceType.HIP}),
     requires=frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS}),
 )
 """What the "gluon" backend says about itself."""
 
-NOT_YET = "the Gluon device language is not in this release yet; use backend='triton'"
-
 
 class GluonPlugin:
-    """Holds the place of the "gluon" backend, which this release does not have."""
+    """Provides the "gluon" backend."""
 
     @hookimpl
     def iris_plugin_info(self) -> PluginInfo:
@@ -40,13 +41,28 @@ class GluonPlugin:
 
     @hookimpl
     def iris_plugin_probe(self) -> Availability:
-        """Say that there is no device language yet."""
-        return Availability.no(NOT_YET)
+        """Say whether a recent enough Triton with Gluon is installed, without importing it."""
+        from iris_triton._plugin import plugin as triton
+
+        availability: Availability = triton.iris_plugin_probe()
+        if not availability.ok:
+            return availability
+        spec = importlib.util.find_spec("triton")
+        assert spec is not None
+        assert spec.origin is not None
+        if not (pathlib.Path(spec.origin).parent / "experimental" / "gluon").is_dir():
+            return Availability.no(
+                f"the Triton at {pathlib.Path(spec.origin).parent} has no Gluon (triton.experimental.gluon): "
+                "install Triton's own wheel, or use backend='triton'"
+            )
+        return Availability.yes()
 
     @hookimpl
-    def iris_plugin_create(self) -> NoReturn:
-        """Raise UnsupportedError."""
-        raise UnsupportedError(NOT_YET)
+    def iris_plugin_create(self, request: CreateRequest) -> GluonBackend:
+        """Create one rank's backend."""
+        from iris_gluon.backend import GluonBackend
+
+        return GluonBackend(request)
 
 
 plugin = GluonPlugin()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from iris_core.settings import PluginSettings
+from iris_triton.settings import TritonSettings
 
 
-class GluonSettings(PluginSettings):
-    """Settings of the "gluon" backend: it has none."""
+class GluonSettings(TritonSettings):
+    """Settings of the "gluon" backend: IRIS_GLUON__..., or `options={"gluon": {...}}`; those of "triton"."""

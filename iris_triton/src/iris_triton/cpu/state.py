@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 from iris_triton.cpu.entries import ProgramInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from iris_triton.cpu.memory import BoundsChecker
     from iris_triton.cpu.scheduler import Program
 
@@ -28,14 +26,15 @@ class Launch:
         grid: number of programs per axis.
         checker: knows the accessible ranges.
         refuse: whether accesses outside them are errors.
-        options: compiler options of the launch (num_warps, ...), for languages in which kernels see them.
+        options: compiler options of the launch (num_warps, ...), for languages in which kernels see them; such a
+            language may add what all programs of the launch share.
     """
 
     kernel: str
     grid: tuple[int, int, int]
     checker: BoundsChecker
     refuse: bool
-    options: Mapping[str, Any]
+    options: dict[str, Any]
 
 
 class _Current(threading.local):

@@ -1,0 +1,71 @@
+"""Private interfaces of Gluon; those of Triton are in `iris_triton._compat`, as are the versions that were tried.
+
+what                     3.6                 3.7 and newer
+barrier of a program     thread_barrier      barrier
+shared_memory gather     missing             present
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from iris_core.errors import UnsupportedError
+from iris_triton import _compat
+
+try:
+    from triton._C.libtriton import gluon_ir, ir
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language import _core as core
+    from triton.experimental.gluon.language import _layouts
+    from triton.experimental.gluon.language._semantic import GluonSemantic as GluonSemantic
+except ImportError as error:
+    tested = ", ".join(f"{major}.{minor}" for major, minor in _compat.TESTED)
+    problem = f"this Triton's Gluon lacks what Iris needs ({error}); Iris works with Triton {tested}"
+    raise UnsupportedError(problem) from error
+
+layouts: Any = _layouts
+constexpr: Any = gl.constexpr
+
+DistributedLayout = _layouts.DistributedLayout
+AutoLayouts = (_layouts.AutoLayout, _layouts.CoalescedLayout)
+"""Layouts that a pass of the compiler chooses later."""
+
+distributed_type = core.distributed_type
+
+aggregate = _compat.aggregate
+
+barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+"""The builtin that synchronises the threads of a program."""
+
+
+def new_builder(num_warps: int, warp_size: int) -> tuple[Any, Any]:
+    """Make an IR builder that stands in an empty function.
+
+    Returns:
+        The builder, and what must be kept alive for it.
+    """
+    context = ir.context()
+    ir.load_dialects(context)
+    builder = gluon_ir.GluonOpBuilder(context)
+    module = builder.create_module()
+    module.set_attr("ttg.target", builder.get_string_attr("cuda:90"))
+    for name, value in (("num-warps", num_warps), ("num-ctas", 1), ("threads-per-warp", warp_size)):
+        module.set_attr(f"ttg.{name}", builder.get_int32_attr(value))
+    builder.set_loc("iris_gluon", 0, 0)
+    signature = builder.get_function_ty([], [])
+    function = builder.get_or_insert_function(module, "nothing", signature, "public", False)
+    module.push_back(function)
+    builder.set_insertion_point_to_start(function.add_entry_block())
+    return builder, (context, module, function)
+
+
+def forwarded(name: str) -> Any | None:
+    """Gluon's name for a builtin of Triton's language, if it has one of its own."""
+    function = getattr(gl, name, None)
+    return function if function is not None and function is not getattr(_compat.core, name, None) else None
+
+
+def takes_semantic(function: Any) -> bool:
+    """Whether the compiler calls a function with its semantic layer."""
+    return "_semantic" in inspect.signature(function).parameters

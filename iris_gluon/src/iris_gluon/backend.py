@@ -1,0 +1,52 @@
+"""The device backend "gluon": one object per rank, created by the plugin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from iris_triton.backend import TritonBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from iris_core.protocols import MemoryMap
+    from iris_core.types import CompileCase, Demo, PluginInfo
+
+
+class GluonBackend(TritonBackend):
+    """Kernels in Gluon; on the CPU they run in the executor of `iris_triton.cpu`.
+
+    The context tensor, the heap in the executor, and the kernels that the host launches by itself (barriers between
+    devices, the self-test of `iris doctor`) are those of the Triton backend.
+    """
+
+    @property
+    def info(self) -> PluginInfo:
+        """The plugin's description."""
+        from iris_gluon._plugin import plugin
+
+        return plugin.iris_plugin_info()
+
+    def attach(self, memory: MemoryMap) -> None:
+        """Let the CPU executor know the heap and Gluon; nothing to do on a GPU."""
+        import iris_gluon.cpu  # noqa: F401
+
+        super().attach(memory)
+
+    def device_api(self) -> Mapping[str, Any]:
+        """The device functions by name (load, store, ...), and the class IrisDeviceCtx, also as DeviceContext."""
+        from iris_gluon import language
+        from iris_gluon.context import IrisDeviceCtx
+
+        functions = {name: getattr(language, name) for name in language.__all__}
+        return {**functions, "DeviceContext": IrisDeviceCtx, "IrisDeviceCtx": IrisDeviceCtx}
+
+    def compile_cases(self) -> Sequence[CompileCase]:
+        """Kernels that must compile for every GPU target, without a GPU."""
+        from iris_gluon.cases import compile_cases
+
+        return compile_cases()
+
+    def demos(self) -> Sequence[Demo]:
+        """No programs of its own for `iris demo`: the Triton backend has them."""
+        return ()

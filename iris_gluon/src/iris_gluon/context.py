@@ -1,0 +1,419 @@
+"""IrisDeviceCtx: the device functions for Gluon kernels with rank and heap bases filled in."""
+# mypy: ignore-errors
+
+import hashlib
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+import iris_gluon.cpu  # noqa: F401 - so that kernels with this context run on the CPU, too
+from iris_core import device_context as _layout
+from iris_gluon import language
+from iris_gluon._compat import aggregate
+from iris_triton.sync import ACQUIRE, GE, RELEASE, SET, SYS
+
+_HEADER_WORDS = gl.constexpr(_layout.HEADER_WORDS)
+_TIMEOUT_WORD = gl.constexpr(_layout.TIMEOUT_WORD)
+_STATUS_WORD = gl.constexpr(_layout.STATUS_WORD)
+
+
+@gluon.jit
+def _check_rank(rank, num_ranks):
+    """Fires on the CPU and, on GPUs, in kernels that are compiled with debug=True; elsewhere it costs nothing."""
+    gl.device_assert((rank >= 0) & (rank < num_ranks), "a rank outside the world is addressed")
+
+
+@aggregate
+class IrisDeviceCtx:
+    """What a Gluon kernel knows of the world, and the device functions as methods.
+
+    The caller's rank is filled in; every other parameter means what it means in `iris_gluon.language`.  The waits
+    are bounded by IRIS_DEVICE_TIMEOUT and report to the host when the bound is reached.  The class is passed to the
+    kernel as a constexpr; rank and world size are read at run time, so one binary serves all ranks.
+
+    Attributes:
+        cur_rank: the caller (int32).
+        num_ranks: number of ranks (int32).
+        heap_bases: pointer to int64[num_ranks], the address of every rank's heap in this process.
+        tracing: whether device tracing is on (constexpr).
+
+    Example:
+        @gluon.jit
+        def kernel(IrisDeviceCtx: gl.constexpr, context_tensor, data):
+            ctx = IrisDeviceCtx.initialize(context_tensor)
+            ctx.store(data, 1.0, (ctx.cur_rank + 1) % ctx.num_ranks)
+
+        kernel[(1,)](IrisDeviceCtx, ctx.get_device_context(), data)
+    """
+
+    cur_rank: gl.tensor
+    num_ranks: gl.tensor
+    heap_bases: gl.tensor
+    tracing: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, cur_rank, num_ranks, heap_bases, tracing):
+        self.cur_rank = cur_rank
+        self.num_ranks = num_ranks
+        self.heap_bases = heap_bases
+        self.tracing = gl.constexpr(tracing)
+
+    @staticmethod
+    @gluon.jit
+    def initialize(context_tensor, tracing: gl.constexpr = False):
+        """Decode the context tensor.
+
+        Args:
+            context_tensor: what `ctx.get_device_context()` returns.
+            tracing: must be False in this version.
+        """
+        gl.static_assert(not tracing, "this version of iris-gluon has no device tracing: leave tracing=False")
+        cur_rank = gl.load(context_tensor).to(gl.int32)
+        num_ranks = gl.load(context_tensor + 1).to(gl.int32)
+        return IrisDeviceCtx(cur_rank, num_ranks, context_tensor + _HEADER_WORDS, tracing)
+
+    @gluon.jit
+    def load(
+        self,
+        pointer,
+        from_rank,
+        mask=None,
+        other=None,
+        cache_modifier: gl.constexpr = None,
+        volatile: gl.constexpr = False,
+        hint: gl.constexpr = None,
+    ):
+        """Return what lies at `pointer` in the heap of from_rank."""
+        _check_rank(from_rank, self.num_ranks)
+        return language.load(
+            pointer, self.cur_rank, from_rank, self.heap_bases, mask, other, cache_modifier, volatile, hint
+        )
+
+    @gluon.jit
+    def store(
+        self,
+        pointer,
+        value,
+        to_rank,
+        mask=None,
+        cache_modifier: gl.constexpr = None,
+        hint: gl.constexpr = None,
+    ):
+        """Store `value` at `pointer` in the heap of to_rank."""
+        _check_rank(to_rank, self.num_ranks)
+        language.store(pointer, value, self.cur_rank, to_rank, self.heap_bases, mask, hint, cache_modifier)
+
+    @gluon.jit
+    def get(
+        self,
+        from_ptr,
+        to_ptr,
+        from_rank,
+        mask=None,
+        other=None,
+        load_cache_modifier: gl.constexpr = None,
+        store_cache_modifier: gl.constexpr = None,
+        hint: gl.constexpr = None,
+    ):
+        """Copy from from_rank's memory at `from_ptr` to own memory at `to_ptr`."""
+        _check_rank(from_rank, self.num_ranks)
+        language.get(
+            from_ptr,
+            to_ptr,
+            self.cur_rank,
+            from_rank,
+            self.heap_bases,
+            mask,
+            other,
+            load_cache_modifier,
+            store_cache_modifier,
+            hint,
+        )
+
+    @gluon.jit
+    def put(
+        self,
+        from_ptr,
+        to_ptr,
+        to_rank,
+        mask=None,
+        other=None,
+        load_cache_modifier: gl.constexpr = None,
+        store_cache_modifier: gl.constexpr = None,
+        hint: gl.constexpr = None,
+    ):
+        """Copy from own memory at `from_ptr` to to_rank's memory at `to_ptr`."""
+        _check_rank(to_rank, self.num_ranks)
+        language.put(
+            from_ptr,
+            to_ptr,
+            self.cur_rank,
+            to_rank,
+            self.heap_bases,
+            mask,
+            other,
+            load_cache_modifier,
+            store_cache_modifier,
+            hint,
+        )
+
+    @gluon.jit
+    def copy(
+        self,
+        src_ptr,
+        dst_ptr,
+        from_rank,
+        to_rank,
+        mask=None,
+        other=None,
+        load_cache_modifier: gl.constexpr = None,
+        store_cache_modifier: gl.constexpr = None,
+        hint: gl.constexpr = None,
+    ):
+        """Copy from from_rank's memory at `src_ptr` to to_rank's memory at `dst_ptr`; both are own addresses."""
+        _check_rank(from_rank, self.num_ranks)
+        _check_rank(to_rank, self.num_ranks)
+        language.copy(
+            src_ptr,
+            dst_ptr,
+            from_rank,
+            to_rank,
+            self.cur_rank,
+            self.heap_bases,
+            mask,
+            other,
+            load_cache_modifier,
+            store_cache_modifier,
+            hint,
+        )
+
+    @gluon.jit
+    def atomic_add(
+        self,
+        pointer,
+        val,
+        to_rank,
+        mask=None,
+        sem: gl.constexpr = None,
+        scope: gl.constexpr = None,
+        hint: gl.constexpr = None,
+    ):
+        """Atomically add `val` to to_rank's memory at `pointer`; returns the old value."""
+        _check_rank(to_rank, self.num_ranks)
+        return language.atomic_add(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+
+    @gluon.jit
+    def atomic_sub(
+        self,
+        pointer,
+        val,
+        to_rank,
+        mask=None,
+        sem: gl.constexpr = None,
+        scope: gl.constexpr = None,
+        hint: gl.constexpr = None,
+    ):
+        """Atomically subtract `val` from to_rank's memory at `pointer`; returns the old value."""
+        _check_rank(to_rank, self.num_ranks)
+        return language.atomic_sub(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+
+    @gluon.jit
+    def atomic_cas(
+        self,
+        pointer,
+        cmp,
+        val,
+        to_rank,
+        sem: gl.constexpr = None,
+        scope: gl.constexpr = None,
+        hint: gl.constexpr = None,
+    ):
+        """Atomically replace to_rank's memory at `pointer` by `val` where it equals `cmp`; returns the old value."""
+        _check_rank(to_rank, self.num_ranks)
+        return language.atomic_cas(pointer, cmp, val, self.cur_rank, to_rank, self.heap_bases, sem, scope, hint)
+
+    @gluon.jit
+    def atomic_xchg(
+        self,
+        pointer,
+        val,
+        to_rank,
+        mask=None,
+        sem: gl.constexpr = None,
+        scope: gl.constexpr = None,
+        hint: gl.constexpr = None,
+    ):
+        """Atomically store `val` to to_rank's memory at `pointer`; returns the old value."""
+        _check_rank(to_rank, self.num_ranks)
+        return language.atomic_xchg(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+
+    @gluon.jit
+    def atomic_xor(
+        self,
+        pointer,
+        val,
+        to_rank,
+        mask=None,
+        sem: gl.constexpr = None,
+        scope: gl.constexpr = None,
+        hint: gl.constexpr = None,
+    ):
+        """Atomic bitwise xor on to_rank's memory at `pointer`; returns the old value."""
+        _check_rank(to_rank, self.num_ranks)
+        return language.atomic_xor(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+
+    @gluon.jit
+    def atomic_and(
+        self,
+        pointer,
+        val,
+        to_rank,
+        mask=None,
+        sem: gl.constexpr = None,
+        scope: gl.constexpr = None,
+        hint: gl.constexpr = None,
+    ):
+        """Atomic bitwise and on to_rank's memory at `pointer`; returns the old value."""
+        _check_rank(to_rank, self.num_ranks)
+        return language.atomic_and(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+
+    @gluon.jit
+    def atomic_or(
+        self,
+        pointer,
+        val,
+        to_rank,
+        mask=None,
+        sem: gl.constexpr = None,
+        scope: gl.constexpr = None,
+        hint: gl.constexpr = None,
+    ):
+        """Atomic bitwise or on to_rank's memory at `pointer`; returns the old value."""
+        _check_rank(to_rank, self.num_ranks)
+        return language.atomic_or(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+
+    @gluon.jit
+    def atomic_min(
+        self,
+        pointer,
+        val,
+        to_rank,
+        mask=None,
+        sem: gl.constexpr = None,
+        scope: gl.constexpr = None,
+        hint: gl.constexpr = None,
+    ):
+        """Atomic minimum on to_rank's memory at `pointer`; returns the old value."""
+        _check_rank(to_rank, self.num_ranks)
+        return language.atomic_min(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+
+    @gluon.jit
+    def atomic_max(
+        self,
+        pointer,
+        val,
+        to_rank,
+        mask=None,
+        sem: gl.constexpr = None,
+        scope: gl.constexpr = None,
+        hint: gl.constexpr = None,
+    ):
+        """Atomic maximum on to_rank's memory at `pointer`; returns the old value."""
+        _check_rank(to_rank, self.num_ranks)
+        return language.atomic_max(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+
+    @gluon.jit
+    def signal(
+        self,
+        pointer,
+        value,
+        to_rank,
+        op: gl.constexpr = SET,
+        sem: gl.constexpr = RELEASE,
+        scope: gl.constexpr = SYS,
+    ):
+        """Change a flag of to_rank after everything that this program has stored so far."""
+        _check_rank(to_rank, self.num_ranks)
+        language.signal(pointer, value, self.cur_rank, to_rank, self.heap_bases, op, sem, scope)
+
+    @gluon.jit
+    def wait(
+        self,
+        pointer,
+        value,
+        cmp: gl.constexpr = GE,
+        sem: gl.constexpr = ACQUIRE,
+        scope: gl.constexpr = SYS,
+    ):
+        """Wait until `flag <cmp> value` holds for all flags at `pointer`; returns the last values seen."""
+        words = self.heap_bases + self.num_ranks
+        timeout_ns = gl.load(words + _TIMEOUT_WORD)
+        status = gl.load(words + _STATUS_WORD).to(gl.pointer_type(gl.int64))
+        return language.wait(pointer, value, cmp, sem, scope, timeout_ns, status, self.cur_rank)
+
+    @gluon.jit
+    def put_signal(
+        self,
+        from_ptr,
+        to_ptr,
+        signal_ptr,
+        value,
+        to_rank,
+        op: gl.constexpr = SET,
+        mask=None,
+        other=None,
+        load_cache_modifier: gl.constexpr = None,
+        store_cache_modifier: gl.constexpr = None,
+        hint: gl.constexpr = None,
+        sem: gl.constexpr = RELEASE,
+        scope: gl.constexpr = SYS,
+    ):
+        """Copy from own memory to to_rank's memory, then signal."""
+        _check_rank(to_rank, self.num_ranks)
+        language.put_signal(
+            from_ptr,
+            to_ptr,
+            signal_ptr,
+            value,
+            self.cur_rank,
+            to_rank,
+            self.heap_bases,
+            op,
+            mask,
+            other,
+            load_cache_modifier,
+            store_cache_modifier,
+            hint,
+            sem,
+            scope,
+        )
+
+    @gluon.jit
+    def barrier(self, flags, rank_start=0, rank_stride=1, group_size=None, program=0):
+        """Wait until every rank of the group has come here; its stores are then visible.  Collective over the group."""
+        words = self.heap_bases + self.num_ranks
+        timeout_ns = gl.load(words + _TIMEOUT_WORD)
+        status = gl.load(words + _STATUS_WORD).to(gl.pointer_type(gl.int64))
+        language.barrier(
+            flags,
+            self.cur_rank,
+            self.num_ranks,
+            self.heap_bases,
+            rank_start,
+            rank_stride,
+            group_size,
+            program,
+            timeout_ns,
+            status,
+        )
+
+
+class _CacheKey:
+    """The key under which the compiler caches kernels that get the class as an argument: a hash of all its methods."""
+
+    def __get__(self, instance, owner):
+        keys = [member.cache_key for member in vars(owner).values() if hasattr(member, "cache_key")]
+        return hashlib.sha256("".join(keys).encode()).hexdigest()
+
+
+IrisDeviceCtx.cache_key = _CacheKey()

@@ -1,0 +1,136 @@
+"""Gluon's semantic layer: its own checks of shapes and layouts, computing through `GluonBuilder`.
+
+What the compiler checks later, when the IR is verified, is checked here with the same words: that a layout fits the
+launch, and that the operands of atomics agree.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from iris_gluon import _compat
+from iris_gluon.cpu import program
+from iris_gluon.cpu.builder import LaidOut
+from iris_gluon.cpu.inference import linear_layout
+from iris_triton.cpu.semantic import ArrayRegions
+from iris_triton.cpu.values import wrap_handle
+
+_layouts = _compat.layouts
+
+
+class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[misc]
+    """Checks types, shapes and layouts as the compiler does."""
+
+    # -- layouts that fit the launch ----------------------------------------------------------------------------------
+    def arange(self, start: Any, end: Any, layout: Any) -> Any:
+        self._check_layout(layout)
+        return super().arange(start, end, layout)
+
+    def splat(self, value: Any, shape: Any, layout: Any) -> Any:
+        self._check_layout(layout)
+        return super().splat(value, shape, layout)
+
+    def set_auto_layout(self, value: Any, layout: Any) -> Any:
+        self._check_layout(layout)
+        return super().set_auto_layout(value, layout)
+
+    def convert_layout(self, value: Any, layout: Any, assert_trivial: bool = False) -> Any:
+        self._check_layout(layout)
+        result = super().convert_layout(value, layout)
+        if assert_trivial and not self._same_places(value.type.layout, layout, value.type.shape):
+            raise TypeError(
+                f"layout conversion from {value.type.layout} to {layout} is not trivial.\nThe linear layouts are:\n"
+                f"{self.to_linear_layout(value.type.layout, value.type.shape)}\n"
+                f"{self.to_linear_layout(layout, value.type.shape)}"
+            )
+        return result
+
+    def _check_layout(self, layout: Any) -> None:
+        if isinstance(layout, _compat.DistributedLayout):
+            program.check_layout(layout)
+
+    def _same_places(self, one: Any, other: Any, shape: Any) -> bool:
+        return _bases(self.to_linear_layout(one, shape).value) == _bases(self.to_linear_layout(other, shape).value)
+
+    def to_linear_layout(self, layout: Any, shape: Any) -> Any:
+        if isinstance(layout, (_layouts.AutoLayout, _layouts.DistributedLinearLayout)):
+            return _compat.constexpr(layout)
+        sizes = tuple(int(n) for n in shape)
+        linear = linear_layout(layout, sizes, num_warps=program.num_warps(), warp_size=program.warp_size())
+        return _compat.constexpr(linear)
+
+    def num_warps(self, generator: Any) -> Any:
+        return _compat.constexpr(program.num_warps())
+
+    def num_ctas(self) -> Any:
+        return _compat.constexpr(program.num_ctas())
+
+    # -- layouts of results -------------------------------------------------------------------------------------------
+    def expand_dims(self, input: Any, axis: int) -> Any:
+        return super().expand_dims(_laid_out(input), axis)
+
+    def reshape(self, input: Any, dst_shape: Any, can_reorder: bool) -> Any:
+        return super().reshape(_laid_out(input), dst_shape, can_reorder)
+
+    def permute(self, input: Any, dims: Any) -> Any:
+        return super().permute(_laid_out(input), dims)
+
+    def join(self, a: Any, b: Any) -> Any:
+        a, b = self.broadcast_impl_value(a, b)
+        return super().join(_laid_out(a), _laid_out(b))
+
+    def split(self, a: Any) -> Any:
+        return super().split(_laid_out(a))
+
+    def reduced_type(self, type_: Any, axis: int) -> Any:
+        shape = [int(n) for n in type_.shape]
+        del shape[axis]
+        if not shape:
+            return type_.scalar
+        auto = isinstance(type_.layout, _compat.AutoLayouts)
+        return _compat.distributed_type(
+            type_.scalar, shape, type_.layout if auto else _layouts.SliceLayout(axis, type_.layout)
+        )
+
+    def reduction(self, inputs: Any, axis: int | None, region_builder_fn: Any) -> tuple[Any, ...]:
+        if axis is None:
+            inputs = tuple(self.reshape(value, [value.numel.value], can_reorder=False) for value in inputs)
+            axis = 0
+        shape = inputs[0].type.shape
+        if not 0 <= axis < len(shape):
+            raise ValueError(f"expected reduction axis to be in the range [0, {len(shape)}) but got {axis}")
+        self._check_same_layout(inputs)
+        if any(value.type.shape != shape for value in inputs):
+            raise ValueError("all reduction inputs must have the same shape")
+        return self.reduce_arrays(inputs, axis, region_builder_fn)
+
+    # -- atomics ------------------------------------------------------------------------------------------------------
+    def atom_red_typechecking_impl(self, ptr: Any, val: Any, mask: Any, op: str) -> Any:
+        _check_operands(f"atomic_{op}", ptr, val, mask)
+        return super().atom_red_typechecking_impl(ptr, val, mask, op)
+
+    def atomic_cas(self, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
+        _check_operands("atomic_cas", ptr, cmp, val)
+        return super().atomic_cas(ptr, cmp, val, sem, scope)
+
+
+def _laid_out(tensor: Any) -> Any:
+    layout = getattr(tensor.type, "layout", None)
+    if layout is None:
+        return tensor
+    return wrap_handle(LaidOut(tensor.handle.data, tensor.handle.dtype, layout), tensor.type)
+
+
+def _bases(linear: Any) -> tuple[Any, ...]:
+    return linear.reg_bases, linear.lane_bases, linear.warp_bases, linear.block_bases
+
+
+def _check_operands(name: str, pointer: Any, *operands: Any) -> None:
+    """What the IR's verifier finds: blocks of another layout than the pointers'."""
+    layout = getattr(pointer.type, "layout", None)
+    for operand in operands:
+        if operand is None or layout is None:
+            continue
+        other = getattr(operand.type, "layout", None)
+        if other is not None and other != layout:
+            raise ValueError(f"Layout mismatch in {name}: {layout} vs {other}")

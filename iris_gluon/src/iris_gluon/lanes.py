@@ -1,0 +1,104 @@
+"""New blocks in device functions: how many lanes a warp has, and layouts that fit the target.
+
+Gluon compiles functions of Triton with its own rules, so most device functions are those of iris_triton.  What they
+cannot do there is make a block out of nothing, because that needs a layout.
+"""
+# mypy: ignore-errors
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from iris_triton._compat import SemanticFunction
+
+
+@SemanticFunction
+def warp_size(semantic):
+    """Lanes of a warp of the target that the kernel is compiled for: 32 or 64.  In kernels only; a constexpr."""
+    return semantic.builder.options.warp_size
+
+
+@SemanticFunction
+def default_layout(semantic, shape, num_warps=None, vector=1):
+    """A BlockedLayout for blocks of a shape on the target that the kernel is compiled for.  In kernels only.
+
+    The last dimension is the contiguous one: a warp covers as much of it as there is, then of the one before.
+
+    Args:
+        shape: list of powers of 2.
+        num_warps: warps that work on the block; those of the kernel by default (in a partition of gl.warp_specialize
+            give gl.num_warps()).
+        vector: neighbouring elements of the last dimension that a thread holds.
+
+    Returns:
+        The layout, a constexpr.
+
+    Raises:
+        ValueError: a size or `vector` is not a power of 2.
+
+    Example:
+        layout: gl.constexpr = default_layout([BLOCK], vector=4)
+        i = gl.arange(0, BLOCK, layout=layout)
+    """
+    options = semantic.builder.options
+    return blocked_layout(shape, num_warps or options.num_warps, options.warp_size, vector)
+
+
+@gluon.constexpr_function
+def blocked_layout(shape, num_warps, warp_size, vector=1):
+    """What `default_layout` is, for a given number of warps and lanes.  On the host and in kernels.
+
+    Args:
+        shape: sizes, powers of 2.
+        num_warps: warps of a program.
+        warp_size: lanes of a warp, 32 or 64.
+        vector: neighbouring elements of the last dimension that a thread holds.
+
+    Returns:
+        The gl.BlockedLayout.
+
+    Raises:
+        ValueError: a size, `num_warps`, `warp_size` or `vector` is not a power of 2.
+
+    Example:
+        >>> blocked_layout([16, 64], num_warps=4, warp_size=32, vector=4).threads_per_warp
+        [2, 16]
+    """
+    sizes = [int(getattr(size, "value", size)) for size in shape]
+    for number in (*sizes, num_warps, warp_size, vector):
+        if number < 1 or number & (number - 1):
+            raise ValueError(
+                f"a layout needs powers of 2, got shape {sizes}, {num_warps} warps of {warp_size} lanes and "
+                f"vector={vector}"
+            )
+    per_thread, lanes, warps = ([1] * len(sizes) for _ in range(3))
+    per_thread[-1] = min(vector, sizes[-1])
+    for spread, count in ((lanes, warp_size), (warps, num_warps)):
+        for axis in range(len(sizes) - 1, 0, -1):
+            room = max(1, sizes[axis] // (per_thread[axis] * lanes[axis] * warps[axis]))
+            spread[axis] = min(count, room)
+            count //= spread[axis]
+        spread[0] = count  # what is left repeats the block
+    return gl.BlockedLayout(per_thread, lanes, warps, list(range(len(sizes) - 1, -1, -1)))
+
+
+@gluon.jit
+def lanes(count: gl.constexpr):
+    """Return 0 .. count - 1 as int32; neighbours lie in neighbouring threads."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [warp_size()], [gl.num_warps()], [0])
+    return gl.arange(0, count, layout)
+
+
+@gluon.jit
+def threads():
+    """Return the number of each thread in the threads of the program."""
+    return lanes(warp_size() * gl.num_warps())
+
+
+@gluon.jit
+def spread(value, pointer):
+    """A scalar as a block like `pointer`; a block, or anything where the pointer is a scalar, as it is."""
+    if pointer.type.is_block():
+        block, _ = gl.broadcast(gl.to_tensor(value), pointer)
+        return block
+    else:
+        return value
