@@ -1,4 +1,4 @@
-"""What test_vmem runs on ranks, a GPU each: memory that comes and goes, existing tensors, memory pools."""
+"""What the tests of allocators run on ranks, a GPU each: memory that comes and goes, existing tensors, memory pools."""
 
 import contextlib
 import gc
@@ -7,6 +7,7 @@ import os
 import torch
 import triton
 import triton.language as tl
+from jobs_common import environment
 
 import iris_triton as iris
 from iris_core import Iris
@@ -31,27 +32,13 @@ def push(x, value, bases, rank: tl.constexpr, peer, n, BLOCK: tl.constexpr):
     iris.store(x + i, tl.zeros((BLOCK,), tl.int32) + value, rank, peer, bases, mask=i < n)
 
 
-@contextlib.contextmanager
-def allocator_from_environment(name):
-    """Contexts opened inside use this allocator, although the job does not name one."""
-    before = os.environ.get("IRIS_ALLOCATOR")
-    os.environ["IRIS_ALLOCATOR"] = name
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["IRIS_ALLOCATOR"]
-        else:
-            os.environ["IRIS_ALLOCATOR"] = before
-
-
-def on_vmem(job, *args):
-    """Run a job of the device API's tests on this allocator."""
-    with allocator_from_environment("vmem"):
+def on_allocator(name, job, *args):
+    """Run a job that names no allocator on this one."""
+    with environment(IRIS_ALLOCATOR=name):
         return job(*args)
 
 
-def _free_bytes(ctx):
+def free_bytes(ctx):
     """Free memory of this rank's GPU, as nvidia-smi sees it; the same moment on all ranks."""
     ctx.barrier()
     free, _ = torch.cuda.mem_get_info(ctx.target.index)
@@ -59,7 +46,7 @@ def _free_bytes(ctx):
     return free
 
 
-def _wrong(ctx, x, expected):
+def wrong(ctx, x, expected):
     """For every peer whose copy of `x` is not `expected(rank)` everywhere: its rank and how many elements differ."""
     ctx.barrier()
     out = torch.empty(x.shape, dtype=x.dtype, device=ctx.device)
@@ -85,33 +72,36 @@ def come_and_go(nbytes):
     with Iris("1TiB", device="cuda", allocator="vmem") as ctx:
         rank, right = ctx.cur_rank, (ctx.cur_rank + 1) % ctx.num_ranks
         warm = ctx.zeros(BLOCK, dtype=I32)
-        problems += _wrong(ctx, warm, lambda peer: 0)  # kernels are loaded
-        free = _free_bytes(ctx)
+        problems += wrong(ctx, warm, lambda peer: 0)  # kernels are loaded
+        free = free_bytes(ctx)
         for round_ in range(2):
             x = ctx.full((nbytes // 4,), 10 * round_ + rank, dtype=I32)
-            problems += _wrong(ctx, x, lambda peer, base=10 * round_: base + peer)
+            problems += wrong(ctx, x, lambda peer, base=10 * round_: base + peer)
             push[(triton.cdiv(x.numel(), BLOCK),)](x, 100 + rank, ctx.get_heap_bases(), rank, right, x.numel(), BLOCK)
-            problems += _wrong(ctx, x, lambda peer: 100 + (peer - 1) % ctx.num_ranks)
+            problems += wrong(ctx, x, lambda peer: 100 + (peer - 1) % ctx.num_ranks)
             torch.cuda.empty_cache()
-            taken.append(free - _free_bytes(ctx))
+            taken.append(free - free_bytes(ctx))
             ctx.free(x)
             del x
             for _ in range(3):
                 ctx.barrier()
-            taken.append(free - _free_bytes(ctx))
-        problems += _wrong(ctx, warm, lambda peer: 0)
+            taken.append(free - free_bytes(ctx))
+        problems += wrong(ctx, warm, lambda peer: 0)
     return problems, taken
 
 
 def opening():
-    """How much of the GPU a heap of 1 TiB takes when it is open, and what its figures say."""
+    """How much of the GPU a heap of 1 TiB takes when it is open, and what its figures say.
+
+    Iris itself takes a granule, for its system area.
+    """
     with Iris("1MiB", device="cuda", allocator="vmem") as ctx:
         warm = ctx.zeros(BLOCK, dtype=I32)
-        problems = _wrong(ctx, warm, lambda peer: 0)
-        before = _free_bytes(ctx)
+        problems = wrong(ctx, warm, lambda peer: 0)
+        before = free_bytes(ctx)
         with Iris("1TiB", device="cuda", allocator="vmem") as large:
             stats = large.stats()
-            return problems, before - _free_bytes(ctx), stats.reserved, stats.committed
+            return problems, before - free_bytes(ctx), stats.reserved, stats.committed
 
 
 def existing_tensors():
@@ -119,7 +109,7 @@ def existing_tensors():
     problems = []
     torch.cuda.empty_cache()
     with Iris("4GiB", device="cuda", allocator="vmem") as ctx:
-        rank = ctx.cur_rank
+        rank, empty = ctx.cur_rank, ctx.stats().committed
         plain = torch.ones(64, device=ctx.device)
         try:
             ctx.as_symmetric(plain)
@@ -128,36 +118,36 @@ def existing_tensors():
             if "expandable_segments:True" not in str(e):
                 problems.append(f"the error does not say what would help: {e}")
         torch.cuda.empty_cache()
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
         try:
             # 50 MB span several pieces of physical memory; a view begins somewhere inside
             x = torch.full((50 * MIB // 4,), 3 + rank, dtype=I32, device=ctx.device)
             # above 1 MiB, or torch finds room beside its small tensors from before, in memory of cudaMalloc
             small = torch.full((3 * MIB // 4,), 40 + rank, dtype=I32, device=ctx.device)
         finally:
-            torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+            torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
         view = x[1000 : 30 * MIB // 4]
         shared = ctx.as_symmetric(view)
         if not ctx.is_symmetric(shared) or shared.data_ptr() == view.data_ptr():
             problems.append("the result is not on the heap")
-        problems += _wrong(ctx, shared, lambda peer: 3 + peer)
+        problems += wrong(ctx, shared, lambda peer: 3 + peer)
         x.fill_(70 + rank)  # from the next kernel on it is seen there
-        problems += _wrong(ctx, shared, lambda peer: 70 + peer)
+        problems += wrong(ctx, shared, lambda peer: 70 + peer)
         committed = ctx.stats().committed
         inside = ctx.as_symmetric(view[5000:6000])
-        problems += _wrong(ctx, inside, lambda peer: 70 + peer)
+        problems += wrong(ctx, inside, lambda peer: 70 + peer)
         if ctx.stats().committed != committed:
             problems.append("the same memory was mapped twice")
         other = ctx.as_symmetric(small)
-        problems += _wrong(ctx, other, lambda peer: 40 + peer)
+        problems += wrong(ctx, other, lambda peer: 40 + peer)
         ctx.free(shared)
         ctx.barrier()
-        problems += _wrong(ctx, inside, lambda peer: 70 + peer)
+        problems += wrong(ctx, inside, lambda peer: 70 + peer)
         ctx.free(inside)
         ctx.free(other)
         for _ in range(3):
             ctx.barrier()
-        if ctx.stats().committed or ctx.stats().allocated:
+        if ctx.stats().committed != empty or ctx.stats().allocated:
             problems.append(f"left on the heap: {ctx.stats()}")
         if not bool((x == 70 + rank).all()):
             problems.append("the tensor itself has changed")
@@ -165,17 +155,17 @@ def existing_tensors():
     return problems
 
 
-def memory_pool():
+def memory_pool(allocator):
     """Results of torch operators on the heap; returns what went wrong and how much of the GPU is still taken."""
     problems = []
-    with Iris("1MiB", device="cuda", allocator="vmem") as outer:
+    with Iris("1MiB", device="cuda", allocator=allocator) as outer:
         warm = outer.zeros(BLOCK, dtype=I32)
-        problems += _wrong(outer, warm, lambda peer: 0)
+        problems += wrong(outer, warm, lambda peer: 0)
         square = torch.ones((512, 512), device=outer.device)
         torch.relu(square @ square)  # the library's workspace is made here and not in the pool
         torch.cuda.empty_cache()
-        before = _free_bytes(outer)
-        with Iris("1GiB", device="cuda", allocator="vmem") as ctx:
+        before = free_bytes(outer)
+        with Iris("1GiB", device="cuda", allocator=allocator) as ctx:
             rank = ctx.cur_rank
             a = torch.full((512, 512), 1.0 + rank, device=ctx.device)
             b = torch.eye(512, device=ctx.device)
@@ -188,7 +178,7 @@ def memory_pool():
                     continue
                 if ctx.heap.offset_of(tensor) != ctx.broadcast(ctx.heap.offset_of(tensor)):
                     problems.append(f"{name} lies elsewhere on rank {rank}")
-                problems += _wrong(ctx, tensor, lambda peer, base=base: base + peer)
+                problems += wrong(ctx, tensor, lambda peer, base=base: base + peer)
             outside = torch.empty(100, device=ctx.device)
             if ctx.is_symmetric(outside):
                 problems.append("allocations outside of the block are on the heap")
@@ -198,17 +188,17 @@ def memory_pool():
                 problems.append("2 GiB were found on a heap of 1 GiB")
             except torch.OutOfMemoryError:
                 pass
-            problems += _wrong(ctx, z, lambda peer: 9 + peer)
+            problems += wrong(ctx, z, lambda peer: 9 + peer)
             del y, z, tensor, a, b, outside
             gc.collect()
         torch.cuda.empty_cache()
-        return problems, before - _free_bytes(outer)
+        return problems, before - free_bytes(outer)
 
 
 def exhausted():
     """The last rank's GPU is full; returns the error of each rank and whether the heap can be used afterwards."""
     with Iris("64GiB", device="cuda", allocator="vmem") as ctx:
-        problems = _wrong(ctx, ctx.zeros(BLOCK, dtype=I32), lambda peer: 0)
+        problems = wrong(ctx, ctx.zeros(BLOCK, dtype=I32), lambda peer: 0)
         full = ctx.num_ranks - 1
         hog = None
         if ctx.cur_rank == full:
@@ -224,16 +214,16 @@ def exhausted():
         if ctx.stats().committed != committed:
             problems.append(f"{ctx.stats().committed - committed} bytes stayed")
         x = ctx.full((64 * MIB // 4,), 5 + ctx.cur_rank, dtype=I32)
-        problems += _wrong(ctx, x, lambda peer: 5 + peer)
+        problems += wrong(ctx, x, lambda peer: 5 + peer)
         del hog
         torch.cuda.empty_cache()
         ctx.barrier()
         y = ctx.full((8 << 28,), 6 + ctx.cur_rank, dtype=I32)
-        problems += _wrong(ctx, y[: 1 << 20], lambda peer: 6 + peer)
+        problems += wrong(ctx, y[: 1 << 20], lambda peer: 6 + peer)
         return error, problems
 
 
-def _descriptors():
+def descriptors():
     """Open descriptors but for those of the processes' own talk."""
     count = 0
     for fd in os.listdir("/proc/self/fd"):
@@ -242,28 +232,28 @@ def _descriptors():
     return count
 
 
-def open_and_close(cycles):
+def open_and_close(allocator, cycles):
     """Open, use and close again and again; returns by how much descriptors and used GPU memory have grown."""
 
     def cycle():
-        with Iris("256MiB", device="cuda", allocator="vmem") as ctx:
+        with Iris("256MiB", device="cuda", allocator=allocator) as ctx:
             x = ctx.full((20 * MIB // 4,), ctx.cur_rank, dtype=I32)
-            return _wrong(ctx, x, lambda peer: peer)
+            return wrong(ctx, x, lambda peer: peer)
 
-    with Iris("1MiB", device="cuda", allocator="vmem") as outer:
+    with Iris("1MiB", device="cuda", allocator=allocator) as outer:
         problems = cycle()
         torch.cuda.empty_cache()
-        free, descriptors = _free_bytes(outer), _descriptors()
+        free, num_descriptors = free_bytes(outer), descriptors()
         for _ in range(cycles):
             problems += cycle()
         gc.collect()
         torch.cuda.empty_cache()
-        return problems, _descriptors() - descriptors, free - _free_bytes(outer)
+        return problems, descriptors() - num_descriptors, free - free_bytes(outer)
 
 
-def outlive():
+def outlive(allocator):
     """Use a tensor after its context is closed; returns its content."""
-    ctx = Iris("256MiB", device="cuda", allocator="vmem")
+    ctx = Iris("256MiB", device="cuda", allocator=allocator)
     x = ctx.full((1000,), 5, dtype=I32)
     ctx.barrier()
     ctx.close()
@@ -276,13 +266,13 @@ def outlive():
 def allocate_and_free(cycles):
     """Allocate and free sizes that change, with a barrier now and then; returns the figures at the end."""
     with Iris("2GiB", device="cuda", allocator="vmem") as ctx:
-        problems = []
+        problems, empty = [], ctx.stats().committed
         for k in range(cycles):
             size = (k * 7919) % (8 * MIB // 4) + 1
             x = ctx.empty(size, dtype=I32)
             if k % 50 == 0:
                 x.fill_(k + ctx.cur_rank)
-                problems += _wrong(ctx, x, lambda peer, base=k: base + peer)
+                problems += wrong(ctx, x, lambda peer, base=k: base + peer)
             ctx.free(x)
             if k % 10 == 9:
                 ctx.barrier()
@@ -290,4 +280,4 @@ def allocate_and_free(cycles):
         for _ in range(3):
             ctx.barrier()
         stats = ctx.stats()
-        return problems, stats.allocated, stats.pending, stats.committed
+        return problems, stats.allocated, stats.pending, stats.committed - empty

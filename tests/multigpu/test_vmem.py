@@ -11,7 +11,7 @@ from jobs_vmem import (
     exhausted,
     existing_tensors,
     memory_pool,
-    on_vmem,
+    on_allocator,
     open_and_close,
     opening,
     outlive,
@@ -30,9 +30,8 @@ def flat(results):
 
 @pytest.mark.gpu
 class TestVmemAllocator(AllocatorConformance):
-    """The kit; ranks in other processes are tested below, with kernels."""
+    """The kit."""
 
-    test_peers_in_other_processes = None
     num_cycles = 20
 
     @pytest.fixture
@@ -45,21 +44,21 @@ class TestVmemAllocator(AllocatorConformance):
 @pytest.mark.parametrize("num_ranks", RANKS)
 @pytest.mark.parametrize("op", ["load", "store", "get", "put", "copy"])
 def test_rma(pool, op, num_ranks):
-    assert flat(pool.run(on_vmem, num_ranks, run_rma, op, False, "cuda")) == []
+    assert flat(pool.run(on_allocator, num_ranks, "vmem", run_rma, op, False, "cuda")) == []
 
 
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", RANKS)
 @pytest.mark.parametrize("op", ["add", "cas", "xchg"])
 def test_atomics(pool, op, num_ranks):
-    assert flat(pool.run(on_vmem, num_ranks, run_atomic, op, "cuda")) == []
+    assert flat(pool.run(on_allocator, num_ranks, "vmem", run_atomic, op, "cuda", False)) == []
 
 
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", RANKS)
 def test_signals(pool, num_ranks):
-    assert pool.run(on_vmem, num_ranks, run_ring, "put_signal", 100, "cuda")[-1] == [99 + num_ranks]
-    assert pool.run(on_vmem, num_ranks, run_barrier, 0, 1, num_ranks, 50, 3, "cuda") == [0] * num_ranks
+    assert pool.run(on_allocator, num_ranks, "vmem", run_ring, "put_signal", 100, "cuda")[-1] == [99 + num_ranks]
+    assert pool.run(on_allocator, num_ranks, "vmem", run_barrier, 0, 1, num_ranks, 50, 3, "cuda") == [0] * num_ranks
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -68,9 +67,9 @@ def test_signals(pool, num_ranks):
 def test_a_heap_of_a_tebibyte_takes_nothing(pool, num_ranks):
     for problems, taken, reserved, committed in pool.run(opening, num_ranks):
         assert problems == []
-        assert taken <= 64 * MIB
+        assert taken <= 80 * MIB
         assert reserved == 1 << 40
-        assert committed == 0
+        assert committed == 64 * MIB, "the granule with Iris' system area"
 
 
 @pytest.mark.multigpu
@@ -99,7 +98,7 @@ def test_a_full_gpu_on_one_rank_is_the_same_error_everywhere(pool, num_ranks):
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", [2, 8])
 def test_nothing_is_left_of_closed_contexts(pool, num_ranks):
-    for problems, descriptors, taken in pool.run(open_and_close, num_ranks, 20):
+    for problems, descriptors, taken in pool.run(open_and_close, num_ranks, "vmem", 20):
         assert problems == []
         assert descriptors <= 0
         assert taken <= 32 * MIB
@@ -115,7 +114,7 @@ def test_allocating_and_freeing_leaves_nothing(pool, num_ranks):
 
 @pytest.mark.multigpu
 def test_a_tensor_outlives_its_context(pool):
-    assert pool.run(outlive, 2) == [[6], [6]]
+    assert pool.run(outlive, 2, "vmem") == [[6], [6]]
 
 
 # -- existing tensors, memory pools -----------------------------------------------------------------------------------
@@ -128,6 +127,6 @@ def test_existing_tensors_are_shared(pool, num_ranks):
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", RANKS)
 def test_results_of_torch_operators_on_the_heap(pool, num_ranks):
-    for problems, taken in pool.run(memory_pool, num_ranks):
+    for problems, taken in pool.run(memory_pool, num_ranks, "vmem"):
         assert problems == []
         assert taken <= 64 * MIB

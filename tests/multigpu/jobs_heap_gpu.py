@@ -1,0 +1,321 @@
+"""What test_heap_gpu and test_torch_allocator run on ranks: streams and freed blocks, cycles, opening, settings."""
+
+import gc
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+from jobs_vmem import BLOCK, I32, MIB, descriptors, free_bytes, push, wrong
+
+from iris_core import Iris
+from iris_core.errors import HeapError, IrisError
+from iris_core.testing.conformance import oracle
+
+U8 = torch.uint8
+NUMEL = 4 * MIB  # of int32: 16 MiB
+SLEEP_S = 0.4
+EXPANDABLE = "expandable_segments:True,garbage_collection_threshold:0.75"
+
+
+def sleep_on_gpu(seconds=SLEEP_S):
+    """Keep the current stream busy; a cycle takes half a nanosecond or more."""
+    torch.cuda._sleep(int(seconds * 2e9))
+
+
+def open_heap(allocator, size="64MiB", device="cuda"):
+    return Iris(size, device=device, allocator=allocator)
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+def write_late(ctx, x, value, side, peer=None):
+    """On another stream: write to a tensor, own or a peer's copy, but not before a while has passed."""
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        sleep_on_gpu()
+        if peer is None:
+            x.fill_(value)
+        else:
+            n = x.numel()
+            grid = (-(-n // BLOCK),)
+            push[grid](x, value, ctx.get_heap_bases(), ctx.cur_rank, peer, n, BLOCK=BLOCK)
+
+
+def reuse_alone(allocator, record):
+    """A rank alone frees a block that another stream is going to write to, and allocates it again.
+
+    Args:
+        allocator: by name.
+        record: tell the heap of the other stream; if not, the late write is expected to do damage.
+
+    Returns:
+        Whether it was the same block, whether the new content is whole, and how long the host took for it.
+    """
+    with open_heap(allocator) as ctx:
+        side = torch.cuda.Stream()
+        x = ctx.zeros(NUMEL, dtype=I32)
+        ctx.barrier()
+        ptr = x.data_ptr()
+        write_late(ctx, x, 7, side)
+        begin = time.monotonic()
+        if record:
+            ctx.heap.record_stream(x, side)
+        ctx.free(x)
+        y = ctx.empty(NUMEL, dtype=I32)
+        y.fill_(1)
+        elapsed = time.monotonic() - begin
+        torch.cuda.synchronize()
+        return y.data_ptr() == ptr, bool((y == 1).all()), elapsed
+
+
+def reuse_on_another_stream(allocator):
+    """A rank alone: a block goes from the stream that still writes to it to another one.  Returns as `reuse_alone`."""
+    with open_heap(allocator) as ctx:
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            x = ctx.zeros(NUMEL, dtype=I32)
+            ptr = x.data_ptr()
+            sleep_on_gpu()
+            x.fill_(7)
+            begin = time.monotonic()
+            del x  # dropped, not freed
+        gc.collect()
+        y = ctx.empty(NUMEL, dtype=I32)
+        y.fill_(1)
+        elapsed = time.monotonic() - begin
+        torch.cuda.synchronize()
+        return y.data_ptr() == ptr, bool((y == 1).all()), elapsed
+
+
+def reuse_among_ranks(allocator, dropped):
+    """The last rank writes late to the next rank's copy of a block that all have freed, or dropped.
+
+    Returns:
+        Offsets of the block, of one allocated after a barrier of the current stream, and of one allocated after a
+        barrier of the device; how long the first barrier took; and what was wrong in the second block.
+    """
+    with open_heap(allocator) as ctx:
+        rank, last = ctx.cur_rank, ctx.num_ranks - 1
+        side = torch.cuda.Stream()
+        x = ctx.zeros(NUMEL, dtype=I32)
+        if rank == last:  # compiled before the clock runs
+            push[(1,)](x, 7, ctx.get_heap_bases(), rank, 0, NUMEL, BLOCK=BLOCK)
+        ctx.barrier()
+        offsets = [ctx.heap.offset_of(x)]
+        if rank == last:
+            write_late(ctx, x, 7, side, peer=0)
+            ctx.heap.record_stream(x, side)
+        begin = time.monotonic()
+        if dropped:
+            del x
+            gc.collect()
+        else:
+            ctx.free(x)
+        ctx.barrier(torch.cuda.current_stream())
+        elapsed = time.monotonic() - begin
+        y = ctx.full((NUMEL,), 10 + rank, dtype=I32)
+        offsets.append(ctx.heap.offset_of(y))
+        problems = wrong(ctx, y, lambda peer: 10 + peer)  # its barriers wait for the devices
+        z = ctx.empty(NUMEL, dtype=I32)
+        offsets.append(ctx.heap.offset_of(z))
+        return offsets, elapsed, problems
+
+
+def pressure_among_ranks(allocator):
+    """A block that is still written to is all there is: allocating waits.  Returns offsets and what was wrong."""
+    with open_heap(allocator, "24MiB") as ctx:  # room for one
+        rank, last = ctx.cur_rank, ctx.num_ranks - 1
+        side = torch.cuda.Stream()
+        x = ctx.zeros(NUMEL, dtype=I32)
+        offsets = [ctx.heap.offset_of(x)]
+        ctx.barrier()
+        if rank == last:
+            write_late(ctx, x, 7, side)
+            ctx.heap.record_stream(x, side)
+        ctx.free(x)
+        y = ctx.full((NUMEL,), 20 + rank, dtype=I32)
+        offsets.append(ctx.heap.offset_of(y))
+        return offsets, wrong(ctx, y, lambda peer: 20 + peer)
+
+
+def capture(allocator):
+    """Allocate and free in a capture; returns the errors, and whether a graph on the heap's memory works after them."""
+    with open_heap(allocator) as ctx:
+        x, extra = ctx.zeros(1000, dtype=I32), ctx.zeros(10)
+        x += 1  # loaded before the capture
+        errors = []
+
+        def refused(call):
+            try:
+                call()
+            except HeapError as e:
+                errors.append(str(e))
+
+        graph = torch.cuda.CUDAGraph()
+        ctx.barrier()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            x += 1
+            refused(lambda: ctx.zeros(10))
+            refused(lambda: ctx.free(extra))
+        for _ in range(5):
+            graph.replay()
+        torch.cuda.synchronize()
+        content = x.unique().tolist()
+        ctx.free(extra)
+        ctx.barrier()
+        del graph
+        return errors, content
+
+
+# -- many cycles ------------------------------------------------------------------------------------------------------
+def many_cycles(allocator, cycles):
+    """Allocate and free again and again: sizes that change, two streams, drops, a barrier now and then.
+
+    Returns:
+        What the figures, the GPU's free memory and the descriptors say afterwards against before; seconds per cycle.
+    """
+    with open_heap(allocator) as ctx:
+        side = torch.cuda.Stream()
+        main = torch.cuda.current_stream()
+
+        def run(count):
+            for k in range(count):
+                x = ctx.heap.allocate((k * 7919) % (64 << 10) + 1, U8)
+                if k % 50 == 0:
+                    torch.cuda.set_stream(side if k % 100 else main)
+                    x.fill_(k % 256)
+                if k % 3 == 2:
+                    del x
+                else:
+                    ctx.heap.free(x)
+                if k % 200 == 199:
+                    ctx.barrier()
+            torch.cuda.set_stream(main)
+            for _ in range(3):
+                ctx.barrier()
+
+        def figures():
+            gc.collect()
+            stats = ctx.stats()
+            return stats.allocated, stats.pending, stats.num_blocks, stats.free, stats.committed
+
+        run(1000)  # what torch and the driver keep is there
+        before, free, open_before = figures(), free_bytes(ctx), descriptors()
+        begin = time.monotonic()
+        run(cycles)
+        elapsed = time.monotonic() - begin
+        return before, figures(), free - free_bytes(ctx), descriptors() - open_before, elapsed / cycles
+
+
+# -- opening ----------------------------------------------------------------------------------------------------------
+def opening_times(allocator, size, repeats):
+    """Open and close; returns how long Iris() took the first time and how long later, in the middle (seconds)."""
+    torch.ones(1, device="cuda").item()  # CUDA is initialised
+    taken = []
+    for _ in range(1 + repeats):
+        if dist.is_initialized():
+            dist.barrier()
+        begin = time.monotonic()
+        ctx = open_heap(allocator, size)
+        taken.append(time.monotonic() - begin)
+        ctx.close()
+    return taken[0], statistics.median(taken[1:])
+
+
+def small_heap():
+    """Fill a heap of 1 MiB with small tensors; returns their number and the ranks whose content is not as expected."""
+    with open_heap("torch", "1MiB") as ctx:
+        count = ctx.stats().free // 256
+        tensors = [ctx.empty(64, dtype=I32) for _ in range(count)]
+        whole = torch.stack([torch.full((64,), i, dtype=I32) for i in range(count)])
+        for i, t in enumerate(tensors):
+            t.fill_(i + 10_000 * ctx.cur_rank)
+        try:
+            ctx.empty(1)
+            full = False
+        except MemoryError:
+            full = True
+        ctx.barrier()
+        bad = []
+        for peer, base in enumerate(ctx.heap.heap_bases):
+            seen = torch.frombuffer(bytearray(oracle.read_bytes(base, count * 256, ctx.device)), dtype=I32)
+            if not torch.equal(seen.view(count, 64), whole + 10_000 * peer):
+                bad.append(peer)
+        ctx.barrier()
+        return count, full, bad
+
+
+# -- torch's settings -------------------------------------------------------------------------------------------------
+def is_expandable(tensor):
+    """Whether torch has put a tensor into an expandable segment."""
+    ptr = tensor.data_ptr()
+    (segment,) = (s for s in torch.cuda.memory_snapshot() if s["address"] <= ptr < s["address"] + s["total_size"])
+    return bool(segment["is_expandable"])
+
+
+def settings_now():
+    """torch's allocator settings."""
+    return torch.cuda.memory._snapshot()["allocator_settings"]
+
+
+def with_expandable_segments(set_here):
+    """Use a heap of "torch" while torch's expandable segments are on; returns what went wrong.
+
+    Args:
+        set_here: switch them on and off here; if not, the environment of the process has done so.
+    """
+    problems = []
+    torch.cuda.empty_cache()
+    if set_here:
+        torch._C._accelerator_setAllocatorSettings(EXPANDABLE)
+    try:
+        before = settings_now()
+        if not before["expandable_segments"]:
+            return ["expandable segments are not on"]
+        x = torch.ones(8 * MIB, device="cuda")
+        if not is_expandable(x):
+            problems.append("torch makes no expandable segments here")
+        with open_heap("torch", "256MiB") as ctx:
+            t = ctx.full((10 * MIB,), 3 + ctx.cur_rank, dtype=I32)
+            problems += wrong(ctx, t, lambda peer: 3 + peer)
+            y = torch.ones(30 * MIB, device="cuda")
+            if not is_expandable(y):
+                problems.append("they were switched off for good")
+            with torch.cuda.use_mem_pool(ctx.mem_pool()):
+                z = torch.full((3 * MIB,), 40 + ctx.cur_rank, dtype=I32, device="cuda")
+            if not ctx.is_symmetric(z):
+                problems.append("the pool's memory is not on the heap")
+            problems += wrong(ctx, z, lambda peer: 40 + peer)
+            del y, z, t
+        if settings_now() != before:
+            problems.append(f"settings were {before}, are {settings_now()}")
+        if not bool((x == 1).all()):
+            problems.append("memory of torch was changed")
+        del x
+    finally:
+        if set_here:
+            torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+        gc.collect()
+        torch.cuda.empty_cache()
+    return problems
+
+
+# -- who fits together ------------------------------------------------------------------------------------------------
+def mixed_devices():
+    """Rank 0 on the CPU, the others on GPUs; returns the error."""
+    try:
+        with Iris("1MiB", device="cpu" if dist.get_rank() == 0 else "cuda"):
+            return "no error", ""
+    except IrisError as e:
+        return type(e).__name__, str(e)
+
+
+def share_a_gpu(allocator):
+    """All ranks on the first GPU; returns what went wrong."""
+    with open_heap(allocator, device="cuda:0") as ctx:
+        rank, right = ctx.cur_rank, (ctx.cur_rank + 1) % ctx.num_ranks
+        x = ctx.full((NUMEL,), 5 + rank, dtype=I32)
+        problems = wrong(ctx, x, lambda peer: 5 + peer)
+        grid = (-(-NUMEL // BLOCK),)
+        push[grid](x, 50 + rank, ctx.get_heap_bases(), rank, right, NUMEL, BLOCK=BLOCK)
+        return problems + wrong(ctx, x, lambda peer: 50 + (peer - 1) % ctx.num_ranks)
