@@ -7,15 +7,16 @@ STAMP := $(VENV)/.installed
 MANIFESTS := requirements-dev.txt $(wildcard iris_*/pyproject.toml)
 PYTEST_ARGS ?=
 
-.PHONY: help demo test lint format gpu-test test-triton bench clean
+.PHONY: help demo test lint format gpu-test test-triton bench gpu-bench clean
 
 help:
 	@echo "make demo         the main job: a multi-rank Triton program, on GPUs where there are any, else on the CPU"
 	@echo "make test         the whole test suite (no GPU needed)"
 	@echo "make lint         ruff and mypy"
-	@echo "make gpu-test     the tests that need GPUs"
+	@echo "make gpu-test     the tests that need GPUs, in tiers of 1, 2, 4 and 8; TIERS=\"1 2\" for some of them"
 	@echo "make test-triton TRITON=3.6.0   the suite with another Triton, in its own environment"
 	@echo "make bench        the benchmarks of the CPU path; JSON under benchmarks/results"
+	@echo "make gpu-bench    remote memory access on all GPUs; see docs/benchmarks.md"
 
 $(STAMP): $(MANIFESTS)
 	@$(PYTHON) -c 'import sys; sys.exit("Iris needs Python 3.11 or newer, not " + sys.version.split()[0] + "; say make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
@@ -38,8 +39,34 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-gpu-test: $(STAMP)
-	$(BIN)/python -m pytest -m "gpu or multigpu" $(PYTEST_ARGS)
+# Runs every tier that the visible GPUs allow; with TIERS="1 2" these, and fails if one of them does not run.
+#
+# GPU hosts often have torch and triton of their own, and no package index.  Therefore the tests run, in this order, with
+#   - $(PYTHON) as it is, where VENV is empty, or where it can import the four distributions and what they need;
+#   - the environment of `make test`, if it is there;
+#   - an environment on top of $(PYTHON)'s packages, where those hold all but the four distributions: no index is asked;
+#   - else the environment of `make test`, which is made from the index.
+gpu-test:
+	@python=$$($(MAKE) --no-print-directory --silent gpu-python) && echo "tests run with $$python" && \
+	$$python -m pytest --gpu-tiers="$(if $(TIERS),$(TIERS),all)" --gpu-report="$(GPU_REPORT)" $(PYTEST_ARGS)
+
+gpu-python:
+ifeq ($(VENV),)
+	@echo $(PYTHON)
+else
+	@if $(PYTHON) -c "import $(OURS), $(NEEDED)" 2>/dev/null; then echo $(PYTHON); \
+	elif test ! -e $(STAMP) && $(PYTHON) -c "import $(NEEDED), setuptools, venv" 2>/dev/null; then \
+		$(MAKE) --no-print-directory $(GPU_VENV)/.installed >&2 && echo $(GPU_VENV)/bin/python; \
+	else \
+		$(MAKE) --no-print-directory $(STAMP) >&2 && echo $(BIN)/python; \
+	fi
+endif
+
+$(GPU_VENV)/.installed: $(wildcard iris_*/pyproject.toml)
+	$(PYTHON) -m venv --system-site-packages $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-build-isolation --no-deps \
+		-e ./iris_core -e ./iris_allocators -e ./iris_triton -e ./iris_gluon
+	@touch $@
 
 # The same suite with another Triton.  The pin of requirements-dev.txt is left out, everything else stays.
 test-triton:
@@ -53,6 +80,9 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/host.py
 	$(BIN)/python benchmarks/cpu_executor.py
 
+gpu-bench: $(STAMP)
+	$(BIN)/python benchmarks/rma.py
+
 clean:
-	rm -rf .venv .venv-triton-* build dist out
+	rm -rf .venv $(GPU_VENV) .venv-triton-* build dist out
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

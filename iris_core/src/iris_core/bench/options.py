@@ -44,7 +44,7 @@ class RunOptions:
     batch_ms: float = 5.0
     warm_ms: float = 10.0
     device_timeout_s: float = 10.0
-    limit_s: float = 1800.0
+    limit_s: float = 600.0
 
     def __post_init__(self) -> None:
         for name in ("num_ranks", "rounds"):

@@ -116,11 +116,17 @@ def axis(name: str, values: Iterable[Any] | Callable[[RunOptions], Iterable[Any]
 
 
 @overload
-def register(function: F) -> F: ...
+def register(function: F) -> F:
+    """Use it as a decorator without arguments."""
+
+
 @overload
 def register(
     *, name: str = ..., ranks: bool = ..., matrix: tuple[str, str] | tuple[()] = ..., by_default: bool = ...
-) -> Callable[[F], F]: ...
+) -> Callable[[F], F]:
+    """Use it as a decorator with arguments."""
+
+
 def register(
     function: F | None = None,
     *,
@@ -202,6 +208,11 @@ def find(name: str) -> Benchmark:
     if name not in _registry:
         raise BenchmarkError(f"no benchmark is called {name!r}; there are: {', '.join(_registry) or 'none at all'}")
     return _registry[name]
+
+
+def matrices() -> dict[str, tuple[str, ...]]:
+    """Return the two axes of every benchmark that is shown as a matrix, by name."""
+    return {each.name: each.matrix for each in _registry.values() if each.matrix}
 
 
 def load(path: str) -> None:

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from iris_core.bench.options import RunOptions
-from iris_core.bench.registry import registered
+from iris_core.bench.registry import matrices, registered
 from iris_core.errors import IrisError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def parser(about: str | None, *, ranks: int = 1, device: str | None = None, out:
     made.add_argument("--only", default="", metavar="REGEX", help="benchmarks whose names match")
     made.add_argument("--quick", action="store_true", help="fewer points")
     made.add_argument("--rounds", type=int, default=7, help="rounds, where a benchmark does not say (default 7)")
+    made.add_argument("--limit", type=float, default=600, metavar="S", help="bound of each rank (default 600)")
     made.add_argument("--out", default=out, metavar="FILE", help=f"JSON of the results (default {out or 'none'})")
     made.add_argument("--enforce", action="store_true", help="a missed target gives exit status 1 too")
     return made
@@ -54,6 +55,7 @@ def options_from(args: argparse.Namespace) -> RunOptions:
         heap_size=args.heap_size,
         quick=args.quick,
         rounds=args.rounds,
+        limit_s=args.limit,
     )
 
 
@@ -70,7 +72,7 @@ def finish(report: Report, *, out: str = "", enforce: bool = False) -> int:
     """
     from iris_core.bench.table import show
 
-    show(report, {each.name: each.matrix for each in registered(pattern=".") if each.matrix})
+    show(report, matrices())
     if out:
         print(f"written to {report.write(out)}")
     unreached = enforce and any(each.reached is not True for result in report.results for each in result.targets)

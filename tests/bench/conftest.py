@@ -1,0 +1,48 @@
+"""Fixtures of the tests of iris_core.bench."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from iris_core.bench import registry
+from iris_core.bench.options import RunOptions
+from iris_core.bench.runner import Runner
+from iris_core.bootstrap import SingleWorld
+
+QUICK = RunOptions(rounds=3, batch_ms=0.2, warm_ms=1.0)
+
+
+def pytest_collection_modifyitems(items):
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for item in items:
+        needed = 2 if "multigpu" in item.keywords else 1 if "gpu" in item.keywords else 0
+        if needed > gpus:
+            item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPUs, torch sees {gpus}"))
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    """What a test registers is gone afterwards."""
+    monkeypatch.setattr(registry, "_registry", {})
+
+
+@pytest.fixture
+def measure():
+    """Register a function without ranks and measure it at one point in a world of one; options can be changed."""
+
+    def run(function, params=None, *, world=None, on_measured=None, **options):
+        registry.register(ranks=False)(function)
+        (benchmark,) = [each for each in registry.registered() if each.function is function]
+        runner = Runner(world or SingleWorld(), None, dataclasses.replace(QUICK, **options), on_measured)
+        return runner.point(benchmark, params or {})
+
+    return run
+
+
+@pytest.fixture
+def by_provider(measure):
+    """As `measure`; results by provider."""
+    return lambda *args, **kwargs: {result.provider: result for result in measure(*args, **kwargs)}

@@ -1,0 +1,76 @@
+"""Benchmarks that test_session runs on ranks."""
+
+import time
+
+import torch
+
+from iris_core import bench
+
+ARRAY = 8
+
+
+@bench.register
+@bench.axis("nbytes", lambda options: [4 * options.num_ranks])
+def exchange(state, ctx):
+    """Ranks take different times; one provider leaves wrong data on rank 1."""
+    rank, world = ctx.cur_rank, ctx.num_ranks
+    out = ctx.zeros(ARRAY)
+    before = ctx.stats().num_blocks
+    state.set_bytes(state["nbytes"])
+    state.set_repeat(1)
+
+    def call():
+        time.sleep(0.002 * (rank + 1))
+        out.fill_(rank)
+
+    def spoil():
+        out.fill_(-1)
+
+    state.provider("right", call, prepare=spoil, check=lambda: bool((out == rank).all()))
+    state.provider("wrong", call, prepare=spoil, check=lambda: bool((out == 0).all()))
+    state.provider("alone", call if rank == world - 1 else None, prepare=spoil, check=None, baseline="right")
+    state.add_counter("blocks", before)
+
+
+@bench.register
+@bench.axis("point", [0, 1])
+def frees(state, ctx):
+    """Each point may use nearly the whole heap."""
+    x = ctx.zeros(ctx.heap_size // 2, dtype=torch.uint8)
+    state.provider("a", lambda: None, check=lambda: x.numel() == ctx.heap_size // 2)
+
+
+@bench.register(by_default=False)
+def raises(state, ctx):
+    """One rank raises."""
+
+    def call():
+        if ctx.cur_rank == 1:
+            raise ZeroDivisionError("rank 1 divides by zero")
+
+    state.provider("a", call, check=None)
+
+
+@bench.register(by_default=False)
+def hangs(state, ctx):
+    """One rank never comes back."""
+    state.provider("a", (lambda: time.sleep(600)) if ctx.cur_rank == 1 else (lambda: None), check=None)
+
+
+@bench.register(by_default=False)
+@bench.axis("timer", ["events", "graph"])
+def on_gpus(state, ctx):
+    """Fills memory of the rank's own GPU; needs GPUs."""
+    x = ctx.zeros(8 << 20)
+    state.set_timer(state["timer"])
+    state.set_bytes(x.numel() * 4)
+
+    def is_filled():
+        return bool((x == 3).all())
+
+    def spoil():
+        x.fill_(-1)
+
+    last = ctx.cur_rank == ctx.num_ranks - 1
+    state.provider("fill", lambda: x.fill_(3), prepare=spoil, check=is_filled)
+    state.provider("fill alone", (lambda: x.fill_(3)) if last else None, prepare=spoil, check=None)

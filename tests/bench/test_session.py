@@ -1,0 +1,117 @@
+"""Runs on ranks, and benchmarks as programs."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from iris_core import bench
+from iris_core.bench import script
+from iris_core.bench.options import RunOptions
+from iris_core.errors import PeerLostError
+from iris_core.launch import RankError
+
+HERE = pathlib.Path(__file__).parent
+RMA = HERE.parents[1] / "benchmarks" / "rma.py"
+OPTIONS = RunOptions(num_ranks=2, device="cpu", heap_size="1MiB", rounds=3, batch_ms=0.2)
+
+
+@pytest.fixture
+def on_ranks(monkeypatch):
+    """Run benchmarks of rank_benchmarks.py."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    bench.load(str(HERE / "rank_benchmarks.py"))
+    return lambda pattern="", options=OPTIONS: bench.run(bench.registered(pattern=pattern), options, name="ranks")
+
+
+def test_two_ranks(on_ranks):
+    report = on_ranks()
+    assert report.run["num_ranks"] == 2
+    assert (report.run["allocator"], report.run["device"]) == ("host", "cpu")
+    assert report.run["device_timeout_s"] == OPTIONS.device_timeout_s
+    right, wrong, alone, *frees = report.results
+    assert right.params == {"nbytes": 8}
+    first, second = right.local_us
+    assert 2000 <= first < second == pytest.approx(right.time_us, rel=0.5)
+    assert right.time_us >= 4000
+    assert right.min_us == first
+    assert right.skew_pct > 20
+    assert right.verified
+    assert right.gb_per_s == pytest.approx(8 / right.time_us / 1e3, rel=1e-4)
+    assert wrong.error == "rank 1: the data is wrong"
+    assert wrong.time_us is None
+    assert alone.local_us[0] is None
+    assert alone.skew_pct is None
+    assert alone.ratio == pytest.approx(1, rel=0.5)
+    assert [each.params for each in frees] == [{"point": 0}, {"point": 1}]
+    assert all(each.verified for each in frees)
+    assert bench.finish(report) == 1
+
+
+def test_an_exception_on_one_rank_ends_the_run_and_is_named(on_ranks):
+    start = time.monotonic()
+    with pytest.raises(RankError, match=r"rank 1 raised[\s\S]*ZeroDivisionError: rank 1 divides by zero"):
+        on_ranks("raises")
+    assert time.monotonic() - start < 30
+
+
+def test_a_rank_that_hangs_ends_the_run(on_ranks, capfd):
+    options = RunOptions(num_ranks=2, device="cpu", heap_size="1MiB", limit_s=5.0)
+    with pytest.raises(PeerLostError, match=r"rank [01]"):
+        on_ranks("hangs", options)
+    assert "rank_benchmarks.py" in capfd.readouterr().err  # where it was
+
+
+def rma(*arguments):
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("IRIS_")}
+    variables["CUDA_VISIBLE_DEVICES"] = ""
+    command = [sys.executable, str(RMA), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, check=False)
+
+
+def test_rma_on_cpu_ranks(tmp_path):
+    out = tmp_path / "rma.json"
+    done = rma("--device", "cpu", "--ranks", "2", "--quick", "--rounds", "1", "--out", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = bench.Report.from_json(out.read_text())
+    assert {each.benchmark for each in report.results} == {
+        f"rma.{name}" for name in ("pair", "pairs", "ring", "all_to_all", "latency", "barrier")
+    }
+    assert all(each.verified or each.skipped for each in report.results)
+    skipped = {each.provider: each.skipped for each in report.results if each.skipped and each.provider}
+    assert skipped == dict.fromkeys(("engine push", "engine pull"), "the copy engine needs a GPU")
+    assert {each.provider for each in report.results if each.time_us} == {"push", "pull", "signal", "barrier"}
+
+
+def test_rma_without_gpus_says_what_to_do():
+    done = rma()
+    assert done.returncode == 2
+    assert "torch sees 0" in done.stderr
+    assert "--device cpu" in done.stderr
+
+
+def test_a_file_of_benchmarks_is_a_program(tmp_path, capsys):
+    @bench.register(ranks=False)
+    def local(state, ctx):
+        """Runs here."""
+        assert ctx is None
+        state.set_timer("reported")
+        state.provider("a", lambda: 2e-6, check=lambda: True)
+        state.target("a", "time_us", at_most=1)
+
+    out = tmp_path / "local.json"
+    arguments = ["--rounds", "2", "--out", str(out)]
+    assert script.main("local", "About.", source=__file__, argv=arguments) == 0
+    captured = capsys.readouterr()
+    assert "measuring test_session.local: Runs here." in captured.err
+    assert "time_us <= 1: MISSED" in captured.out
+    (result,) = json.loads(out.read_text())["results"]
+    assert result["rounds_us"] == [2, 2]
+    assert result["num_ranks"] == 0
+    assert script.main("local", "About.", source=__file__, argv=["--enforce"]) == 1
+    assert script.main("local", "About.", source=__file__, argv=["--only", "global"]) == 2
+    assert "no benchmark matches 'global'" in capsys.readouterr().err

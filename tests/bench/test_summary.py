@@ -1,0 +1,49 @@
+"""Numbers from pretended ranks: the slowest rank, skew, ratios."""
+
+import pytest
+
+from iris_core.bench.state import State
+from iris_core.bench.summary import Measured, plain, skew_pct, slowest, summarize
+from iris_core.errors import BenchmarkError
+
+IDLE = []
+
+
+def test_the_slowest_rank_counts_in_every_round():
+    assert slowest([[1.0, 5.0], [4.0, 2.0], IDLE]) == [4.0, 5.0]
+    with pytest.raises(BenchmarkError, match="no rank took part"):
+        slowest([IDLE, IDLE])
+
+
+def test_skew_compares_medians_of_ranks_that_took_part():
+    assert skew_pct([[3.0, 4.0, 9.0], [5.0, 5.0, 1.0], IDLE]) == pytest.approx(20)
+    assert skew_pct([[3.0], IDLE]) is None
+
+
+def test_a_result_of_three_ranks():
+    state = State("copy", {"dtype": complex, "nbytes": 8}, on_gpu=False, rounds=3)
+    state.set_bytes(6_000_000)
+    state.provider("ours", None, check=None, baseline="theirs")
+    state.provider("theirs", None, check=None, peer=True)
+    state.provider("others", None, check=None, peer=True)
+    ours = Measured([[1e-3, 3e-3, 2e-3], [2e-3, 2e-3, 8e-3], IDLE], calls=5, verified=True)
+    theirs = Measured([[4e-3, 3e-3, 4e-3], [1e-3] * 3, IDLE], calls=5)
+    others = Measured([[5e-3, 6e-3, 7e-3], IDLE, IDLE], calls=5)
+    results = summarize(state, {"ours": ours, "theirs": theirs, "others": others}, 3, {"n": 1.0})
+    mine, baseline, last = results
+    assert mine.rounds_us == (2000, 3000, 8000)
+    assert mine.time_us == 3000
+    assert mine.local_us == (2000, 2000, None)
+    assert (mine.min_us, mine.skew_pct) == (2000, 0)
+    assert mine.gb_per_s == 2
+    assert mine.ratio == 1  # median of 4/2, 3/3 and 4/8: round by round, not 4/3
+    assert (mine.best_peer, mine.ratio_to_best_peer) == ("theirs", 1)
+    assert baseline.best_peer == "others"
+    assert (last.best_peer, last.ratio_to_best_peer) == ("theirs", pytest.approx(4 / 7, rel=1e-5))
+    assert mine.params == {"dtype": "<class 'complex'>", "nbytes": 8}
+    assert mine.counters == {"n": 1.0}
+
+
+def test_only_what_json_knows_is_kept_as_it_is():
+    values = {"a": 1, "b": 1.5, "c": "x", "d": True, "e": None, "f": (1, 2)}
+    assert plain(values) == {**values, "f": "(1, 2)"}
