@@ -5,19 +5,9 @@ import itertools
 
 import pytest
 
-from iris_core.bootstrap import SingleWorld
 from iris_core.errors import BenchmarkError
 
-
-class PretendedWorld(SingleWorld):
-    """A world in which every other rank says what this one says, changed by `others`."""
-
-    def __init__(self, world_size, others=lambda rank, obj: obj):
-        self.world_size = world_size
-        self._others = others
-
-    def all_gather_object(self, obj):
-        return [obj, *(self._others(rank, obj) for rank in range(1, self.world_size))]
+from .fakes import PretendedWorld
 
 
 def test_providers_are_measured_in_turn_and_each_is_first_once(measure):
