@@ -62,3 +62,17 @@ def test_memory_in_use_between_two_looks_is_kept() -> None:
         ("decommit", 0, 4096),
         ("decommit", 2 * 4096, 6 * 4096),
     ]
+
+
+def test_a_rest_inside_one_granule_is_nothing_to_give_back() -> None:
+    ranges = RangeSet()
+    ranges.add(0, 100)
+    assert ranges.intersection(60, 50) == []
+    allocator = MemoryAllocator(1 << 16, Capability.DECOMMIT)
+    residency = Residency(allocator)
+    residency.commit(0, 1 << 16)
+    residency.release_idle([(0, 1 << 16)])
+    residency.commit(0, 4196)  # of what was idle, this leaves the rest of the second granule ...
+    residency.commit(5000, (1 << 16) - 5000)  # ... and that ends before the granule does
+    assert not residency.release_idle([(0, 1 << 16)])
+    assert allocator.count("decommit") == 0

@@ -55,7 +55,9 @@ class RangeSet:
         self._starts[i:j], self._ends[i:j] = [a for a, _ in keep], [b for _, b in keep]
 
     def intersection(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The ranges of the set within [start, end)."""
+        """The ranges of the set within [start, end); none where `start` is not below `end`."""
+        if start >= end:
+            return []
         i, j = bisect_right(self._ends, start), bisect_left(self._starts, end)
         pairs = zip(self._starts[i:j], self._ends[i:j], strict=True)
         return [(max(a, start), min(b, end)) for a, b in pairs]
