@@ -82,7 +82,9 @@ def test_memory_exhausted_on_one_rank_is_the_same_error_everywhere_and_nothing_l
     assert c.counts == [NOTHING] * 2
 
 
-@pytest.mark.parametrize(("name", "which"), [("export_fd", 1), ("import_fd", 1), ("import_fd", 2), ("map", 3)])
+@pytest.mark.parametrize(
+    ("name", "which"), [("export_fd", 1), ("import_fd", 1), ("import_fd", 2), ("map", 3), ("set_access", 2)]
+)
 def test_growth_that_peers_cannot_see_is_undone_everywhere(name, which):
     with Cluster(3) as c:
         kept = c.each(lambda heap: heap.allocate(GRANULE, U8).fill_(heap.rank))
@@ -91,13 +93,32 @@ def test_growth_that_peers_cannot_see_is_undone_everywhere(name, which):
         errors = c.attempt(lambda heap: heap.allocate(1, U8))
         assert not c.drivers[1].fail_next
         assert [type(errors[0]), type(errors[2])] == [PeerAccessError] * 2
-        assert "rank 1 could not" in str(errors[0])
+        assert str(errors[0]) == str(errors[2])
+        assert str(errors[0]).startswith("rank 1 could not")
+        assert str(errors[0]).endswith(str(errors[1])), "the cause is told everywhere"
         assert name in str(errors[1])
         assert c.counts == counts
         assert oracle.open_descriptors() == descriptors
         more = c.each(lambda heap: heap.allocate(10, U8).fill_(heap.rank + 3))
         assert seen_everywhere(c, more)
         assert seen_everywhere(c, kept)
+
+
+@pytest.mark.parametrize("peer", [0, 2])
+def test_no_access_to_a_peer_names_it_on_every_rank(peer):
+    """Devices that do not reach each other: the driver maps the memory and refuses access to it."""
+    with Cluster(3) as c:
+        counts = c.counts
+        c.drivers[1].fail_with = (217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED")
+        c.drivers[1].fail_next["set_access"] = 2 if peer == 0 else 3  # the first is for the own memory
+        errors = c.attempt(lambda heap: heap.allocate(1, U8))
+        assert [type(e) for e in errors] == [PeerAccessError] * 3
+        assert all(f"cpu cannot map the memory of rank {peer} (set_access" in str(e) for e in errors)
+        assert all("PEER_ACCESS_UNSUPPORTED" in str(e) and "nvidia-smi topo -p2p r" in str(e) for e in errors)
+        errors.clear()
+        assert c.counts == counts
+        tensors = c.each(lambda heap: heap.allocate(1, U8).fill_(heap.rank))
+        assert seen_everywhere(c, tensors)
 
 
 @pytest.mark.parametrize("which", [1, 2, 3, 4])
