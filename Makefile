@@ -6,8 +6,16 @@ TRITON ?= 3.7.1
 STAMP := $(VENV)/.installed
 MANIFESTS := requirements-dev.txt $(wildcard iris_*/pyproject.toml)
 PYTEST_ARGS ?=
+TIERS ?=
+# what a part of the tests says is no result to be kept
+GPU_REPORT ?= $(if $(PYTEST_ARGS),out,benchmarks/results)
+GPU_VENV := .venv-gpu
+# modules and not packages: from here, Python takes the folder iris_core for an empty package
+OURS := iris_core.testing, iris_allocators.settings, iris_triton.settings, iris_gluon.settings
+NEEDED := torch, triton, numpy, pluggy, pydantic_settings, importlib_metadata, rich, pytest
+WITH_GPU_PYTHON = python=$$($(MAKE) --no-print-directory --silent gpu-python) && echo "running with $$python" &&
 
-.PHONY: help demo test lint format gpu-test test-triton bench gpu-bench clean
+.PHONY: help demo test lint format gpu-test gpu-python test-triton bench gpu-bench clean
 
 help:
 	@echo "make demo         the main job: a multi-rank Triton program, on GPUs where there are any, else on the CPU"
@@ -41,14 +49,14 @@ format: $(STAMP)
 
 # Runs every tier that the visible GPUs allow; with TIERS="1 2" these, and fails if one of them does not run.
 #
-# GPU hosts often have torch and triton of their own, and no package index.  Therefore the tests run, in this order, with
+# GPU hosts often have torch and triton of their own, and no package index.  Therefore what runs on GPUs runs, the first
+# of these that there is, with
 #   - $(PYTHON) as it is, where VENV is empty, or where it can import the four distributions and what they need;
 #   - the environment of `make test`, if it is there;
 #   - an environment on top of $(PYTHON)'s packages, where those hold all but the four distributions: no index is asked;
 #   - else the environment of `make test`, which is made from the index.
 gpu-test:
-	@python=$$($(MAKE) --no-print-directory --silent gpu-python) && echo "tests run with $$python" && \
-	$$python -m pytest --gpu-tiers="$(if $(TIERS),$(TIERS),all)" --gpu-report="$(GPU_REPORT)" $(PYTEST_ARGS)
+	@$(WITH_GPU_PYTHON) $$python -m pytest --gpu-tiers="$(if $(TIERS),$(TIERS),all)" --gpu-report="$(GPU_REPORT)" $(PYTEST_ARGS)
 
 gpu-python:
 ifeq ($(VENV),)
@@ -80,8 +88,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/host.py
 	$(BIN)/python benchmarks/cpu_executor.py
 
-gpu-bench: $(STAMP)
-	$(BIN)/python benchmarks/rma.py
+gpu-bench:
+	@$(WITH_GPU_PYTHON) $$python benchmarks/rma.py
 
 clean:
 	rm -rf .venv $(GPU_VENV) .venv-triton-* build dist out

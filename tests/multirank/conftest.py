@@ -1,11 +1,9 @@
-"""One pool of rank processes for all multi-rank tests."""
+"""The same tests on the CPU and on GPUs."""
 
 import pytest
 
-from iris_core.testing import RankPool
 
-
-@pytest.fixture(scope="session")
-def pool():
-    with RankPool(warm=("torch", "triton", "iris_triton.context", "iris_core.api"), timeout_s=120.0) as pool:
-        yield pool
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.multigpu)])
+def device(request):
+    """Where the ranks compute; on GPUs, the test's `num_ranks` decides about its tier."""
+    return request.param

@@ -3,12 +3,14 @@
 import torch
 import triton
 import triton.language as tl
+from jobs_common import compile_together
 
 import iris_triton as iris
 from iris_core import Iris
 from iris_triton import DeviceContext
 
 LANES = 32
+MAX_TRIES = tl.constexpr(1 << 20)  # a second or more, of a single try to get a lock
 NUMEL = 27  # the last lanes are masked
 SEMS = (None, "relaxed", "acquire", "release", "acq_rel")
 SCOPES = (None, "cta", "gpu", "sys")
@@ -27,12 +29,15 @@ LEGAL = {
 }
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rank", "peer", "n"])
 def atomic(
-    op: tl.constexpr, form: tl.constexpr, cells, operands, old, bases, context, rank: tl.constexpr, world: tl.constexpr,
+    op: tl.constexpr, form: tl.constexpr, cells, operands, old, bases, context, rank, world: tl.constexpr,
     peer, n, masked: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """One atomic on `peer`'s cells; what was there before goes to `old`."""
+    """One atomic on `peer`'s cells; what was there before goes to `old`.
+
+    The functional form needs no `world`, and is given none, so that worlds of all sizes share its binaries.
+    """
     i = tl.arange(0, LANES)
     v = tl.load(operands + i)
     p = cells + i
@@ -60,7 +65,7 @@ def atomic(
         elif op == "cas":
             r = iris.atomic_cas(p, tl.load(old + i), v, rank, peer, bases, sem, scope)
     else:
-        ctx = DeviceContext.initialize(context, rank, world)
+        ctx = DeviceContext.from_tensor(context, world)
         if op == "add":
             r = ctx.atomic_add(p, v, peer, mask, sem, scope)
         elif op == "sub":
@@ -95,13 +100,20 @@ def hammer(cells, bases, rank: tl.constexpr, world: tl.constexpr, rounds):
 
 @triton.jit
 def locked_increment(lock, counter, bases, rank: tl.constexpr, world: tl.constexpr, rounds):
-    """A spin lock on rank 0 by cas and xchg; the counter is read and written without atomics under it."""
+    """A spin lock on rank 0 by cas and xchg; the counter is read and written without atomics under it.
+
+    Who never gets the lock gives up, and the counter stays too small.
+    """
     for _ in range(rounds):
-        while iris.atomic_cas(lock, 0, 1, rank, 0, bases, sem="acquire", scope="sys") != 0:
-            pass
-        value = iris.load(counter, rank, 0, bases, volatile=True)
-        iris.store(counter, value + 1, rank, 0, bases)
-        iris.atomic_xchg(lock, 0, rank, 0, bases, sem="release", scope="sys")
+        holder = iris.atomic_cas(lock, 0, 1, rank, 0, bases, sem="acquire", scope="sys")
+        tries = 0
+        while (holder != 0) & (tries < MAX_TRIES):
+            holder = iris.atomic_cas(lock, 0, 1, rank, 0, bases, sem="acquire", scope="sys")
+            tries += 1
+        if holder == 0:
+            value = iris.load(counter, rank, 0, bases, volatile=True)
+            iris.store(counter, value + 1, rank, 0, bases)
+            iris.atomic_xchg(lock, 0, rank, 0, bases, sem="release", scope="sys")
 
 
 def before(rank: int, dtype: torch.dtype) -> torch.Tensor:
@@ -126,54 +138,68 @@ def after(op: str, old: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     }[op]()
 
 
-def run_atomic(op: str, device: str = "cpu") -> list[str]:
-    """Try an atomic in all dtypes, masks, sems, scopes and both forms; return what went wrong."""
+def run_atomic(op: str, device: str = "cpu", orders_of_all_dtypes: bool = False) -> list[str]:
+    """Try an atomic in all dtypes, masks and both forms, and with every sem and scope; return what went wrong.
+
+    Args:
+        op: name after "atomic_".
+        device: where the ranks compute.
+        orders_of_all_dtypes: try each sem and scope with every dtype and not with the first one alone.
+    """
     problems = []
     with Iris("4MiB", device=device) as ctx:
         rank, world = ctx.cur_rank, ctx.num_ranks
         peer, pred = (rank + 1) % world, (rank - 1) % world
+        launches = []
         for dtype in LEGAL[op]:
             cells = ctx.empty(LANES, dtype=dtype)
             operands = operand(rank, dtype).to(ctx.device)
-            for form, masked, sem, scope in variants(op):
-                cells.copy_(before(rank, dtype))
-                old = torch.full((LANES,), -7, dtype=dtype)
-                if op == "cas":  # half of the comparisons succeed
-                    old = torch.where(torch.arange(LANES) % 2 == 0, before(peer, dtype), before(peer, dtype) + 1)
-                compare = old.clone()
-                old = old.to(ctx.device)
-                ctx.barrier()
-                atomic[(1,)](
-                    op, form, cells, operands, old, ctx.get_heap_bases(), ctx.get_device_context(), rank, world,
-                    peer, NUMEL, masked=masked, sem=sem, scope=scope, LANES=LANES,
+            old = torch.empty(LANES, dtype=dtype, device=ctx.device)
+            for form, masked, sem, scope in variants(op, orders_of_all_dtypes or dtype is LEGAL[op][0]):
+                args = (
+                    op, form, cells, operands, old, ctx.get_heap_bases(), ctx.get_device_context(), rank,
+                    world if form == "object" else None, peer, NUMEL,
                 )  # fmt: skip
-                ctx.barrier()
-                base, v = before(rank, dtype), operand(pred, dtype)
-                if op == "cas":
-                    cells_wanted = torch.where(torch.arange(LANES) % 2 == 0, v, base)
-                    old_wanted = before(peer, dtype)
-                else:
-                    cells_wanted = after(op, base, v)
-                    old_wanted = before(peer, dtype)
-                if masked:
-                    cells_wanted[NUMEL:] = base[NUMEL:]
-                    old_wanted[NUMEL:] = compare[NUMEL:]
-                what = f"rank {rank}: atomic_{op} {form} {dtype} masked={masked} sem={sem} scope={scope}"
-                if not torch.equal(cells.cpu(), cells_wanted):
-                    problems.append(f"{what}: cells {cells.tolist()} instead of {cells_wanted.tolist()}")
-                if not torch.equal(old.cpu(), old_wanted):
-                    problems.append(f"{what}: returned {old.tolist()} instead of {old_wanted.tolist()}")
-                ctx.barrier()
+                launches.append((atomic, args, {"masked": masked, "sem": sem, "scope": scope, "LANES": LANES}))
+        compile_together(ctx, launches)
+        for kernel, args, variant in launches:
+            _, form, cells, _, old, *_ = args
+            dtype, masked = cells.dtype, variant["masked"]
+            compare = torch.full((LANES,), -7, dtype=dtype)
+            if op == "cas":  # half of the comparisons succeed
+                compare = torch.where(torch.arange(LANES) % 2 == 0, before(peer, dtype), before(peer, dtype) + 1)
+            cells.copy_(before(rank, dtype))
+            old.copy_(compare)
+            ctx.barrier()
+            kernel[(1,)](*args, **variant)
+            ctx.barrier()
+            base, v = before(rank, dtype), operand(pred, dtype)
+            old_wanted = before(peer, dtype)
+            if op == "cas":
+                cells_wanted = torch.where(torch.arange(LANES) % 2 == 0, v, base)
+            else:
+                cells_wanted = after(op, base, v)
+            if masked:
+                cells_wanted[NUMEL:] = base[NUMEL:]
+                old_wanted[NUMEL:] = compare[NUMEL:]
+            what = f"rank {rank}: atomic_{op} {form} {dtype} {variant}"
+            if not torch.equal(cells.cpu(), cells_wanted):
+                problems.append(f"{what}: cells {cells.tolist()} instead of {cells_wanted.tolist()}")
+            if not torch.equal(old.cpu(), old_wanted):
+                problems.append(f"{what}: returned {old.tolist()} instead of {old_wanted.tolist()}")
+        ctx.barrier()
     return problems
 
 
-def variants(op: str):
+def variants(op: str, orders: bool):
+    """(form, masked, sem, scope); with or without every order."""
     for form in ("functional", "object"):
         for masked in (False, True) if op != "cas" else (False,):
             yield form, masked, None, None
-    for sem in SEMS:
-        for scope in SCOPES:
-            yield "object", op != "cas", sem, scope
+    if orders:
+        for sem in SEMS:
+            for scope in SCOPES:
+                yield "object", op != "cas", sem, scope
 
 
 def run_contention(dtype_name: str, rounds: int, programs: int, device: str = "cpu") -> tuple[list[float], int]:

@@ -42,14 +42,14 @@ def unpicklable():
     return lambda: None
 
 
-def spawned(rank, num_ranks, store, answers):
+def spawned(rank, num_ranks, device, store, answers):
     """A rank that torch.multiprocessing.spawn has started, with a process group of the program's own."""
     from torch._C._distributed_c10d import FileStore
 
     from iris_core import Iris
 
     dist.init_process_group("gloo", store=FileStore(store, num_ranks), rank=rank, world_size=num_ranks)
-    with Iris("1MiB", device="cpu") as ctx:
+    with Iris("1MiB", device=device) as ctx:
         x = ctx.full((4,), float(rank))
         ctx.barrier()
         answers.put((ctx.cur_rank, ctx.num_ranks, x.sum().item()))
@@ -64,11 +64,11 @@ def start_a_process():
     return [batch.tolist() for batch in DataLoader([1, 2, 3, 4], batch_size=2, num_workers=1)]
 
 
-def fork_and_close():
+def fork_and_close(device):
     """A child that was forked off a rank closes the context; the ranks must not notice."""
     from iris_core import Iris
 
-    with Iris("1MiB", device="cpu") as ctx:
+    with Iris("1MiB", device=device) as ctx:
         pid = os.fork()
         if pid == 0:
             ctx.close()

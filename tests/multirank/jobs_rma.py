@@ -3,6 +3,7 @@
 import torch
 import triton
 import triton.language as tl
+from jobs_common import compile_together
 
 import iris_triton as iris
 from iris_core import Iris
@@ -11,15 +12,19 @@ from iris_triton import DeviceContext
 BLOCK = 256
 NUMEL = 4 * BLOCK - 19  # the last program is partly masked
 DTYPES = (torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32)
+ONE_OF_EACH_SIZE = (torch.int8, torch.bfloat16, torch.float32, torch.int64)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rank", "peer", "far", "n"])
 def rma(
-    op: tl.constexpr, form: tl.constexpr, x, y, out, bases, context, rank: tl.constexpr, world: tl.constexpr,
+    op: tl.constexpr, form: tl.constexpr, x, y, out, bases, context, rank, world: tl.constexpr,
     peer, far, n, masked: tl.constexpr, hint: tl.constexpr, BLOCK: tl.constexpr,
     load_cache: tl.constexpr = None, store_cache: tl.constexpr = None, volatile: tl.constexpr = False,
 ):  # fmt: skip
-    """One operation between this rank, `peer` and (copy) `far`; `form` is functional or object-oriented."""
+    """One operation between this rank, `peer` and (copy) `far`; `form` is functional or object-oriented.
+
+    The functional form needs no `world`, and is given none, so that worlds of all sizes share its binaries.
+    """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if masked:
         mask = i < n
@@ -50,7 +55,7 @@ def rma(
         elif op == "copy":
             iris.copy(x + i, y + i, peer, far, rank, bases, mask, other, load_cache, store_cache, hint)
     else:
-        ctx = DeviceContext.initialize(context, rank, world)
+        ctx = DeviceContext.from_tensor(context, world)
         if op == "load":
             value = ctx.load(
                 x + i, peer, mask=mask, other=other, cache_modifier=load_cache, volatile=volatile, hint=hint
@@ -77,48 +82,59 @@ def run_rma(op: str, cache_modifiers: bool, device: str = "cpu") -> list[str]:
     with Iris("8MiB", device=device) as ctx:
         rank, world = ctx.cur_rank, ctx.num_ranks
         peer, far = (rank + (world + 1) // 2) % world, (rank + 1) % world
-        writer = {"store": (rank - (world + 1) // 2) % world, "put": (rank - (world + 1) // 2) % world}
-        for dtype in DTYPES:
-            x = ctx.empty(4 * BLOCK, dtype=dtype)
+        if op in ("load", "get"):
+            source = peer
+        elif op == "copy":  # rank r copies from r + half to r + 1, so ours came from rank - 1 + half
+            source = (rank - 1 + (world + 1) // 2) % world
+        else:
+            source = (rank - (world + 1) // 2) % world
+        launches = []
+        for dtype in ONE_OF_EACH_SIZE if cache_modifiers else DTYPES:
+            x, y = ctx.empty(4 * BLOCK, dtype=dtype), ctx.empty(4 * BLOCK, dtype=dtype)
             x.copy_(values(rank, dtype))
-            y = ctx.empty(4 * BLOCK, dtype=dtype)
             out = torch.empty(4 * BLOCK, dtype=dtype, device=ctx.device)
             for form in ("functional", "object"):
-                for masked, hint, caches in variants(cache_modifiers):
-                    y.fill_(-3)
-                    out.fill_(-3)
-                    ctx.barrier()
-                    rma[(4,)](
-                        op, form, x, y, out, ctx.get_heap_bases(), ctx.get_device_context(), rank, world,
-                        peer, far, NUMEL, masked=masked, hint=hint, BLOCK=BLOCK, **caches,
-                    )  # fmt: skip
-                    ctx.barrier()
-                    if op in ("load", "get"):
-                        expected = values(peer, dtype)
-                    elif op == "copy":  # rank r copies from r + half to r + 1, so ours came from rank - 1 + half
-                        expected = values((rank - 1 + (world + 1) // 2) % world, dtype)
-                    else:
-                        expected = values(writer[op], dtype)
-                    if masked:
-                        expected[NUMEL:] = 7 if op == "load" else -3
-                    found = (out if op == "load" else y).cpu()
-                    if not torch.equal(found, expected):
-                        wrong = int((found != expected).sum())
-                        problems.append(
-                            f"rank {rank}: {op} {form} {dtype} masked={masked} {hint} {caches}: {wrong} wrong"
-                        )
-                    ctx.barrier()
+                args = (
+                    op, form, x, y, out, ctx.get_heap_bases(), ctx.get_device_context(), rank,
+                    world if form == "object" else None, peer, far, NUMEL,
+                )  # fmt: skip
+                for variant in variants(op, cache_modifiers):
+                    launches.append((rma, args, {**variant, "BLOCK": BLOCK}))
+        compile_together(ctx, launches)
+        for kernel, args, variant in launches:
+            _, form, x, y, out, *_ = args
+            y.fill_(-3)
+            out.fill_(-3)
+            ctx.barrier()
+            kernel[(4,)](*args, **variant)
+            ctx.barrier()
+            expected = values(source, x.dtype)
+            if variant["masked"]:
+                expected[NUMEL:] = 7 if op == "load" else -3
+            found = (out if op == "load" else y).cpu()
+            if not torch.equal(found, expected):
+                wrong = int((found != expected).sum())
+                problems.append(f"rank {rank}: {op} {form} {x.dtype} {variant}: {wrong} wrong")
+        ctx.barrier()
     return problems
 
 
-def variants(cache_modifiers: bool):
+def variants(op: str, cache_modifiers: bool):
+    """Keyword arguments of the kernel: masks and hints, or each cache modifier that the operation takes."""
     if not cache_modifiers:
-        yield False, None, {}
-        yield True, None, {}
-        yield False, 16, {}
-        yield False, (16,), {}
+        yield {"masked": False, "hint": None}
+        yield {"masked": True, "hint": None}
+        yield {"masked": False, "hint": 16}
+        yield {"masked": False, "hint": (16,)}
         return
-    for load_cache in (None, ".ca", ".cg", ".cv"):
-        for store_cache in (None, ".wb", ".cg", ".cs", ".wt"):
-            yield True, None, {"load_cache": load_cache, "store_cache": store_cache}
-    yield True, None, {"volatile": True}
+    plain = {"masked": True, "hint": None}
+    if op != "store":
+        for modifier in (".ca", ".cg", ".cv"):
+            yield {**plain, "load_cache": modifier}
+    if op != "load":
+        for modifier in (".wb", ".cg", ".cs", ".wt"):
+            yield {**plain, "store_cache": modifier}
+    if op == "load":
+        yield {**plain, "volatile": True}
+    elif op != "store":
+        yield {**plain, "load_cache": ".cg", "store_cache": ".wt"}

@@ -6,6 +6,7 @@ import time
 import torch
 import triton
 import triton.language as tl
+from jobs_common import environment
 
 import iris_triton as iris
 from iris_core import Iris
@@ -13,6 +14,9 @@ from iris_core.errors import DeviceTimeoutError, PeerLostError
 from iris_triton import DeviceContext
 
 BLOCK = 128
+COMPARE_TIMEOUT_S = 0.3
+COMPARISONS = {"eq": (5, 4), "ne": (4, 5), "gt": (4, 5), "ge": (5, 6), "lt": (6, 5), "le": (5, 4)}
+"""By comparison: a value with which it holds for 5, and one with which it does not."""
 
 
 @triton.jit
@@ -56,9 +60,9 @@ def count_signals(flag, context, rank: tl.constexpr, world: tl.constexpr, rounds
 
 
 @triton.jit
-def compare(flag, value, out, cmp: tl.constexpr):
-    """Wait alone: the comparison must hold at once."""
-    tl.store(out, iris.wait(flag, value, cmp=cmp))
+def compare(flag, value, out, timeout_ns, cmp: tl.constexpr):
+    """Wait alone, and note what the wait returns."""
+    tl.store(out, iris.wait(flag, value, cmp=cmp, timeout_ns=timeout_ns))
 
 
 @triton.jit
@@ -119,31 +123,28 @@ def run_barrier(start: int, stride: int, size: int, rounds: int, launches: int, 
 
 
 def run_timeout(device: str = "cpu") -> tuple[str, bool]:
-    """Rank 1 waits for a signal that never comes; returns its error and whether the context works afterwards."""
-    os.environ["IRIS_DEVICE_TIMEOUT"] = "0.3"
-    try:
-        with Iris("4MiB", device=device) as ctx:
-            flag = ctx.zeros(1, dtype=torch.int64)
+    """Rank 1 waits for a signal that never comes; returns its error and whether it names the flag."""
+    with environment(IRIS_DEVICE_TIMEOUT="0.3"), Iris("4MiB", device=device) as ctx:
+        flag = ctx.zeros(1, dtype=torch.int64)
+        ctx.barrier()
+        begin = time.monotonic()
+        if ctx.cur_rank == 1:
+            wait_for_nothing[(1,)](flag, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks)
+        took = time.monotonic() - begin
+        text = ""
+        try:
             ctx.barrier()
-            begin = time.monotonic()
-            if ctx.cur_rank == 1:
-                wait_for_nothing[(1,)](flag, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks)
-            took = time.monotonic() - begin
-            text = ""
-            try:
-                ctx.barrier()
-            except DeviceTimeoutError as e:
-                text = str(e)
-            ctx.barrier()  # reported once
-            assert took < 20
-            return text, hex(flag.data_ptr()) in text
-    finally:
-        del os.environ["IRIS_DEVICE_TIMEOUT"]
+        except DeviceTimeoutError as e:
+            text = str(e)
+        ctx.barrier()  # reported once
+        assert took < 20
+        return text, hex(flag.data_ptr()) in text
 
 
-def wait_for_a_dead_peer() -> str:
+def wait_for_a_dead_peer(device: str = "cpu") -> str:
     """Rank 1 dies while rank 0 waits for its signal inside a kernel."""
-    ctx = Iris("4MiB", device="cpu")
+    with environment(IRIS_DEVICE_TIMEOUT="2"):
+        ctx = Iris("4MiB", device=device)
     flag = ctx.zeros(1, dtype=torch.int64)
     ctx.barrier()
     if ctx.cur_rank == 1:
@@ -152,9 +153,33 @@ def wait_for_a_dead_peer() -> str:
     begin = time.monotonic()
     try:
         wait_for_nothing[(1,)](flag, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks)
+        ctx.barrier()  # on a GPU the launch returns at once
     except PeerLostError as e:
         assert time.monotonic() - begin < 20
         raise RuntimeError(f"as it should be: {e}") from None
     finally:
         ctx.close()
     return "nothing was noticed"
+
+
+def run_compare(dtype_name: str, device: str = "cpu") -> dict[str, tuple[int, int, float, float]]:
+    """Wait for a flag that is 5 already, by every comparison, with values for which it holds and does not hold.
+
+    Returns:
+        By comparison: what a wait returns that holds, and one that does not; and how long they took (seconds).
+    """
+    results = {}
+    with Iris("1MiB", device=device) as ctx:
+        flag, out = ctx.full((1,), 5, dtype=getattr(torch, dtype_name)), ctx.zeros(1, dtype=getattr(torch, dtype_name))
+        for cmp, (holds, fails) in COMPARISONS.items():
+            seen, took = [], []
+            for value in (holds, holds, holds, fails):  # the first one compiles and loads the kernel
+                out.zero_()
+                ctx.barrier()
+                begin = time.monotonic()
+                compare[(1,)](flag, value, out, int(COMPARE_TIMEOUT_S * 1e9), cmp=cmp)
+                ctx.barrier()
+                took.append(time.monotonic() - begin)
+                seen.append(int(out.item()))
+            results[cmp] = seen[0], seen[-1], min(took[1:-1]), took[-1]
+    return results

@@ -7,31 +7,33 @@ import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
+from jobs_common import environment
 
 import iris_triton as iris
 from iris_core import Iris
 from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError, SymmetryError
+from iris_core.testing.conformance import oracle
 
 
-def different_heap_sizes() -> str:
+def different_heap_sizes(device: str) -> str:
     try:
-        Iris("1MiB" if dist.get_rank() == 0 else "2MiB", device="cpu")
+        Iris("1MiB" if dist.get_rank() == 0 else "2MiB", device=device)
     except RankMismatchError as e:
         return str(e)
     return ""
 
 
-def different_allocators() -> str:
+def different_allocators(device: str) -> str:
     """Only one rank asks for something that does not exist: the others must hear of it."""
     try:
-        Iris("1MiB", device="cpu", allocator="host" if dist.get_rank() else "hots")
+        Iris("1MiB", device=device, allocator="auto" if dist.get_rank() else "hots")
     except IrisError as e:
         return f"{type(e).__name__}: {e}"
     return ""
 
 
-def diverging_allocations() -> str:
-    with Iris("1MiB", device="cpu") as ctx:
+def diverging_allocations(device: str) -> str:
+    with Iris("1MiB", device=device) as ctx:
         ctx.zeros(4)
         ctx.zeros(8 if ctx.cur_rank != 1 else 9999)
         try:
@@ -41,8 +43,8 @@ def diverging_allocations() -> str:
     return ""
 
 
-def a_rank_dies() -> str:
-    ctx = Iris("1MiB", device="cpu")
+def a_rank_dies(device: str) -> str:
+    ctx = Iris("1MiB", device=device)
     ctx.barrier()
     if ctx.cur_rank == 1:
         os._exit(3)
@@ -57,18 +59,15 @@ def a_rank_dies() -> str:
     return ""
 
 
-def a_rank_stays_away() -> str:
-    os.environ["IRIS_BARRIER_TIMEOUT"] = "3"
+def a_rank_stays_away(device: str) -> str:
     try:
-        with Iris("1MiB", device="cpu") as ctx:
+        with environment(IRIS_BARRIER_TIMEOUT="3"), Iris("1MiB", device=device) as ctx:
             if ctx.cur_rank == 1:
                 time.sleep(6)
                 return "late"
             ctx.barrier()
     except CollectiveTimeoutError as e:
         return f"{e.missing_ranks} {e}"
-    finally:
-        del os.environ["IRIS_BARRIER_TIMEOUT"]
     return ""
 
 
@@ -87,8 +86,8 @@ def heap_of_64_gib() -> tuple[float, int]:
     return took, grown * 1024
 
 
-def use_after_close() -> list[float]:
-    ctx = Iris("1MiB", device="cpu")
+def use_after_close(device: str) -> list[float]:
+    ctx = Iris("1MiB", device=device)
     x = ctx.ones(1000)
     view = x[10:20]
     ctx.close()
@@ -98,11 +97,11 @@ def use_after_close() -> list[float]:
     return view.tolist()
 
 
-def subgroups() -> tuple[int, int, float]:
+def subgroups(device: str) -> tuple[int, int, float]:
     """Two worlds of two ranks inside a world of four."""
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     mine = halves[dist.get_rank() // 2]
-    with Iris("1MiB", device="cpu", group=mine) as ctx:
+    with Iris("1MiB", device=device, group=mine) as ctx:
         x = ctx.full((4,), float(dist.get_rank()))
         ctx.barrier()
         ctx.barrier(group=mine)
@@ -110,8 +109,8 @@ def subgroups() -> tuple[int, int, float]:
         return ctx.cur_rank, ctx.num_ranks, float(other[0])
 
 
-def broadcasts() -> list[str]:
-    with Iris("1MiB", device="cpu") as ctx:
+def broadcasts(device: str) -> list[str]:
+    with Iris("1MiB", device=device) as ctx:
         mine = ctx.cur_rank == 1
         sent = [torch.arange(3), [1, 2, 3], {"a": 1}, "text", None, True, 2.5, torch.ones(2, dtype=torch.bfloat16)]
         back = [ctx.broadcast(v if mine else None, src=1) for v in sent]
@@ -119,16 +118,14 @@ def broadcasts() -> list[str]:
         return [f"{type(v).__name__} {v}" for v in back]
 
 
-def broadcast_from_nowhere() -> None:
-    with Iris("1MiB", device="cpu") as ctx:
+def broadcast_from_nowhere(device: str) -> None:
+    with Iris("1MiB", device=device) as ctx:
         ctx.broadcast(1, src=5)
 
 
-def translated_addresses() -> bool:
+def translated_addresses(device: str) -> bool:
     """The address that a rank computes for a peer's tensor shows the peer's data."""
-    import ctypes
-
-    with Iris("1MiB", device="cpu") as ctx:
+    with Iris("1MiB", device=device) as ctx:
         x, bases = ctx.allocate_symmetric(4, dtype=torch.int32)
         x.fill_(ctx.cur_rank + 100)
         ctx.barrier()
@@ -136,7 +133,7 @@ def translated_addresses() -> bool:
         for peer in range(ctx.num_ranks):
             there = ctx.heap.translate(x.data_ptr(), ctx.cur_rank, peer)
             ok &= there == bases[peer].item()
-            ok &= ctypes.c_int32.from_address(there).value == peer + 100
+            ok &= int.from_bytes(oracle.read_bytes(there, 4, ctx.device), "little") == peer + 100
         ctx.barrier()
         return ok
 
@@ -146,11 +143,11 @@ def _shared_kib() -> int:
         return next(int(line.split()[1]) for line in f if line.startswith("RssShmem"))
 
 
-def another_default_device() -> list[float]:
+def another_default_device(device: str) -> list[float]:
     """torch's default device is not the context's; the exchanges between hosts stay on the CPU."""
     torch.set_default_device("meta")
     try:
-        with Iris("1MiB", device="cpu") as ctx:
+        with Iris("1MiB", device=device) as ctx:
             x = ctx.full((2,), float(ctx.cur_rank))
             ctx.barrier()
             return x.tolist()

@@ -3,15 +3,18 @@
 import pytest
 from jobs_rma import run_rma
 
+OPS = ["load", "store", "get", "put", "copy"]
+
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
-@pytest.mark.parametrize("op", ["load", "store", "get", "put", "copy"])
-def test_every_dtype_mask_and_hint(pool, op, num_ranks):
-    problems = [line for lines in pool.run(run_rma, num_ranks, op, False) for line in lines]
+@pytest.mark.parametrize("op", OPS)
+def test_every_dtype_mask_and_hint(pool, op, num_ranks, device):
+    problems = [line for lines in pool.run(run_rma, num_ranks, op, False, device) for line in lines]
     assert problems == []
 
 
-@pytest.mark.parametrize("op", ["load", "store", "get", "put", "copy"])
-def test_every_cache_modifier(pool, op):
-    problems = [line for lines in pool.run(run_rma, 2, op, True) for line in lines]
+@pytest.mark.parametrize("num_ranks", [2])
+@pytest.mark.parametrize("op", OPS)
+def test_every_cache_modifier(pool, op, num_ranks, device):
+    problems = [line for lines in pool.run(run_rma, num_ranks, op, True, device) for line in lines]
     assert problems == []

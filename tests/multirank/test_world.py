@@ -7,34 +7,39 @@ from iris_core.errors import PeerLostError
 from iris_core.launch import RankError
 
 
-def test_different_heap_sizes_are_shown_rank_by_rank(pool):
-    texts = pool.run(jobs.different_heap_sizes, 3)
+@pytest.mark.parametrize("num_ranks", [3])
+def test_different_heap_sizes_are_shown_rank_by_rank(pool, num_ranks, device):
+    texts = pool.run(jobs.different_heap_sizes, num_ranks, device)
     for text in texts:
         assert "heap_size: 1048576 on rank 0; 2097152 on ranks 1, 2" in text
 
 
-def test_a_failure_on_one_rank_is_told_to_the_others(pool):
-    first, second = pool.run(jobs.different_allocators, 2)
+@pytest.mark.parametrize("num_ranks", [2])
+def test_a_failure_on_one_rank_is_told_to_the_others(pool, num_ranks, device):
+    first, second = pool.run(jobs.different_allocators, num_ranks, device)
     assert first.startswith("PluginNotFoundError")
     assert "host" in first
     assert "rank 0" in second
     assert "PluginNotFoundError" in second
 
 
-def test_diverging_allocations_are_named_on_every_rank(pool):
-    for text in pool.run(jobs.diverging_allocations, 3):
+@pytest.mark.parametrize("num_ranks", [3])
+def test_diverging_allocations_are_named_on_every_rank(pool, num_ranks, device):
+    for text in pool.run(jobs.diverging_allocations, num_ranks, device):
         assert "rank 1" in text
         assert "9999" in text
 
 
-def test_the_others_raise_when_a_rank_dies(pool):
+@pytest.mark.parametrize("num_ranks", [3])
+def test_the_others_raise_when_a_rank_dies(pool, num_ranks, device):
     with pytest.raises(PeerLostError, match=r"\[1\]"):
-        pool.run(jobs.a_rank_dies, 3)
-    assert pool.run(jobs.use_after_close, 3)  # the pool recovers
+        pool.run(jobs.a_rank_dies, num_ranks, device)
+    assert pool.run(jobs.use_after_close, num_ranks, device)  # the pool recovers
 
 
-def test_a_rank_that_does_not_arrive_is_named(pool):
-    text, late = pool.run(jobs.a_rank_stays_away, 2)
+@pytest.mark.parametrize("num_ranks", [2])
+def test_a_rank_that_does_not_arrive_is_named(pool, num_ranks, device):
+    text, late = pool.run(jobs.a_rank_stays_away, num_ranks, device)
     assert late == "late"
     assert text.startswith("(1,)")
     assert "rank 1 did not arrive" in text
@@ -47,34 +52,38 @@ def test_a_heap_of_64_gib_opens_at_once_and_touches_nothing(pool):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_tensors_outlive_their_context(pool, num_ranks):
-    assert pool.run(jobs.use_after_close, num_ranks) == [[2.0] * 10] * num_ranks
+def test_tensors_outlive_their_context(pool, num_ranks, device):
+    assert pool.run(jobs.use_after_close, num_ranks, device) == [[2.0] * 10] * num_ranks
 
 
-def test_worlds_of_subgroups(pool):
-    assert pool.run(jobs.subgroups, 4) == [(0, 2, 1.0), (1, 2, 1.0), (0, 2, 3.0), (1, 2, 3.0)]
+@pytest.mark.parametrize("num_ranks", [4])
+def test_worlds_of_subgroups(pool, num_ranks, device):
+    assert pool.run(jobs.subgroups, num_ranks, device) == [(0, 2, 1.0), (1, 2, 1.0), (0, 2, 3.0), (1, 2, 3.0)]
 
 
-def test_broadcast(pool):
+@pytest.mark.parametrize("num_ranks", [3])
+def test_broadcast(pool, num_ranks, device):
     expected = [
         "ndarray [0 1 2]", "ndarray [1 2 3]", "dict {'a': 1}", "str text", "NoneType None", "bool True", "float 2.5",
         "ndarray [1. 1.]", "int 0",
     ]  # fmt: skip
-    assert pool.run(jobs.broadcasts, 3) == [expected] * 3
+    assert pool.run(jobs.broadcasts, num_ranks, device) == [expected] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
-def test_translated_addresses(pool, num_ranks):
-    assert pool.run(jobs.translated_addresses, num_ranks) == [True] * num_ranks
+def test_translated_addresses(pool, num_ranks, device):
+    assert pool.run(jobs.translated_addresses, num_ranks, device) == [True] * num_ranks
 
 
-def test_a_rank_that_raises_is_quoted(pool):
+@pytest.mark.parametrize("num_ranks", [2])
+def test_a_rank_that_raises_is_quoted(pool, num_ranks, device):
     with pytest.raises(RankError, match="there is no rank 5"):
-        pool.run(jobs.broadcast_from_nowhere, 2)
+        pool.run(jobs.broadcast_from_nowhere, num_ranks, device)
 
 
-def test_the_default_device_of_torch_does_not_matter(pool):
-    assert pool.run(jobs.another_default_device, 2) == [[0.0, 0.0], [1.0, 1.0]]
+@pytest.mark.parametrize("num_ranks", [2])
+def test_the_default_device_of_torch_does_not_matter(pool, num_ranks, device):
+    assert pool.run(jobs.another_default_device, num_ranks, device) == [[0.0, 0.0], [1.0, 1.0]]
 
 
 def test_a_tensor_off_the_heap_is_no_remote_address(pool):

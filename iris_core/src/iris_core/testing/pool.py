@@ -17,13 +17,18 @@ import time
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
+from iris_core.agreement import name_ranks
 from iris_core.errors import CollectiveTimeoutError, PeerLostError
 from iris_core.launch import RankError, failure, join_world, rank_environment, success
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
+
+
+_LAST_WORDS_S = 5.0  # how long the others may tell what happened after the first failure
+_END_S = 10.0  # how long a process may take to end; after a kill, the driver takes its GPU's work away meanwhile
 
 
 class RankPool:
@@ -32,6 +37,7 @@ class RankPool:
     Args:
         warm: modules that every worker imports at start.
         timeout_s: bound of one job in seconds.
+        environ: variables of the workers beside those of this process.
 
     Example:
         >>> from iris_core.testing import RankPool
@@ -41,9 +47,16 @@ class RankPool:
         [(0, 2), (1, 2)]
     """
 
-    def __init__(self, *, warm: Sequence[str] = ("torch",), timeout_s: float = 120.0) -> None:
+    def __init__(
+        self,
+        *,
+        warm: Sequence[str] = ("torch",),
+        timeout_s: float = 120.0,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self._warm = tuple(warm)
         self._timeout_s = timeout_s
+        self._environ = dict(environ or {})
         self._workers: list[_Worker] = []
         self._folder = tempfile.TemporaryDirectory(prefix="iris-pool-")
         self._worlds = 0
@@ -62,12 +75,13 @@ class RankPool:
             One result per rank.
 
         Raises:
-            RankError: a rank raised.  The pool stays usable: its workers are restarted if they do not come back.
+            RankError: a rank raised.  The pool stays usable: workers that do not come back, and those that computed on
+                a GPU, which an error may have spoilt for the rest of the process, are replaced.
             PeerLostError: a worker died.
-            CollectiveTimeoutError: the job took too long; the message names the ranks that were still running.
+            CollectiveTimeoutError: the job took too long; the message names it and the ranks that were still running.
         """
         while len(self._workers) < num_ranks:
-            self._workers.append(_Worker(len(self._workers), self._warm))
+            self._workers.append(self._start(len(self._workers)))
         if self._size != num_ranks:
             self._worlds += 1
             self._size = num_ranks
@@ -76,7 +90,7 @@ class RankPool:
         for rank, worker in enumerate(workers):
             worker.pipe.send((store, rank, num_ranks, fn, args))
         try:
-            return self._collect(workers, timeout_s or self._timeout_s)
+            return self._collect(workers, getattr(fn, "__name__", str(fn)), timeout_s or self._timeout_s)
         except BaseException:
             # ranks of a failed job may be anywhere inside it: start afresh
             self._restart(num_ranks)
@@ -95,15 +109,18 @@ class RankPool:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _start(self, rank: int) -> _Worker:
+        return _Worker(rank, self._warm, self._environ)
+
     def _restart(self, num_ranks: int) -> None:
-        """Keep workers that finished the job; replace those that hang or died."""
+        """Keep workers that finished the job and can go on; replace the others."""
         for i, worker in enumerate(self._workers[:num_ranks]):
-            if worker.busy:
+            if worker.busy or worker.spoilt:
                 worker.kill()
-                self._workers[i] = _Worker(i, self._warm)
+                self._workers[i] = self._start(i)
         self._size = 0  # a new world for the next job
 
-    def _collect(self, workers: Sequence[_Worker], timeout_s: float) -> list[Any]:
+    def _collect(self, workers: Sequence[_Worker], job: str, timeout_s: float) -> list[Any]:
         results: dict[int, Any] = {}
         failed: dict[int, tuple[float, str]] = {}  # when, and the traceback
         died: list[int] = []
@@ -117,12 +134,14 @@ class RankPool:
                 if failed or died:
                     break
                 ranks = sorted(waiting)
-                raise CollectiveTimeoutError(f"ranks {ranks} still ran after {timeout_s:g} s", missing_ranks=ranks)
+                text = f"job {job}: {name_ranks(ranks)} of {len(workers)} still ran after {timeout_s:g} s"
+                raise CollectiveTimeoutError(text, missing_ranks=ranks)
             for rank, worker in waiting.items():
                 if worker.pipe not in ready:
                     continue
                 try:
-                    ok, when, value = pickle.loads(worker.pipe.recv_bytes())
+                    worker.spoilt, answer = worker.pipe.recv()
+                    ok, when, value = pickle.loads(answer)
                 except (EOFError, ConnectionError):
                     died.append(rank)
                     continue
@@ -132,10 +151,10 @@ class RankPool:
                 else:
                     failed[rank] = when, value
             if failed or died:  # the others get a moment to notice by themselves
-                deadline = min(deadline, time.monotonic() + 5.0)
+                deadline = min(deadline, time.monotonic() + _LAST_WORDS_S)
         if died:
             text = "".join(f"\nrank {r} raised:\n{failed[r][1]}" for r in sorted(failed))
-            raise PeerLostError(f"the processes of ranks {died} ended during the job{text}", ranks=died)
+            raise PeerLostError(f"the processes of ranks {died} ended during job {job}{text}", ranks=died)
         if failed:
             rank = min(failed, key=lambda r: failed[r])  # the first one; the others may be its consequences
             raise RankError(rank, failed[rank][1])
@@ -143,16 +162,17 @@ class RankPool:
 
 
 class _Worker:
-    def __init__(self, rank: int, warm: tuple[str, ...]) -> None:
+    def __init__(self, rank: int, warm: tuple[str, ...], environ: Mapping[str, str]) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         # spawn passes sys.path on, so jobs may live in test modules
         self.process: BaseProcess = context.Process(
-            target=_serve, args=(theirs, rank, warm, list(sys.path)), daemon=True
+            target=_serve, args=(theirs, rank, warm, environ, list(sys.path)), daemon=True
         )
         self.process.start()
         theirs.close()
         self.busy = False
+        self.spoilt = False  # its process can run no further job
 
     def stop(self) -> None:
         with contextlib.suppress(OSError):  # it may be dead already
@@ -163,13 +183,13 @@ class _Worker:
     def kill(self) -> None:
         if self.process.is_alive():
             self.process.kill()
-        self.process.join()
+        self.process.join(_END_S)
         self.pipe.close()
 
 
-def _serve(pipe: Connection, rank: int, warm: tuple[str, ...], path: list[str]) -> None:
+def _serve(pipe: Connection, rank: int, warm: tuple[str, ...], environ: Mapping[str, str], path: list[str]) -> None:
     sys.path[:] = path
-    os.environ.update(rank_environment(rank, rank + 1))
+    os.environ.update({**environ, **rank_environment(rank, rank + 1)})
     for name in warm:
         importlib.import_module(name)
     import torch
@@ -183,7 +203,7 @@ def _serve(pipe: Connection, rank: int, warm: tuple[str, ...], path: list[str]) 
         except EOFError:  # the pool's process is gone
             return
         except (ImportError, AttributeError):  # the job's function cannot be found here
-            pipe.send_bytes(failure())
+            pipe.send((False, failure()))
             continue
         if job is None:
             if dist.is_initialized():
@@ -197,7 +217,8 @@ def _serve(pipe: Connection, rank: int, warm: tuple[str, ...], path: list[str]) 
                 os.environ.update(rank_environment(rank, num_ranks))
                 join_world(store, rank, num_ranks)
                 current = store
-            answer = success(fn(*args))
+            answer = False, success(fn(*args))
         except BaseException:  # noqa: BLE001 - whatever it was, the pool has to hear of it
-            answer = failure()
-        pipe.send_bytes(answer)
+            # an error inside a kernel stays with the process: each later call of the driver would report it again
+            answer = torch.cuda.is_initialized(), failure()  # type: ignore[no-untyped-call]
+        pipe.send(answer)

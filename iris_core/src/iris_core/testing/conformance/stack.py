@@ -16,7 +16,7 @@ from iris_core.testing.conformance.plugin import shared_pool
 from iris_core.types import DeviceType, PluginKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -86,6 +86,9 @@ class StackConformance:
     num_ranks: ClassVar[int] = 3
     numel: ClassVar[int] = 1003
     timeout_s: ClassVar[float] = 20.0
+
+    gpus_of_tier: ClassVar[Mapping[str, int]] = {"host": 0, "gpu": 1, "gpus": 2}
+    """GPUs that each tier needs at least; `iris_core.testing.gpu_tiers` reads it."""
 
     @pytest.fixture
     def pool(self) -> RankPool:
@@ -168,7 +171,7 @@ class StackConformance:
                 pytest.fail(str(error))
             if info is None or wanted not in info.devices:
                 return f"{kind} {name!r} does not work on {wanted}"
-        needed = {"host": 0, "gpu": 1, "gpus": 2}[tier]
+        needed = self.gpus_of_tier[tier]
         present = torch.cuda.device_count() if torch.cuda.is_available() else 0
         return "" if present >= needed else f"needs {needed} GPU{'s' * (needed > 1)}, torch sees {present}"
 

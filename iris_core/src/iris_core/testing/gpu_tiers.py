@@ -1,0 +1,265 @@
+"""A plugin of pytest for tests that need GPUs: skipped where there are too few, run and reported by tiers.
+
+    pytest -p iris_core.testing.gpu_tiers                       all tests; those that lack GPUs are skipped
+    pytest -p iris_core.testing.gpu_tiers --gpu-tiers=all       the GPU tests alone, every tier that these GPUs allow
+    pytest -p iris_core.testing.gpu_tiers --gpu-tiers="1 2"     these tiers, and it is a failure if one does not run
+
+A tier is a number of GPUs: 1, 2, 4 or 8.  The marker `gpu` puts a test into the first tier.  `multigpu(n)` puts it into
+the smallest one that has n GPUs; without n, the test's parameter `num_ranks` counts, or 2.  The tests of
+`StackConformance` need no marker.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import json
+import os
+import pathlib
+import re
+import subprocess
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TIERS = (1, 2, 4, 8)
+
+_MARKERS = (
+    "gpu: needs one GPU; runs in `make gpu-test`",
+    "multigpu(n): needs n GPUs, by default as many as the parameter `num_ranks` says, or 2; runs in `make gpu-test`",
+)
+_TIER = pytest.StashKey[int]()
+_NUM_SLOWEST = 5
+
+
+# -- which tests belong to which tier ---------------------------------------------------------------------------------
+@functools.cache
+def visible_gpus() -> int:
+    """Return how many GPUs torch sees."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def tier_of(item: pytest.Item) -> int:
+    """Return the number of GPUs of a test's tier; 0 if it needs none.
+
+    Raises:
+        pytest.UsageError: it needs more GPUs than the largest tier has.
+    """
+    params: Mapping[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    suite = getattr(item, "cls", None)
+    of_suite: int = getattr(suite, "gpus_of_tier", {}).get(params.get("world"), 0)  # StackConformance
+    multi = item.get_closest_marker("multigpu")
+    if multi is not None:
+        needed: int = multi.args[0] if multi.args else params.get("num_ranks", 2)
+    else:
+        needed = 1 if item.get_closest_marker("gpu") is not None else of_suite
+    if needed > TIERS[-1]:
+        raise pytest.UsageError(f"{item.nodeid} needs {needed} GPUs; the largest tier has {TIERS[-1]}")
+    return next(tier for tier in (0, *TIERS) if tier >= needed)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("GPU tiers")
+    group.addoption(
+        "--gpu-tiers",
+        metavar="TIERS",
+        help='run the tests that need GPUs and no others: "all" that the visible GPUs allow, or tiers such as "1 2 4", '
+        "which must not be skipped then",
+    )
+    group.addoption(
+        "--gpu-report", metavar="FOLDER", type=pathlib.Path, help="write FOLDER/gpu-tests-<number>x<gpu>.json"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers and, where tiers are asked for, what counts and reports them."""
+    for line in _MARKERS:
+        config.addinivalue_line("markers", line)
+    wanted, folder = config.getoption("--gpu-tiers"), config.getoption("--gpu-report")
+    if wanted is None:
+        if folder is not None:
+            raise pytest.UsageError("--gpu-report needs --gpu-tiers")
+        return
+    asked = None if wanted.strip() == "all" else _parse(wanted)
+    if visible_gpus() == 0:
+        raise pytest.UsageError("GPU tests were asked for, but torch sees no GPU here: nothing can run")
+    config.pluginmanager.register(_Run(config, asked, folder), "iris-gpu-tiers-run")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -k and -m: what they leave out was there all the same
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests that need more GPUs than there are."""
+    for item in items:
+        tier = item.stash[_TIER] = tier_of(item)
+        if tier and tier > visible_gpus():
+            plural = "s" * (tier > 1)
+            item.add_marker(pytest.mark.skip(reason=f"needs {tier} GPU{plural}, torch sees {visible_gpus()}"))
+
+
+def _parse(text: str) -> tuple[int, ...]:
+    words = [word for word in re.split(r"[\s,]+", text) if word]
+    if not words or any(word not in map(str, TIERS) for word in words):
+        raise pytest.UsageError(f'--gpu-tiers takes "all" or some of {", ".join(map(str, TIERS))}, not {text!r}')
+    return tuple(sorted({int(word) for word in words}))
+
+
+# -- running tiers ----------------------------------------------------------------------------------------------------
+@dataclass
+class _Test:
+    """What became of one test."""
+
+    outcome: str = "passed"
+    reason: str = ""
+    seconds: float = 0.0
+
+
+@dataclass
+class _Tier:
+    """The tests of one tier."""
+
+    gpus: int
+    tests: dict[str, _Test] = field(default_factory=dict)
+
+    def count(self, outcome: str) -> int:
+        return sum(test.outcome == outcome for test in self.tests.values())
+
+    @property
+    def ran(self) -> int:
+        """Number of tests that were not skipped."""
+        return len(self.tests) - self.count("skipped")
+
+    @property
+    def seconds(self) -> float:
+        return sum(test.seconds for test in self.tests.values())
+
+    def as_json(self) -> dict[str, Any]:
+        skips = collections.Counter(test.reason for test in self.tests.values() if test.outcome == "skipped")
+        slowest = sorted(self.tests.items(), key=lambda each: -each[1].seconds)[:_NUM_SLOWEST]
+        return {
+            "gpus": self.gpus,
+            **{outcome: self.count(outcome) for outcome in ("passed", "failed", "skipped")},
+            "seconds": round(self.seconds, 1),
+            "failures": [name for name, test in self.tests.items() if test.outcome == "failed"],
+            "skip_reasons": dict(skips),
+            "slowest": {name: round(test.seconds, 1) for name, test in slowest},
+        }
+
+
+class _Run:
+    """Counts what runs in each tier, judges whether that is what was asked for, and writes it down."""
+
+    def __init__(self, config: pytest.Config, asked: tuple[int, ...] | None, folder: pathlib.Path | None) -> None:
+        self._config = config
+        self._asked = asked
+        self._folder = folder
+        self._tiers = {gpus: _Tier(gpus) for gpus in (asked or [n for n in TIERS if n <= visible_gpus()])}
+        self._tier_of: dict[str, int] = {}
+        self._problems: list[str] = []
+        self._report: pathlib.Path | None = None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Keep the tests of the tiers, the small ones first: the larger ones find kernels compiled already."""
+        kept = [item for item in items if item.stash[_TIER] in self._tiers]
+        config.hook.pytest_deselected(items=[item for item in items if item.stash[_TIER] not in self._tiers])
+        items[:] = sorted(kept, key=lambda item: item.stash[_TIER])
+        self._tier_of = {item.nodeid: item.stash[_TIER] for item in items}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note the outcome of a phase of a test."""
+        test = self._tiers[self._tier_of[report.nodeid]].tests.setdefault(report.nodeid, _Test())
+        test.seconds += report.duration
+        if report.failed:
+            test.outcome = "failed"
+        elif report.skipped and test.outcome == "passed":
+            test.outcome = "skipped"
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else "expected failure"
+            test.reason = reason.removeprefix("Skipped: ")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Fail where a tier did not run; write the report."""
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return  # collecting failed or somebody interrupted: that says enough, and is no result
+        self._problems = self._judge()
+        if self._problems and exitstatus != pytest.ExitCode.TESTS_FAILED:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self._folder is not None and any(tier.ran for tier in self._tiers.values()):
+            self._report = self._write(self._folder)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print which tiers ran, which could not, and what is wrong with that."""
+        gpus = visible_gpus()
+        terminalreporter.section(f"GPU tiers ({gpus} GPU{'s' * (gpus > 1)})")
+        for tier in self._tiers.values():
+            counts = ", ".join(f"{tier.count(outcome)} {outcome}" for outcome in ("passed", "failed", "skipped"))
+            terminalreporter.line(f"tier {tier.gpus}: {counts}, {tier.seconds:.0f} s")
+        for gpus in TIERS:
+            if gpus not in self._tiers:
+                why = f"torch sees {visible_gpus()}" if gpus > visible_gpus() else "not asked for"
+                terminalreporter.line(f"tier {gpus}: did not run ({why})")
+        for problem in self._problems:
+            terminalreporter.line(f"FAILED: {problem}", red=True)
+        if self._report is not None:
+            terminalreporter.line(f"report: {self._report}")
+
+    def _judge(self) -> list[str]:
+        if self._asked is None and self._narrowed and any(tier.ran for tier in self._tiers.values()):
+            return []
+        return [
+            f"tier {tier.gpus} did not run: "
+            + (f"its {len(tier.tests)} tests were skipped" if tier.tests else "no test of it was selected")
+            for tier in self._tiers.values()
+            if not tier.ran
+        ]
+
+    @property
+    def _narrowed(self) -> bool:
+        """Whether the command line leaves out tests, so that a tier may well be empty."""
+        option = self._config.option
+        chosen = self._config.args_source is pytest.Config.ArgsSource.ARGS
+        return bool(option.keyword or option.markexpr or option.deselect or chosen)
+
+    def _write(self, folder: pathlib.Path) -> pathlib.Path:
+        from iris_core.bench.machine import describe
+
+        machine = describe()
+        model = re.sub(r"[^a-z0-9]+", "-", str(machine["gpu"]).lower().removeprefix("nvidia ")).strip("-")
+        result = {
+            "machine": machine,
+            "source": _source(self._config.rootpath),
+            "tiers_asked_for": "all" if self._asked is None else list(self._asked),
+            "arguments": [arg for arg in self._config.invocation_params.args if not str(arg).startswith("--gpu-")],
+            "passed": not self._problems and not any(tier.count("failed") for tier in self._tiers.values()),
+            "problems": self._problems,
+            "tiers": [tier.as_json() for tier in self._tiers.values()],
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"gpu-tests-{visible_gpus()}x{model}.json"
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        return path
+
+
+def _source(root: pathlib.Path) -> dict[str, Any]:
+    """Commit of the tested tree, and whether it was changed since; None where nothing says so.
+
+    A copy of the tree that came without its history can be told the commit by the variable SOURCE_COMMIT.
+    """
+
+    def git(*command: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        return done.stdout.strip()
+
+    changes = git("status", "--porcelain")
+    commit = git("rev-parse", "HEAD") or os.environ.get("SOURCE_COMMIT")
+    return {"commit": commit, "changed": None if changes is None else bool(changes)}

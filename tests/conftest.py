@@ -1,0 +1,45 @@
+"""What all tests share: the pool of rank processes, and a look at which code is tested."""
+
+import filecmp
+import importlib.util
+import pathlib
+import re
+
+import pytest
+
+from iris_core.testing import RankPool
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+collect_ignore: list[pathlib.Path] = []  # pytest reads it
+if importlib.util.find_spec("hypothesis") is None:  # on GPU hosts without a package index
+    modules = (ROOT / "tests").rglob("test_*.py")
+    collect_ignore = [path for path in modules if re.search(r"^(from|import) hypothesis", path.read_text(), re.M)]
+
+
+def pytest_report_header():
+    """Say which modules are left out."""
+    names = ", ".join(path.name for path in collect_ignore)
+    return f"hypothesis is not installed: without {names}" if collect_ignore else None
+
+
+def pytest_sessionstart():
+    """Where the distributions are installed as copies, refuse to test old ones."""
+    for name in ("iris_core", "iris_allocators", "iris_triton", "iris_gluon"):
+        checkout = ROOT / name / "src" / name
+        installed = pathlib.Path(importlib.import_module(name).__file__).parent
+        if installed.samefile(checkout):
+            continue
+        modules = [str(path.relative_to(checkout)) for path in checkout.rglob("*.py")]
+        _, differing, missing = filecmp.cmpfiles(checkout, installed, modules, shallow=False)
+        if differing or missing:
+            files = ", ".join(sorted(differing + missing)[:3])
+            raise pytest.UsageError(f"{installed} differs from this checkout ({files}): install {name} again")
+
+
+@pytest.fixture(scope="session")
+def pool():
+    """One pool of rank processes for the whole run.  Their waits inside kernels are bounded."""
+    warm = ("torch", "triton", "iris_triton.context", "iris_core.api")
+    with RankPool(warm=warm, timeout_s=120.0, environ={"IRIS_DEVICE_TIMEOUT": "30"}) as pool:
+        yield pool

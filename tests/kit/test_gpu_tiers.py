@@ -1,0 +1,165 @@
+"""iris_core.testing.gpu_tiers: which tests need how many GPUs, what is skipped, and what is a failure."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+SUITE = """
+import pytest
+
+def test_plain(): pass
+
+@pytest.mark.multigpu(4)
+def test_four(): pass
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+def test_ranks(num_ranks): pass
+
+@pytest.mark.multigpu
+def test_two_by_default(): pass
+
+@pytest.mark.gpu
+def test_one(): pass
+
+@pytest.mark.gpu
+def test_for_another_reason(): pytest.skip("no such driver")
+
+class TestStack:
+    gpus_of_tier = {"host": 0, "gpu": 1, "gpus": 2}
+
+    @pytest.mark.parametrize("world", ["host", "gpu", "gpus"])
+    def test_world(self, world): pass
+"""
+PRETEND = """
+from iris_core.bench import machine
+from iris_core.testing import gpu_tiers
+
+gpu_tiers.visible_gpus = lambda: {gpus}
+machine.describe = lambda: {{"gpu": "NVIDIA Testing 100", "gpus": {gpus}}}
+"""
+
+
+@pytest.fixture
+def tiers(tmp_path):
+    """Runs pytest on the suite above (or another one) where torch seems to see so many GPUs."""
+
+    def run(gpus, *arguments, suite=SUITE):
+        (tmp_path / "conftest.py").write_text(PRETEND.format(gpus=gpus))
+        (tmp_path / "test_suite.py").write_text(suite)
+        (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = .\naddopts = --strict-markers -rs\n")
+        command = [sys.executable, "-m", "pytest", "-p", "iris_core.testing.gpu_tiers", "-p", "no:cacheprovider", "-v"]
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def results(output):
+    """Names of the tests in the order in which they ran, with their outcomes."""
+    lines = [line.split() for line in output.splitlines() if line.startswith("test_suite.py::")]
+    return [(words[0].partition("::")[2], words[1].lower()) for words in lines]
+
+
+def test_what_lacks_gpus_is_skipped_and_says_so(tiers):
+    code, output = tiers(2)
+    assert code == 0
+    assert results(output) == [
+        ("test_plain", "passed"),
+        ("test_four", "skipped"),
+        ("test_ranks[1]", "passed"),
+        ("test_ranks[2]", "passed"),
+        ("test_ranks[3]", "skipped"),
+        ("test_ranks[8]", "skipped"),
+        ("test_two_by_default", "passed"),
+        ("test_one", "passed"),
+        ("test_for_another_reason", "skipped"),
+        ("TestStack::test_world[host]", "passed"),
+        ("TestStack::test_world[gpu]", "passed"),
+        ("TestStack::test_world[gpus]", "passed"),
+    ]
+    assert "needs 4 GPUs, torch sees 2" in output
+    assert "needs 8 GPUs, torch sees 2" in output
+
+
+def test_all_tiers_that_the_gpus_allow(tiers, tmp_path):
+    code, output = tiers(2, "--gpu-tiers=all", "--gpu-report", str(tmp_path / "reports"))
+    assert code == 0
+    assert [name for name, _ in results(output)] == [
+        "test_ranks[1]", "test_one", "test_for_another_reason", "TestStack::test_world[gpu]",
+        "test_ranks[2]", "test_two_by_default", "TestStack::test_world[gpus]",
+    ]  # fmt: skip
+    assert "tier 1: 3 passed, 0 failed, 1 skipped" in output
+    assert "tier 2: 3 passed, 0 failed, 0 skipped" in output
+    assert "tier 8: did not run (torch sees 2)" in output
+    report = json.loads((tmp_path / "reports" / "gpu-tests-2xtesting-100.json").read_text())
+    assert report["passed"] is True
+    assert report["tiers_asked_for"] == "all"
+    assert report["machine"]["gpus"] == 2
+    first, second = report["tiers"]
+    assert (first["gpus"], first["passed"], first["skipped"]) == (1, 3, 1)
+    assert first["skip_reasons"] == {"no such driver": 1}
+    assert (second["gpus"], second["passed"], second["failed"], second["failures"]) == (2, 3, 0, [])
+    assert len(second["slowest"]) == 3
+
+
+def test_a_tier_that_was_asked_for_must_run(tiers, tmp_path):
+    code, output = tiers(2, "--gpu-tiers", "1 4", "--gpu-report", str(tmp_path))
+    assert code == 1
+    assert "tier 1: 3 passed" in output
+    assert "tier 2: did not run (not asked for)" in output
+    assert "FAILED: tier 4 did not run: its 2 tests were skipped" in output
+    report = json.loads((tmp_path / "gpu-tests-2xtesting-100.json").read_text())
+    assert report["passed"] is False
+    assert report["tiers_asked_for"] == [1, 4]
+    assert report["tiers"][1]["skip_reasons"] == {"needs 4 GPUs, torch sees 2": 2}
+
+
+def test_a_selection_that_leaves_a_tier_empty(tiers):
+    code, output = tiers(2, "--gpu-tiers=2", "-k", "test_one")
+    assert code == 1
+    assert "FAILED: tier 2 did not run: no test of it was selected" in output
+    code, output = tiers(2, "--gpu-tiers=all", "-k", "test_one")
+    assert code == 0
+    assert "tier 1: 1 passed" in output
+    code, output = tiers(2, "--gpu-tiers=all", "-k", "another_reason")
+    assert code == 1
+    assert "FAILED: tier 1 did not run: its 1 tests were skipped" in output
+
+
+def test_a_tier_without_tests_is_noticed(tiers):
+    code, output = tiers(2, "--gpu-tiers=all", suite=SUITE.replace("multigpu", "gpu").replace('"gpus"]', '"gpu"]'))
+    assert code == 1
+    assert "FAILED: tier 2 did not run: no test of it was selected" in output
+
+
+def test_failures_are_listed(tiers, tmp_path):
+    suite = SUITE.replace("def test_one(): pass", "def test_one(): assert False")
+    suite += "\n@pytest.fixture\ndef broken():\n    yield\n    raise RuntimeError\n"
+    suite += "\n@pytest.mark.gpu\ndef test_torn_down(broken): pass\n"
+    code, output = tiers(1, "--gpu-tiers=all", "--gpu-report", str(tmp_path), suite=suite)
+    assert code == 1
+    assert "tier 1: 2 passed, 2 failed, 1 skipped" in output
+    report = json.loads((tmp_path / "gpu-tests-1xtesting-100.json").read_text())
+    assert report["passed"] is False
+    assert report["tiers"][0]["failures"] == ["test_suite.py::test_one", "test_suite.py::test_torn_down"]
+
+
+@pytest.mark.parametrize(("gpus", "arguments", "suite", "says"), [
+    (0, ["--gpu-tiers=all"], SUITE, "torch sees no GPU here"),
+    (0, ["--gpu-tiers=1"], SUITE, "torch sees no GPU here"),
+    (2, ["--gpu-tiers=3"], SUITE, "takes \"all\" or some of 1, 2, 4, 8, not '3'"),
+    (2, ["--gpu-tiers="], SUITE, 'takes "all"'),
+    (2, ["--gpu-report=here"], SUITE, "--gpu-report needs --gpu-tiers"),
+    (2, ["--gpu-tiers=all"], SUITE + "import no_such_module", "no_such_module"),
+    (2, [], SUITE.replace("multigpu(4)", "multigpu(9)"), "needs 9 GPUs; the largest tier has 8"),
+])  # fmt: skip
+def test_what_cannot_be_done_is_an_error(tiers, tmp_path, gpus, arguments, suite, says):
+    if "--gpu-tiers=all" in arguments:
+        arguments = [*arguments, "--gpu-report", str(tmp_path)]
+    code, output = tiers(gpus, *arguments, suite=suite)
+    assert code not in (0, 1)
+    assert says in output
+    assert not list(tmp_path.glob("*.json"))
