@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from iris_core import cli
-from iris_core.cli import doctor
 from iris_core.cli._output import print_table
 from iris_core.registry import reset_default_registry
 from iris_core.testing.dist_info import provider_source
@@ -108,7 +107,7 @@ def test_plugins_lists_the_installed_ones(capsys, clean_environment):
     assert ("KIND", "NAME", "DISTRIBUTION", "VERSION", "API", "STATE") in rows
     assert ("allocator", "host", "iris-allocators", "0.2.0", "1.0", "loaded") in rows
     assert ("backend", "triton", "iris-triton", "0.2.0", "1.0", "loaded") in rows
-    assert ("backend", "gluon", "iris-gluon", "0.2.0", "1.0", "unavailable") in rows
+    assert ("backend", "gluon", "iris-gluon", "0.2.0", "1.0", "loaded") in rows
     assert "use backend='triton'" in out
 
 
@@ -173,102 +172,6 @@ def test_config_leaves_out_the_settings_of_a_broken_plugin(capsys, site):
     assert status == 0
     assert "IRIS_HOST__HUGE_PAGES" in out
     assert "IRIS_BAD" not in out
-
-
-# -- iris doctor ------------------------------------------------------------------------------------------------------
-@pytest.fixture
-def quick(monkeypatch):
-    """The doctor without its self-test, which has tests of its own."""
-    monkeypatch.setattr(doctor, "self_test", lambda: doctor.Finding("self-test", doctor.OK, "not run here"))
-
-
-def verdicts(capsys):
-    status, out, _ = run(capsys, "doctor", "--json")
-    document = json.loads(out)
-    assert document["ok"] == (status == 0)
-    return status, {each["subject"]: (each["verdict"], each["text"]) for each in document["findings"]}
-
-
-def test_doctor_on_a_healthy_machine(capsys, quick, clean_environment):
-    import torch
-
-    from iris_triton._compat import TESTED, version
-
-    status, found = verdicts(capsys)
-    assert status == 0
-    assert found["torch"] == ("ok", torch.__version__)
-    assert found["memfd"][0] == "ok"
-    assert found["triton"][0] == ("ok" if version() in TESTED else "note")
-    assert found["backend gluon"][0] == "note"
-    assert found["allocator host"] == ("ok", "iris-allocators 0.2.0: loaded")
-    assert "backend triton@iris-triton" in found["choice"][1]
-    for subject in ("python", "platform", "CPUs", "memory", "/dev/shm", "settings"):
-        assert found[subject][0] == "ok", subject
-    status, out, _ = run(capsys, "doctor")
-    assert status == 0
-    assert out.endswith("nothing is broken\n")
-
-
-def test_doctor_names_a_broken_plugin_a_wrong_setting_and_a_choice_that_fails(capsys, quick, site, monkeypatch):
-    site.provider("bad", source="raise RuntimeError('boom')")
-    monkeypatch.setenv("IRIS_BACKEND", "tritn")
-    monkeypatch.setenv("IRIS_TRITON__CPU_TIMEOUT", "soon")
-    status, found = verdicts(capsys)
-    assert status == 1
-    assert found["allocator bad"][0] == "broken"
-    assert "boom" in found["allocator bad"][1]
-    assert found["settings"][0] == "broken"
-    assert "IRIS_TRITON__CPU_TIMEOUT='soon'" in found["settings"][1]
-    assert found["choice"][0] == "broken"
-    assert "did you mean 'triton'" in found["choice"][1]
-
-
-def test_doctor_goes_on_where_a_core_setting_is_wrong(capsys, quick, clean_environment, monkeypatch):
-    monkeypatch.setenv("IRIS_HEAP_SIZE", "big")
-    status, found = verdicts(capsys)
-    assert status == 1
-    assert "IRIS_HEAP_SIZE='big'" in found["settings"][1]
-    assert found["backend triton"][0] == "ok"
-    assert "choice" not in found
-
-
-def test_doctor_tells_an_untested_triton(quick, clean_environment, monkeypatch):
-    from iris_triton import _compat
-
-    monkeypatch.setattr(_compat, "TESTED", ((1, 0),))
-    (finding,) = doctor._triton()
-    assert finding.verdict == "note"
-    assert "tested with (1.0)" in finding.text
-
-
-def test_self_test_runs_a_kernel(monkeypatch):
-    monkeypatch.setenv("IRIS_HEAP_SIZE", "big")  # what the caller's environment says plays no part
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    finding = doctor.self_test()
-    assert finding.verdict == "ok", finding.text
-    assert "kernel stored through the symmetric heap" in finding.text
-
-
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("raise RuntimeError('no heap')", "ended with 1\nTraceback"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by signal 9"),
-        ("import time; time.sleep(60)", "did not end within 0.5 s"),
-    ],
-)
-def test_self_test_reports_failure(site, monkeypatch, source, text):
-    (site.folder / "failing_selftest.py").write_text(source)
-    monkeypatch.setenv("PYTHONPATH", str(site.folder))
-    finding = doctor.self_test("failing_selftest", timeout_s=0.5 if "sleep" in source else 60)
-    assert finding.verdict == "broken"
-    assert text.splitlines()[0] in finding.text
-    assert ("no heap" in finding.text) == ("no heap" in source)
-
-
-def test_self_test_without_the_backend():
-    finding = doctor.self_test("no_such_package.selftest")
-    assert (finding.verdict, finding.text) == ("note", "left out: no_such_package is not installed")
 
 
 def test_a_plugin_that_prints_json_breaking_text_is_escaped(capsys, site):

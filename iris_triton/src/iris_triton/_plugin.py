@@ -7,6 +7,7 @@ import importlib.util
 import re
 from typing import TYPE_CHECKING
 
+from iris_core.diagnosis import Finding, Verdict
 from iris_core.hooks import hookimpl
 from iris_core.types import Availability, Capability, DeviceType, PluginInfo, PluginKind
 
@@ -87,6 +88,21 @@ class TritonPlugin:
         from iris_triton.backend import TritonBackend
 
         return TritonBackend(request)
+
+    @hookimpl
+    def iris_plugin_diagnose(self) -> list[Finding]:
+        """Say for `iris doctor` whether the installed Triton can be imported and was tested with Iris."""
+        if installed_triton() is None:
+            return []  # the probe says what to do
+        try:
+            import triton
+
+            from iris_triton import _compat
+        except Exception as error:  # noqa: BLE001 - a damaged installation may raise anything
+            return [Finding("triton", Verdict.BROKEN, f"cannot be imported: {type(error).__name__}: {error}")]
+        version, problem = str(triton.__version__), _compat.version_problem()
+        text = problem or f"{version}, tested with Iris"
+        return [Finding("triton", Verdict.NOTE if problem else Verdict.OK, text, {"version": version})]
 
 
 plugin = TritonPlugin()

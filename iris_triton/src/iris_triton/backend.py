@@ -9,12 +9,14 @@ from iris_core.errors import CapabilityError
 from iris_core.types import DeviceType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
 
+    from iris_core.api import Iris
     from iris_core.device_barrier import BarrierSlot
     from iris_core.device_context import ContextSpec
+    from iris_core.diagnosis import PairCheck
     from iris_core.protocols import MemoryMap
     from iris_core.types import CompileCase, CreateRequest, Demo, PluginInfo
 
@@ -105,6 +107,12 @@ class TritonBackend:
         from iris_triton.demos import demos
 
         return demos()
+
+    def self_test(self, context: Iris, begin: Callable[[str, int | None], None]) -> Iterator[PairCheck]:
+        """Test remote access between all ranks; see `iris_core.protocols.SupportsSelfTest`."""
+        from iris_triton.selftest import self_test
+
+        return self_test(context, begin)
 
     @property
     def _on_cpu(self) -> bool:

@@ -1,42 +1,190 @@
-"""Self-test that `iris doctor` runs in a process of its own: one rank, one kernel, on the CPU.
+"""The self-test of this backend for `iris doctor`: write, read, atomics and signals between every two ranks.
 
-    python -m iris_triton.selftest
-
-Prints one line; exit status 0 means that a kernel stored through the symmetric heap and the result is right.
+At distance d every rank works on rank + d, all at the same time; distance 0 is its own memory by way of address
+translation.  What is expected is computed by torch, not by the functions under test.
 """
-
 # mypy: ignore-errors
 
-import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-import iris_triton as iris
-from iris_core import Iris
+from iris_core.diagnosis import PairCheck
+from iris_core.errors import DeviceTimeoutError
+from iris_triton.context import DeviceContext
+
+NUMEL, CPU_NUMEL = 1 << 20, 1 << 13
+"""32-bit words that are written and read per pair; on GPUs 4 MiB, which are several granules of virtual memory."""
+
+ADDITIONS = 1000
+"""Times that every rank adds 1 to a word of every rank."""
+
+MESSAGE = 256
+"""32-bit words that are handed over behind a signal."""
+
+_BLOCK, _CPU_BLOCK = 4096, 1024
+_ADD_BLOCK = 128
+
+
+# -- kernels ----------------------------------------------------------------------------------------------------------
+@triton.jit(do_not_specialize=["peer"])
+def write(source, target, numel, context, world_size: tl.constexpr, peer, BLOCK: tl.constexpr):
+    """Store `source` to the peer's `target`."""
+    ctx = DeviceContext.from_tensor(context, world_size)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ctx.store(target + i, tl.load(source + i, mask=i < numel), peer, mask=i < numel)
+
+
+@triton.jit(do_not_specialize=["peer"])
+def read(source, target, numel, context, world_size: tl.constexpr, peer, BLOCK: tl.constexpr):
+    """Load the peer's `source` into `target`."""
+    ctx = DeviceContext.from_tensor(context, world_size)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + i, ctx.load(source + i, peer, mask=i < numel), mask=i < numel)
 
 
 @triton.jit
-def double(source, target, rank: tl.constexpr, heap_bases, BLOCK: tl.constexpr):
-    """Store twice the source into the target on this very rank, through address translation."""
-    offsets = tl.arange(0, BLOCK)
-    iris.store(target + offsets, tl.load(source + offsets) * 2, rank, rank, heap_bases)
+def add(own, shared, additions, context, world_size: tl.constexpr, BLOCK: tl.constexpr):
+    """Add 1 `additions` times to two words of rank program_id(1): the caller's word there, and one for all ranks."""
+    ctx = DeviceContext.from_tensor(context, world_size)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    same = tl.zeros((BLOCK,), tl.int32)
+    peer = tl.program_id(1)
+    ctx.atomic_add(own + ctx.rank + same, 1, peer, mask=i < additions)
+    ctx.atomic_add(shared + same, 1, peer, mask=i < additions)
 
 
-def main() -> int:
-    """Run the self-test in a world of one; 0 if the result is right, 1 otherwise."""
-    with Iris(heap_size="16MiB", device="cpu") as ctx:
-        source = ctx.arange(64, dtype=torch.float32)
-        target = ctx.zeros(64, dtype=torch.float32)
-        double[(1,)](source, target, ctx.cur_rank, ctx.get_heap_bases(), BLOCK=64)
-        ctx.barrier()
-        if not torch.equal(target, source * 2):
-            print(f"a kernel on the symmetric heap computed {target.tolist()}, not twice 0 to 63", file=sys.stderr)
-            return 1
-    print(f"a Triton {triton.__version__} kernel stored through the symmetric heap of one rank on the CPU")
-    return 0
+@triton.jit(do_not_specialize=["peer", "epoch"])
+def hand_over(source, inbox, received, flag, context, world_size: tl.constexpr, peer, epoch, BLOCK: tl.constexpr):
+    """Store a message to the peer and signal it; wait for the message to this rank and keep it in `received`."""
+    ctx = DeviceContext.from_tensor(context, world_size)
+    i = tl.arange(0, BLOCK)
+    ctx.store(inbox + i, tl.load(source + i), peer)
+    ctx.signal(flag, epoch, peer)
+    ctx.wait(flag, epoch, cmp="ge")
+    tl.store(received + i, tl.load(inbox + i))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+# -- the test ---------------------------------------------------------------------------------------------------------
+def self_test(ctx: Any, begin: Callable[[str, int | None], None]) -> Iterator[PairCheck]:
+    """Yield a `PairCheck` for everything that this rank can judge; see `iris_core.protocols.SupportsSelfTest`.
+
+    Collective: every rank of `ctx` calls it.
+    """
+    with ctx.scope():
+        for operation in (_writes, _reads, _additions, _signals):
+            yield from operation(ctx, begin)
+            _meet(ctx, begin)
+
+
+def _writes(ctx, begin):
+    rank, world, numel, block = _sizes(ctx)
+    inbox = ctx.empty(numel, dtype=torch.int32)
+    for distance in range(world):
+        peer, source = (rank + distance) % world, (rank - distance) % world
+        values = _pattern(rank, peer, numel, ctx.device)
+        inbox.fill_(-1)
+        _meet(ctx, begin)
+        begin("write", peer)
+        write[(triton.cdiv(numel, block),)](values, inbox, numel, ctx.get_device_context(), world, peer, BLOCK=block)
+        _meet(ctx, begin)
+        problem = _difference(inbox, _pattern(source, rank, numel, ctx.device), "arrived wrong")
+        yield PairCheck("write", source, rank, problem)
+
+
+def _reads(ctx, begin):
+    rank, world, numel, block = _sizes(ctx)
+    offered = ctx.empty(numel, dtype=torch.int32)
+    offered.copy_(_pattern(rank, rank, numel, ctx.device))
+    _meet(ctx, begin)
+    for distance in range(world):
+        peer = (rank + distance) % world
+        begin("read", peer)
+        got = torch.full((numel,), -1, dtype=torch.int32, device=ctx.device)
+        read[(triton.cdiv(numel, block),)](offered, got, numel, ctx.get_device_context(), world, peer, BLOCK=block)
+        problem = _difference(got, _pattern(peer, peer, numel, ctx.device), "returned wrong values")
+        yield PairCheck("read", rank, peer, problem)
+
+
+def _additions(ctx, begin):
+    rank, world = ctx.cur_rank, ctx.num_ranks
+    own = ctx.zeros(world, dtype=torch.int32)
+    shared = ctx.zeros(1, dtype=torch.int64)
+    _meet(ctx, begin)
+    begin("atomic_add", None)
+    grid = (triton.cdiv(ADDITIONS, _ADD_BLOCK), world)
+    add[grid](own, shared, ADDITIONS, ctx.get_device_context(), world, BLOCK=_ADD_BLOCK)
+    _meet(ctx, begin)
+    counts = own.tolist()
+    lost = ADDITIONS * world - shared.item()
+    nobody_knows_whose = lost not in (0, sum(ADDITIONS - count for count in counts))
+    for source, count in enumerate(counts):
+        problem = _lost(ADDITIONS - count, ADDITIONS)
+        if not problem and nobody_knows_whose:
+            problem = f"{_lost(lost, ADDITIONS * world)} of all ranks to one word"
+        yield PairCheck("atomic_add", source, rank, problem)
+
+
+def _signals(ctx, begin):
+    rank, world = ctx.cur_rank, ctx.num_ranks
+    inbox = ctx.empty(MESSAGE, dtype=torch.int32)
+    received = torch.empty(MESSAGE, dtype=torch.int32, device=ctx.device)
+    flag = ctx.zeros(1, dtype=torch.int64)
+    for distance in range(world):
+        peer, source = (rank + distance) % world, (rank - distance) % world
+        message = _pattern(rank, peer, MESSAGE, ctx.device)
+        inbox.fill_(-1)
+        _meet(ctx, begin)
+        begin("signal", peer)
+        hand_over[(1,)](
+            message, inbox, received, flag, ctx.get_device_context(), world, peer, distance + 1, BLOCK=MESSAGE
+        )
+        try:
+            _meet(ctx, begin)
+        except DeviceTimeoutError:  # raised behind the barrier: this rank is where the others are
+            problem = "did not arrive in time"
+        else:
+            problem = _difference(received, _pattern(source, rank, MESSAGE, ctx.device), "came before its data")
+        yield PairCheck("signal", source, rank, problem)
+
+
+# -- small change -----------------------------------------------------------------------------------------------------
+def _sizes(ctx):
+    cpu = ctx.device == "cpu"
+    return ctx.cur_rank, ctx.num_ranks, CPU_NUMEL if cpu else NUMEL, _CPU_BLOCK if cpu else _BLOCK
+
+
+def _meet(ctx, begin):
+    """Finish this rank's kernels first, which tells one that hangs from waiting for a rank; then meet the others."""
+    if ctx.device != "cpu":
+        torch.cuda.synchronize()
+    begin("barrier", None)
+    ctx.barrier()
+
+
+def _pattern(rank, peer, numel, device):
+    """Non-negative int32 values, different for every pair of ranks."""
+    start = (rank * 1009 + peer + 1) * 104729
+    return ((torch.arange(numel, dtype=torch.int64, device=device) + start) * 7919 % (2**31 - 1)).to(torch.int32)
+
+
+def _difference(got, expected, verb):
+    """What differs, as a phrase; empty if nothing does."""
+    wrong = (got != expected).nonzero()
+    if not len(wrong):
+        return ""
+    first = int(wrong[0])
+    values = f"{got[first].item()} instead of {expected[first].item()}"
+    return f"{verb}: {len(wrong)} of {got.numel()} words, the first is word {first}: {values}"
+
+
+def _lost(missing, additions):
+    """How many additions were lost, as a phrase; empty if none was."""
+    if not missing:
+        return ""
+    return (
+        f"lost {missing} of {additions} additions" if missing > 0 else f"added {-missing} more than {additions} times"
+    )

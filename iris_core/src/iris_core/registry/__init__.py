@@ -305,15 +305,18 @@ class Registry:
             targets: the devices of this machine; it is asked about those that it works on.
 
         Raises:
-            PluginLoadError: the plugin raised or returned something else; or as `load`.
+            PluginError: the plugin raised or returned something else, which does not make it unusable; or as `load`.
         """
         self.load(record)
         if record.info is None or not _implements(record, "iris_plugin_diagnose"):
             return ()
         own = [target for target in targets if target.type in record.info.devices]
-        findings = self._call(record, "iris_plugin_diagnose", targets=own)
+        try:
+            (findings,) = _caller(record, "iris_plugin_diagnose")(targets=own) or (None,)  # pluggy drops None
+        except Exception as error:
+            raise PluginError(f"{record.label}: iris_plugin_diagnose raised {error_text(error)}") from error
         if not (isinstance(findings, list | tuple) and all(isinstance(each, Finding) for each in findings)):
-            raise record.fail(wrong_result(record, "iris_plugin_diagnose", "a list of Finding", findings))
+            raise wrong_result(record, "iris_plugin_diagnose", "a list of Finding", findings)
         return tuple(findings)
 
     def observed_hooks(self, record: PluginRecord) -> tuple[str, ...]:
