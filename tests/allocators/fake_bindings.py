@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import functools
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -226,6 +227,7 @@ def hip_module(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = N
         ctypes.c_int.from_address(out).value = vmm.export_fd(handle)
 
     def on_device(function: Any) -> Any:
+        @functools.wraps(function)
         def call(*args: Any) -> Any:
             assert current == [DEVICE]
             return function(*args)
@@ -257,15 +259,18 @@ def hip_module(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = N
     }
     if ipc is not None:
 
-        def get_handle(handle: _HipIpcHandle, ptr: int) -> None:
+        def get_handle(ptr: int) -> _HipIpcHandle:
             assert ptr == ipc.address_range(ptr)[0], "HIP takes the beginning of an allocation only"
+            handle = _HipIpcHandle()
             handle.memory.raw = ipc.ipc_export(ptr)
+            return handle
 
         def open_handle(handle: _HipIpcHandle, flags: int) -> Handle:
             assert flags == 1
             return Handle(ipc.ipc_open(handle.memory.raw))
 
         m.hipIpcMemHandle_st = _HipIpcHandle
+        m.HIP_IPC_HANDLE_SIZE, m.hipIpcMemLazyEnablePeerAccess = 64, 1
         functions |= {
             "hipMemGetAddressRange": lambda ptr: tuple(map(Handle, ipc.address_range(ptr))),
             "hipIpcGetMemHandle": get_handle,

@@ -1,6 +1,7 @@
 """AMD's driver, through hip-python (the extra `rocm`).
 
-Compiled, not run: no AMD GPU was at hand.  The calls are tested against a stand-in for the module `hip` only.
+Compiled, not run: no AMD GPU was at hand.  The calls are tested against a stand-in for the module `hip`, and their
+arguments compared with the real one where that is installed (it can be imported without a GPU).
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ from iris_core.errors import DriverError, UnsupportedError
 _FD = hip.hipMemAllocationHandleType.hipMemHandleTypePosixFileDescriptor
 # hip-python has no name for the union in hipMemAllocationProp that follows `type`, an enum of four bytes.
 _HANDLE_TYPE_OFFSET = 4
-_IPC_HANDLE_NBYTES = 64  # HIP_IPC_HANDLE_SIZE
-_LAZY_ENABLE_PEER_ACCESS = 1  # hipIpcMemLazyEnablePeerAccess, a macro
 
 
 def _call(function: Any, *args: Any) -> Any:
@@ -38,15 +37,14 @@ class HipDriver:
     def ipc_export(self, ptr: int) -> bytes:
         """Return the handle of the whole allocation that `ptr` lies in."""
         base, _ = self.address_range(ptr)  # HIP takes the address of its beginning only
-        handle = hip.hipIpcMemHandle_st()
-        _call(hip.hipIpcGetMemHandle, handle, base)
-        return ctypes.string_at(int(handle), _IPC_HANDLE_NBYTES)
+        handle = _call(hip.hipIpcGetMemHandle, base)
+        return ctypes.string_at(int(handle), hip.HIP_IPC_HANDLE_SIZE)
 
     def ipc_open(self, handle: bytes) -> int:
         """Map another process's allocation; returns the address of its beginning."""
         wrapped = hip.hipIpcMemHandle_st()
-        ctypes.memmove(int(wrapped), handle, _IPC_HANDLE_NBYTES)
-        return int(_call(hip.hipIpcOpenMemHandle, wrapped, _LAZY_ENABLE_PEER_ACCESS))
+        ctypes.memmove(int(wrapped), handle, hip.HIP_IPC_HANDLE_SIZE)
+        return int(_call(hip.hipIpcOpenMemHandle, wrapped, hip.hipIpcMemLazyEnablePeerAccess))
 
     def ipc_close(self, base_ptr: int) -> None:
         """Undo `ipc_open`."""
