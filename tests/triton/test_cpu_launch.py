@@ -14,6 +14,7 @@ import triton.language as tl
 
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat, cpu
+from iris_triton.cpu import dialects
 from iris_triton.cpu import launch as launch_module
 
 
@@ -400,14 +401,16 @@ def test_a_process_with_the_executor_still_ends_cleanly(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_gluon_kernels_are_refused_by_name():
+def test_a_language_that_nothing_loaded_runs_is_refused_by_name(monkeypatch):
+    monkeypatch.delitem(dialects._factories, "gluon", raising=False)
+    dialects._dialect.cache_clear()
     gluon = pytest.importorskip("triton.experimental.gluon")
 
     @gluon.jit
     def gluon_kernel(x):
         pass
 
-    with pytest.raises(UnsupportedError, match="'gluon_kernel' is written in Gluon"):
+    with pytest.raises(UnsupportedError, match=r"'gluon_kernel' is written in Gluon.*import iris_gluon.cpu"):
         gluon_kernel[(1,)](torch.zeros(1))
 
 

@@ -41,7 +41,6 @@ def _result_of(
 
 
 _OPERATIONS: dict[str, Callable[[Any, Any, tuple[Any, ...]], Any]] = {
-    "expand_dims": lambda builder, value, arguments: builder.create_expand_dims(value, arguments[0]),
     "join": lambda builder, value, arguments: builder.create_join(value, value),
     "reshape": lambda builder, value, arguments: builder.create_reshape(value, list(arguments), False),
     "split": lambda builder, value, arguments: builder.create_split(value)[0],
@@ -64,6 +63,8 @@ def result_layout(
     """
     if isinstance(layout, _compat.AutoLayouts):
         return layout
+    if operation == "expand_dims":  # the most frequent one, and the semantic layer has looked at the axis
+        return layout.parent
     return _result_of(operation, layout, shape, arguments, num_warps, warp_size)
 
 

@@ -1,0 +1,98 @@
+"""Rank jobs of tests/gluon.  Most are those of tests/multirank, with Gluon's kernels in place of Triton's."""
+
+import importlib
+from unittest import mock
+
+import gluon_kernels
+import jobs_atomics
+import jobs_rma
+import torch
+from jobs_common import environment
+
+from iris_core import Iris
+from iris_gluon.backend import GluonBackend
+
+KERNELS = {
+    "jobs_rma": ("rma",),
+    "jobs_atomics": ("atomic", "hammer", "locked_increment"),
+    "jobs_sync": ("ring", "count_signals", "compare", "barriers", "wait_for_nothing"),
+}
+"""The kernels of each module of jobs; no other is launched by what `in_gluon` runs."""
+
+
+def in_gluon(module: str, job: str, *args):
+    """Run a job of tests/multirank with the Gluon backend and Gluon's kernels."""
+    jobs = importlib.import_module(module)
+    kernels = {name: getattr(gluon_kernels, name) for name in KERNELS[module]}
+    with mock.patch.multiple(jobs, **kernels), environment(IRIS_BACKEND="gluon"):
+        return getattr(jobs, job)(*args)
+
+
+def backend_name(device: str) -> str:
+    """The backend that `in_gluon` opens contexts with."""
+    with environment(IRIS_BACKEND="gluon"), Iris("1MiB", device=device) as ctx:
+        assert isinstance(ctx.backend, GluonBackend)
+        return ctx.backend.info.name
+
+
+def same_moves(op: str, device: str) -> list[str]:
+    """One operation through both contexts on equal memory; returns where the memory differs afterwards."""
+    problems = []
+    with Iris("8MiB", device=device, backend="gluon") as ctx:
+        rank, world = ctx.cur_rank, ctx.num_ranks
+        for dtype in jobs_rma.DTYPES:
+            results = {}
+            for language, kernel in (("triton", jobs_rma.rma), ("gluon", gluon_kernels.rma)):
+                memory = []
+                for variant in jobs_rma.variants(op, False):
+                    x, y = (_noise(ctx, 4 * jobs_rma.BLOCK, dtype, seed) for seed in (rank, 100 + rank))
+                    out = torch.zeros(4 * jobs_rma.BLOCK, dtype=dtype, device=ctx.device)
+                    ctx.barrier()
+                    kernel[(4,)](
+                        op, "object", x, y, out, ctx.get_heap_bases(), ctx.get_device_context(), rank, world,
+                        (rank + 1) % world, (rank + 2) % world, jobs_rma.NUMEL, BLOCK=jobs_rma.BLOCK, **variant,
+                    )  # fmt: skip
+                    ctx.barrier()
+                    memory += [_bytes(tensor) for tensor in (x, y, out)]
+                results[language] = memory
+            if results["triton"] != results["gluon"]:
+                problems.append(f"rank {rank}: {op} {dtype}")
+    return problems
+
+
+def same_atomics(op: str, device: str) -> list[str]:
+    """One atomic through both contexts on equal memory; returns where memory or old values differ."""
+    problems = []
+    with Iris("8MiB", device=device, backend="gluon") as ctx:
+        rank, world, lanes = ctx.cur_rank, ctx.num_ranks, jobs_atomics.LANES
+        for dtype in jobs_atomics.LEGAL[op]:
+            results = {}
+            for language, kernel in (("triton", jobs_atomics.atomic), ("gluon", gluon_kernels.atomic)):
+                cells, operands = (_noise(ctx, lanes, dtype, seed) for seed in (rank, 100 + rank))
+                old = _noise(ctx, lanes, dtype, 200 + rank)
+                ctx.barrier()
+                kernel[(1,)](
+                    op, "object", cells, operands, old, ctx.get_heap_bases(), ctx.get_device_context(), rank, world,
+                    (rank + 1) % world, jobs_atomics.NUMEL, masked=op != "cas", sem=None, scope=None, LANES=lanes,
+                )  # fmt: skip
+                ctx.barrier()
+                results[language] = [_bytes(tensor) for tensor in (cells, old)]
+            if results["triton"] != results["gluon"]:
+                problems.append(f"rank {rank}: atomic_{op} {dtype}")
+    return problems
+
+
+def _noise(ctx, numel: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """A symmetric tensor of random numbers, not only of small integers."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_floating_point:
+        values = torch.randn(numel, generator=generator).to(dtype)
+    else:
+        values = torch.randint(-(2**7), 2**7, (numel,), generator=generator).to(dtype)
+    tensor = ctx.empty(numel, dtype=dtype)
+    tensor.copy_(values)
+    return tensor
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())

@@ -1,0 +1,96 @@
+"""Every device function compiles for every GPU target, and its assembly has what it must have."""
+
+import re
+
+import gluon_kernels
+import gluon_programs
+import pytest
+import torch
+from jobs_sync import BLOCK
+
+from iris_core.types import DeviceType
+from iris_gluon import IrisDeviceCtx, language
+from iris_gluon.cases import compile_cases
+from iris_triton import cases as triton_cases
+from iris_triton.compile_only import TARGETS, assembly, compile_for
+
+CASES = {case.name: case for case in compile_cases()}
+KINDS = {"cuda": DeviceType.CUDA, "hip": DeviceType.HIP}
+INT32, INT64 = torch.int32, torch.int64
+FUNCTIONS = {name: getattr(language, name) for name in language.__all__}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", CASES)
+def test_assembly(name, target):
+    case = CASES[name]
+    text = assembly(compile_for(case.kernel, case.args, {**case.kwargs, **case.options}, target))
+    expected = case.expect[KINDS[TARGETS[target].backend]]
+    assert expected
+    for pattern in expected:
+        assert re.search(pattern, text), f"{name} for {target} lacks {pattern}:\n{text}"
+
+
+@pytest.mark.parametrize("form", ["function", "method"])
+@pytest.mark.parametrize("function", language.__all__)
+def test_every_device_function_has_a_case(function, form):
+    assert [name for name in CASES if name.startswith(f"{function}-") and f"-{form}" in name]
+
+
+def test_the_cases_are_those_of_triton():
+    """But for the intrinsics, which are Triton functions and no part of Gluon's language."""
+    shared = {case.name: case.expect for case in triton_cases.compile_cases() if case.name != "intrinsics"}
+    assert {name: case.expect for name, case in CASES.items()} == shared
+
+
+def test_methods_are_the_device_functions():
+    methods = {name for name in vars(IrisDeviceCtx) if not name.startswith("_")}
+    assert methods >= set(language.__all__) | {"initialize"}
+
+
+# What the tests launch on GPUs compiles, so that no time there is lost with that.
+LAUNCHED = {
+    "ring": (gluon_kernels.ring, (INT32, INT64, INT32, INT64, 1, 4, 5, "store"), {"BLOCK": BLOCK}),
+    "ring put_signal": (gluon_kernels.ring, (INT32, INT64, INT32, INT64, 0, 4, 5, "put_signal"), {"BLOCK": BLOCK}),
+    "count": (gluon_kernels.count_signals, (INT64, INT64, 0, 4, 5), {}),
+    "compare": (gluon_kernels.compare, (INT32, 5, INT32, 10**9), {"cmp": "ne"}),
+    "barriers": (gluon_kernels.barriers, (INT64, INT32, INT32, INT64, 1, 4, 5, 0, 2, 2), {}),
+    "nothing": (gluon_kernels.wait_for_nothing, (INT64, INT64, 0, 2), {}),
+    "hammer": (gluon_kernels.hammer, (torch.bfloat16, INT64, 0, 2, 8), {}),
+    "lock": (gluon_kernels.locked_increment, (INT32, INT32, INT64, 0, 2, 8), {}),
+    "kit ring": (
+        gluon_programs._ring,
+        (*(FUNCTIONS[name] for name in ("put", "signal", "wait")), INT32, INT32, INT32, INT64, 3, 1003, 0, 1, INT64, 9),
+        {},
+    ),
+    "kit all_to_all": (gluon_programs._all_to_all, (FUNCTIONS["store"], INT32, INT32, 1003, 1, INT64), {}),
+    "kit add": (gluon_programs._add, (FUNCTIONS["atomic_add"], INT64, 2, INT64), {}),
+    "kit meet": (
+        gluon_programs._meet,
+        (FUNCTIONS["store"], FUNCTIONS["barrier"], INT64, INT64, INT64, 7, 1, INT64, 10**9),
+        {"W": 3, "LANES": 4},
+    ),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_what_the_tests_launch_compiles(name, target):
+    kernel, args, kwargs = LAUNCHED[name]
+    assert assembly(compile_for(kernel, args, kwargs, target))
+
+
+# -- the compiler's cache ---------------------------------------------------------------------------------------------
+def test_the_key_of_the_class_depends_on_every_method():
+    """A kernel that gets the class as an argument is cached under this key, not under the code that it calls."""
+    before = IrisDeviceCtx.cache_key
+    assert before == IrisDeviceCtx.cache_key
+    kernels = [member for name, member in vars(IrisDeviceCtx).items() if name in language.__all__]
+    assert len(kernels) == len(language.__all__)
+    for kernel in kernels:
+        key, kernel.hash = kernel.cache_key, "other"
+        try:
+            assert IrisDeviceCtx.cache_key != before
+        finally:
+            kernel.hash = key
+    assert before == IrisDeviceCtx.cache_key

@@ -1,0 +1,396 @@
+"""Gluon kernels on the CPU: layouts, elementwise operations, reductions, shapes, and what is refused."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+import iris_gluon.cpu  # noqa: F401
+from iris_core.errors import UnsupportedError
+from iris_gluon import _compat, blocked_layout, default_layout, warp_size
+from iris_triton import cpu
+from iris_triton.compile_only import compile_for
+
+
+@pytest.fixture(autouse=True)
+def _executor():
+    cpu.enable()
+
+
+# -- layouts ----------------------------------------------------------------------------------------------------------
+@gluon.jit
+def double(x, out, n, layout: gl.constexpr, BLOCK: gl.constexpr):
+    i = gl.program_id(0) * BLOCK + gl.arange(0, BLOCK, layout=layout)
+    gl.store(out + i, 2 * gl.load(x + i, mask=i < n, other=1.0), mask=i < n)
+
+
+@pytest.mark.parametrize("lanes", [32, 64])
+@pytest.mark.parametrize("warps", [1, 4, 8])
+def test_one_dimension(lanes, warps):
+    x, out = torch.randn(1000), torch.zeros(1000)
+    double[(8,)](x, out, 1000, gl.BlockedLayout([2], [lanes], [warps], [0]), BLOCK=128, num_warps=warps)
+    assert torch.equal(out, 2 * x)
+
+
+@gluon.jit
+def two_dimensions(x, rows, columns, out, R: gl.constexpr, C: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    other: gl.constexpr = gl.BlockedLayout([4, 1], [8, 4], [1, 4], [0, 1])
+    r = gl.arange(0, R, layout=gl.SliceLayout(1, layout))
+    c = gl.arange(0, C, layout=gl.SliceLayout(0, layout))
+    places = r[:, None] * C + c[None, :]
+    value = gl.load(x + places)
+    gl.store(rows + r, gl.sum(value, axis=1))
+    highest = gl.max(value, axis=0)
+    gl.store(columns + c, highest)
+    turned = gl.convert_layout(value - gl.expand_dims(highest, 0), other)
+    gl.store(out + places, gl.convert_layout(gl.where(turned > -1, turned, -turned), layout))
+
+
+def test_two_dimensions_reductions_and_conversions():
+    x = torch.randn(16, 32)
+    rows, columns, out = torch.zeros(16), torch.zeros(32), torch.zeros(16, 32)
+    two_dimensions[(1,)](x, rows, columns, out, R=16, C=32)
+    torch.testing.assert_close(rows, x.sum(1))
+    assert torch.equal(columns, x.max(0).values)
+    below = x - x.max(0).values
+    assert torch.equal(out, torch.where(below > -1, below, -below))
+
+
+@gluon.jit
+def misuse(what: gl.constexpr, x, lanes: gl.constexpr, warps: gl.constexpr):
+    one: gl.constexpr = gl.BlockedLayout([1], [lanes], [warps], [0])
+    two: gl.constexpr = gl.BlockedLayout([2], [lanes], [warps], [0])
+    i = gl.arange(0, 256, layout=one)
+    if what == "pointers":
+        gl.store(x + gl.arange(0, 256, layout=two), gl.load(x + i))
+    elif what == "addition":
+        i + gl.arange(0, 256, layout=two)
+    elif what == "mask":
+        gl.load(x + i, mask=gl.arange(0, 256, layout=two) < 3)
+    elif what == "atomic":
+        gl.atomic_add(x + i, gl.full([256], 1.0, gl.float32, two))
+    elif what == "atomic mask":
+        gl.atomic_add(x + i, gl.full([256], 1.0, gl.float32, one), mask=gl.arange(0, 256, layout=two) < 3)
+    elif what == "swap":
+        gl.atomic_cas(x + i, gl.full([256], 1.0, gl.float32, one), gl.full([256], 1.0, gl.float32, two))
+    elif what == "expand":
+        i[:, None]
+    elif what == "trivial":
+        gl.convert_layout(i, two, assert_trivial=True)
+    elif what == "no layout":
+        tl.arange(0, 256)
+    elif what == "rank":
+        gl.full([16, 16], 0, gl.int32, one)
+    elif what == "clusters":
+        gl.num_ctas()
+
+
+MESSAGES = {
+    "pointers": (ValueError, "Layout mismatch in broadcast: BlockedLayout.*2.*vs BlockedLayout.*1"),
+    "addition": (ValueError, "Layout mismatch in broadcast"),
+    "mask": (ValueError, "Layout mismatch in broadcast"),
+    "atomic": (ValueError, "Layout mismatch in atomic_add"),
+    "atomic mask": (ValueError, "Layout mismatch in atomic_add"),
+    "swap": (ValueError, "Layout mismatch in atomic_cas"),
+    "expand": (ValueError, "expected expand_dims input to have a SliceLayout"),
+    "trivial": (TypeError, "is not trivial.*The linear layouts are"),
+    "no layout": (TypeError, "missing 1 required positional argument: 'layout'"),
+    "rank": (AssertionError, "tensor shape and layout rank mismatch"),
+}
+
+
+@pytest.mark.parametrize("what", MESSAGES)
+def test_misuse_has_the_compilers_message(what):
+    error, text = MESSAGES[what]
+    with pytest.raises(error, match=f"(?s){text}"):
+        misuse[(1,)](what, torch.zeros(256), 32, 4)
+
+
+@pytest.mark.parametrize("what", MESSAGES)
+def test_the_compiler_refuses_the_same(what):
+    with pytest.raises((triton.CompilationError, RuntimeError)):
+        compile_for(misuse, (what, torch.float32, 32, 4))
+
+
+def test_a_layout_must_fit_the_launch():
+    layout = gl.BlockedLayout([1], [32], [4], [0])
+    x = torch.zeros(128)
+    with pytest.raises(ValueError, match="Layout has 4 warps per CTA, but the context requires 8 warps per CTA"):
+        double[(1,)](x, x, 128, layout, BLOCK=128, num_warps=8)
+    with pytest.raises(ValueError, match="16 threads per warp, but the module specifies 32 threads per warp"):
+        double[(1,)](x, x, 128, gl.BlockedLayout([1], [16], [4], [0]), BLOCK=128)
+
+
+@gluon.jit
+def mixed_lanes(first: gl.constexpr, second: gl.constexpr):
+    gl.arange(0, 256, layout=gl.BlockedLayout([1], [first], [4], [0]))
+    gl.arange(0, 256, layout=gl.BlockedLayout([1], [second], [4], [0]))
+
+
+def test_all_layouts_of_a_launch_have_one_warp_size():
+    for lanes in (32, 64):
+        mixed_lanes[(1,)](lanes, lanes)
+    with pytest.raises(ValueError, match="32 threads per warp, but the module specifies 64"):
+        mixed_lanes[(1,)](64, 32)
+
+
+def test_there_are_no_clusters():
+    with pytest.raises(UnsupportedError, match="num_ctas must be 1, not 2"):
+        misuse[(1,)]("clusters", torch.zeros(256), 32, 4, num_ctas=2)
+
+
+@gluon.jit
+def reshaped(x, out, LAST: gl.constexpr):
+    i = gl.arange(0, 256, layout=gl.BlockedLayout([2], [32], [4], [0]))
+    value = gl.reshape(gl.load(x + i), [256 // LAST, LAST])
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    value = gl.convert_layout(value, layout)
+    r = gl.arange(0, 256 // LAST, layout=gl.SliceLayout(1, layout))
+    c = gl.arange(0, LAST, layout=gl.SliceLayout(0, layout))
+    gl.store(out + c[None, :] * (256 // LAST) + r[:, None], value)
+
+
+@pytest.mark.parametrize("last", [4, 64])
+def test_reshape(last):
+    x, out = torch.arange(256.0), torch.zeros(256)
+    reshaped[(1,)](x, out, LAST=last)
+    assert torch.equal(out.view(last, 256 // last), x.view(256 // last, last).T)
+
+
+@gluon.jit
+def inferred(x, kind: gl.constexpr, out, layouts: gl.constexpr):
+    """Tell the host which layout the result of an operation has."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    r = gl.arange(0, 32, layout=gl.SliceLayout(1, layout))
+    c = gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
+    value = gl.load(x + r[:, None] * 64 + c[None, :])
+    if kind == "permute":
+        result = gl.permute(value, [1, 0])
+    elif kind == "reshape":
+        result = gl.reshape(value, [64, 32])
+    elif kind == "join":
+        result = gl.join(value, value)
+    elif kind == "split":
+        result, _ = gl.split(gl.join(value, value))
+    elif kind == "sum":
+        result = gl.sum(value, axis=0)
+    elif kind == "ravel":
+        result = gl.ravel(value)
+    note(layouts, result.type.layout)
+
+
+@triton.constexpr_function
+def note(layouts, layout):
+    layouts.seen.append(layout)
+
+
+@pytest.mark.parametrize("kind", ["permute", "reshape", "join", "split", "sum", "ravel"])
+def test_layouts_of_results_are_the_compilers(kind):
+    """The compiler is asked by compiling the kernel; here and there the layout is noted while it runs."""
+    here, there = Notes(), Notes()
+    inferred[(1,)](torch.zeros(32, 64), kind, torch.zeros(1), here)
+    compile_for(inferred, (torch.float32, kind, torch.float32, there), {}, "sm_90")
+    assert len(here.seen) == 1
+    assert here.seen == there.seen
+
+
+class Notes:
+    """An argument of a kernel in which constexpr functions leave something behind."""
+
+    def __init__(self):
+        self.seen = []
+
+
+@gluon.jit
+def questions(out):
+    gl.store(out, gl.num_warps())
+    gl.store(out + 1, gl.num_ctas())
+    gl.store(out + 2, warp_size())
+    _compat_barrier()
+
+
+_compat_barrier = _compat.barrier
+
+
+def test_the_launch_answers_questions():
+    out = torch.zeros(3, dtype=torch.int32)
+    questions[(1,)](out, num_warps=8)
+    assert out.tolist() == [8, 1, 32]
+    questions[(1,)](out)
+    assert out.tolist() == [4, 1, 32]
+
+
+@gluon.jit
+def automatic(x, out):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    i = gl.arange(0, 128)
+    value = gl.set_auto_layout(i, layout) + gl.full([128], 3, gl.int32)
+    gl.store(out + value - 3, gl.load(x + value - 3))
+
+
+def test_automatic_layouts():
+    x, out = torch.arange(128.0), torch.zeros(128)
+    automatic[(1,)](x, out)
+    assert torch.equal(out, x)
+
+
+# -- control flow, constants, aggregates ------------------------------------------------------------------------------
+@_compat.aggregate
+class Span:
+    start: gl.tensor
+    length: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, start, length):
+        self.start = start
+        self.length = gl.constexpr(length)
+
+    @gluon.jit
+    def places(self):
+        return self.start + gl.arange(0, self.length, layout=default_layout([self.length]))
+
+    @gluon.jit
+    def fill(self, x, value):
+        gl.store(x + self.places(), value)
+
+
+@gluon.jit
+def fill_spans(x, n, LENGTH: gl.constexpr):
+    for k in range(n):
+        span = Span(k * LENGTH, LENGTH)
+        if k % 2 == 0:
+            span.fill(x, k)
+    total = 0
+    for k in gl.static_range(3):
+        total += k
+    gl.static_assert(LENGTH > 4, "too short")
+    gl.store(x + 1, total)
+
+
+def test_aggregates_loops_and_branches():
+    x = torch.full((64,), -1, dtype=torch.int32)
+    fill_spans[(1,)](x, 4, LENGTH=16)
+    expected = torch.tensor([0, -1, 2, -1]).repeat_interleave(16).int()
+    expected[1] = 3
+    assert torch.equal(x, expected)
+    with pytest.raises(AssertionError, match="too short"):
+        fill_spans[(1,)](x, 4, LENGTH=4)
+
+
+@triton.jit
+def triton_helper(x, offsets):
+    return tl.load(x + offsets) + 1
+
+
+@gluon.jit
+def calls_triton(x, out):
+    i = gl.arange(0, 32, layout=default_layout([32]))
+    gl.store(out + i, triton_helper(x, i))
+
+
+def test_device_functions_of_triton_may_be_called():
+    x, out = torch.arange(32.0), torch.zeros(32)
+    calls_triton[(1,)](x, out)
+    assert torch.equal(out, x + 1)
+    triton_caller[(1,)](x, out)
+    calls_triton[(1,)](out, out)
+    assert torch.equal(out, x + 2)
+
+
+@triton.jit
+def triton_caller(x, out):
+    i = tl.arange(0, 32)
+    tl.store(out + i, triton_helper(x, i))
+
+
+@gluon.jit
+def numbers(x, out, dtype: gl.constexpr):
+    i = gl.arange(0, 64, layout=default_layout([64]))
+    value = gl.load(x + i).to(dtype)
+    result = value * value - value / 3 + gl.maximum(value, 1) + gl.exp(gl.cast(value, gl.float32)).to(dtype)
+    gl.store(out + i, result)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_arithmetic_is_that_of_the_triton_dialect(dtype):
+    x, out, expected = torch.randn(64), torch.zeros(64, dtype=dtype), torch.zeros(64, dtype=dtype)
+    element = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[dtype]
+    numbers[(1,)](x, out, element)
+    numbers_in_triton[(1,)](x, expected, element)
+    assert torch.equal(out, expected)
+
+
+@triton.jit
+def numbers_in_triton(x, out, dtype: tl.constexpr):
+    i = tl.arange(0, 64)
+    value = tl.load(x + i).to(dtype)
+    result = value * value - value / 3 + tl.maximum(value, 1) + tl.exp(tl.cast(value, tl.float32)).to(dtype)
+    tl.store(out + i, result)
+
+
+@gluon.jit
+def ping_pong(flags, out, rounds):
+    """Two programs hand a counter to and fro."""
+    me = gl.program_id(0)
+    for _ in range(rounds):
+        while gl.atomic_cas(flags + me, 1, 0, sem="acquire", scope="gpu") != 1:
+            pass
+        gl.store(out, gl.load(out) + 1)
+        gl.atomic_xchg(flags + 1 - me, 1, sem="release", scope="gpu")
+
+
+def test_programs_wait_for_each_other():
+    flags, out = torch.tensor([1, 0], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    ping_pong[(2,)](flags, out, 10)
+    assert out.item() == 20
+
+
+@gluon.jit
+def out_of_bounds(x):
+    i = gl.arange(0, 128, layout=default_layout([128]))
+    gl.store(x + i, 1.0)
+
+
+def test_accesses_are_checked():
+    with pytest.raises(cpu.OutOfBoundsError, match="lane 100"):
+        out_of_bounds[(1,)](torch.zeros(100))
+
+
+# -- layouts that fit -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("warp", [32, 64])
+@pytest.mark.parametrize("shape", [[1], [8], [4096], [1, 64], [64, 1], [2, 2], [128, 256], [4, 8, 16]])
+@pytest.mark.parametrize("vector", [1, 8])
+def test_layouts_have_as_many_lanes_and_warps_as_asked(shape, warp, vector):
+    layout = blocked_layout(shape, num_warps=8, warp_size=warp, vector=vector)
+    assert torch.tensor(layout.threads_per_warp).prod() == warp
+    assert torch.tensor(layout.warps_per_cta).prod() == 8
+    assert layout.order == list(range(len(shape)))[::-1]
+    assert layout.size_per_thread[-1] == min(vector, shape[-1])
+    assert layout.size_per_thread[:-1] == [1] * (len(shape) - 1)
+
+
+def test_layouts_cover_a_row_before_they_go_to_the_next():
+    assert blocked_layout([64, 64], 4, 32, 4).threads_per_warp == [2, 16]
+    assert blocked_layout([64, 64], 4, 64, 4).threads_per_warp == [4, 16]
+    assert blocked_layout([64, 512], 4, 32, 4).warps_per_cta == [1, 4]
+    with pytest.raises(ValueError, match="powers of 2"):
+        blocked_layout([48], 4, 32)
+
+
+@gluon.jit
+def fill_default(x, R: gl.constexpr, C: gl.constexpr):
+    layout: gl.constexpr = default_layout([R, C], vector=4)
+    r = gl.arange(0, R, layout=gl.SliceLayout(1, layout))
+    c = gl.arange(0, C, layout=gl.SliceLayout(0, layout))
+    gl.store(x + r[:, None] * C + c[None, :], r[:, None] + c[None, :])
+
+
+def test_default_layouts_in_kernels():
+    x = torch.zeros(16, 32, dtype=torch.int32)
+    fill_default[(1,)](x, R=16, C=32, num_warps=2)
+    assert torch.equal(x, torch.arange(16)[:, None].int() + torch.arange(32).int())
+    with pytest.raises(RuntimeError, match="default_layout can be called in kernels only"):
+        default_layout([16])

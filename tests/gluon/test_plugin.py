@@ -1,0 +1,99 @@
+"""The plugin and the surface of the package."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import iris_gluon
+from iris_core import Iris
+from iris_core.device_context import ContextSpec
+from iris_core.errors import CapabilityError
+from iris_core.registry import Registry
+from iris_core.types import CreateRequest, DeviceTarget, DeviceType, PluginKind
+from iris_gluon import IrisDeviceCtx, _plugin, language
+from iris_gluon._plugin import plugin
+from iris_gluon.backend import GluonBackend
+from iris_gluon.settings import GluonSettings
+
+
+def test_the_backend_is_usable_here_and_not_the_first_choice():
+    assert plugin.iris_plugin_probe().ok
+    with Iris("1MiB", device="cpu") as ctx:
+        assert ctx.backend.info.name == "triton"
+    with Iris("1MiB", device="cpu", backend="gluon") as ctx:
+        assert isinstance(ctx.backend, GluonBackend)
+        assert ctx.backend.info == plugin.iris_plugin_info()
+
+
+def test_a_triton_without_gluon_is_a_reason(monkeypatch, tmp_path):
+    (tmp_path / "__init__.py").touch()
+    spec = type("Spec", (), {"origin": str(tmp_path / "__init__.py")})
+    monkeypatch.setattr(_plugin.importlib.util, "find_spec", lambda name: spec)
+    answer = plugin.iris_plugin_probe()
+    assert not answer.ok
+    assert "has no Gluon" in answer.reason
+
+
+def test_no_triton_is_a_reason(monkeypatch):
+    monkeypatch.setattr(_plugin.importlib.util, "find_spec", lambda name: None)
+    assert "Triton is not installed" in plugin.iris_plugin_probe().reason
+
+
+def test_the_package_and_its_plugin_are_light():
+    code = (
+        "import sys, iris_gluon, iris_gluon.cpu, iris_gluon._plugin as p; p.plugin.iris_plugin_probe();"
+        "p.plugin.iris_plugin_settings(); print([m for m in ('torch', 'triton') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_registry_knows_it():
+    registry = Registry()
+    record = registry.load(registry.resolve(PluginKind.BACKEND, "gluon"))
+    assert record.info == plugin.iris_plugin_info()
+
+
+def test_settings_are_those_of_the_executor(monkeypatch):
+    assert GluonSettings().bounds_check
+    with pytest.raises(ValueError, match="cpu_timeout"):
+        GluonSettings(cpu_timeout=0)
+    monkeypatch.setenv("IRIS_GLUON__CPU_TIMEOUT", "7")
+    with Iris("1MiB", device="cpu", backend="gluon"):
+        from iris_triton import cpu
+
+        assert cpu.configuration().timeout_s == 7
+
+
+def test_crooked_heaps_are_refused():
+    backend = GluonBackend(CreateRequest(DeviceTarget(DeviceType.CPU, 0), 0, 1, 1 << 20, GluonSettings()))
+    with pytest.raises(CapabilityError, match="rank 0 at 0x1001"):
+        backend.make_context(ContextSpec(0, 1, (0x1001,)))
+
+
+def test_device_api():
+    with Iris("1MiB", device="cpu", backend="gluon") as ctx:
+        api = ctx.backend.device_api()
+    assert set(api) == {*language.__all__, "IrisDeviceCtx", "DeviceContext"}
+    assert api["IrisDeviceCtx"] is api["DeviceContext"] is IrisDeviceCtx
+
+
+def test_public_names():
+    for name in iris_gluon.__all__:
+        assert getattr(iris_gluon, name) is not None
+        assert name in dir(iris_gluon)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = iris_gluon.nothing
+
+
+def test_the_readme_runs(tmp_path):
+    """The first block of the distribution's README is a program."""
+    readme = pathlib.Path(_plugin.__file__).parents[2] / "README.md"
+    code = readme.read_text().split("```python\n")[1].split("```")[0]
+    (tmp_path / "program.py").write_text(code)
+    done = subprocess.run([sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert torch.tensor(eval(done.stdout)).tolist() == [0.0, 1.0, 2.0, 3.0]

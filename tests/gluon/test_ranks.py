@@ -1,0 +1,128 @@
+"""The device functions between ranks: the jobs and expectations of tests/multirank, with Gluon's kernels."""
+
+import ast
+import inspect
+
+import gluon_kernels
+import pytest
+from gluon_jobs import KERNELS, backend_name, in_gluon, same_atomics, same_moves
+from jobs_atomics import LEGAL
+from jobs_sync import COMPARE_TIMEOUT_S, COMPARISONS
+
+from iris_core.errors import PeerLostError
+
+MOVES = ["load", "store", "get", "put", "copy"]
+
+
+def problems(results):
+    return [line for lines in results for line in lines]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("op", MOVES)
+def test_every_dtype_mask_and_hint(pool, op, num_ranks, device):
+    assert problems(pool.run(in_gluon, num_ranks, "jobs_rma", "run_rma", op, False, device)) == []
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+@pytest.mark.parametrize("op", MOVES)
+def test_every_cache_modifier(pool, op, num_ranks, device):
+    assert problems(pool.run(in_gluon, num_ranks, "jobs_rma", "run_rma", op, True, device)) == []
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("op", list(LEGAL))
+def test_every_atomic_dtype_mask_sem_and_scope(pool, op, num_ranks, device):
+    assert problems(pool.run(in_gluon, num_ranks, "jobs_atomics", "run_atomic", op, device)) == []
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("dtype", ["int32", "float32", "bfloat16"])
+def test_no_update_is_lost_between_processes(pool, dtype, num_ranks, device):
+    rounds, programs = 8, 2  # few enough to be exact in bfloat16
+    results = pool.run(in_gluon, num_ranks, "jobs_atomics", "run_contention", dtype, rounds, programs, device)
+    (cells, counter), *_ = results
+    updates = num_ranks * rounds * programs
+    assert (cells, counter) == ([updates, -updates], updates)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("form", ["store", "put_signal"])
+def test_ring(pool, form, num_ranks, device):
+    rounds = 5 if device == "cpu" else 100
+    results = pool.run(in_gluon, num_ranks, "jobs_sync", "run_ring", form, rounds, device)
+    assert results[-1] == [rounds - 1 + num_ranks]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_added_signals_are_all_counted(pool, num_ranks, dtype, device):
+    rounds = 5 if device == "cpu" else 100
+    counts = pool.run(in_gluon, num_ranks, "jobs_sync", "run_count", dtype, rounds, device)
+    assert counts[0] == rounds * num_ranks
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "start", "stride", "size"),
+    [(1, 0, 1, 1), (2, 0, 1, 2), (4, 0, 1, 4), (8, 0, 1, 8), (4, 0, 2, 2), (4, 1, 1, 3), (4, 2, 1, 1)],
+)
+def test_barrier_of_a_group(pool, num_ranks, start, stride, size, device):
+    rounds, launches = (4, 2) if device == "cpu" else (50, 3)
+    bad = pool.run(
+        in_gluon, num_ranks, "jobs_sync", "run_barrier", start, stride, size, rounds, launches, device
+    )  # fmt: skip
+    assert bad == [0] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_a_wait_that_reaches_its_bound_is_reported_and_not_fatal(pool, num_ranks, device):
+    (quiet, _), (text, names_address) = pool.run(in_gluon, num_ranks, "jobs_sync", "run_timeout", device)
+    assert quiet == ""
+    assert "rank 1" in text
+    assert ">= 42" in text
+    assert names_address
+
+
+def test_a_kernel_that_waits_for_a_dead_rank_raises(pool):
+    with pytest.raises(PeerLostError, match=r"(?s)ranks \[1\] ended.*as it should be: rank 0: rank 1 ended"):
+        pool.run(in_gluon, 2, "jobs_sync", "wait_for_a_dead_peer")
+
+
+@pytest.mark.parametrize("num_ranks", [1])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_every_comparison(pool, dtype, num_ranks, device):
+    (results,) = pool.run(in_gluon, num_ranks, "jobs_sync", "run_compare", dtype, device)
+    for cmp in COMPARISONS:
+        seen, seen_in_vain, took, took_in_vain = results[cmp]
+        assert seen == seen_in_vain == 5
+        assert took < 0.9 * COMPARE_TIMEOUT_S < took_in_vain
+
+
+@pytest.mark.parametrize("num_ranks", [3, 8])
+@pytest.mark.parametrize("op", MOVES)
+def test_moves_leave_the_same_bytes_as_in_triton(pool, op, num_ranks, device):
+    assert problems(pool.run(same_moves, num_ranks, op, device)) == []
+
+
+@pytest.mark.parametrize("num_ranks", [3, 8])
+@pytest.mark.parametrize("op", list(LEGAL))
+def test_atomics_leave_the_same_bytes_as_in_triton(pool, op, num_ranks, device):
+    assert problems(pool.run(same_atomics, num_ranks, op, device)) == []
+
+
+def test_the_backend_is_gluon(pool):
+    assert pool.run(backend_name, 1, "cpu") == ["gluon"]
+
+
+@pytest.mark.parametrize("module", KERNELS)
+def test_no_kernel_of_a_job_is_forgotten(module):
+    """Every Triton kernel of the module has its counterpart here, with the same parameters."""
+    source = inspect.getsource(__import__(module))
+    kernels = {
+        node.name: [argument.arg for argument in node.args.args]
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and any("triton.jit" in ast.unparse(d) for d in node.decorator_list)
+    }
+    assert set(kernels) == set(KERNELS[module])
+    for name, parameters in kernels.items():
+        assert getattr(gluon_kernels, name).arg_names == parameters
