@@ -114,6 +114,7 @@ class Runner:
             reason,
             state.rounds,
             state.repeat,
+            state.warmup,
             [(p.name, p.timer, p.operations, p.skipped) for p in state.providers.values()],
         )
         everyone = self._world.all_gather_object(mine)
