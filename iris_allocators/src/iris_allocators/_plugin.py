@@ -11,9 +11,12 @@ from iris_core.hooks import hookimpl
 from iris_core.types import Availability, Capability, DeviceType, PluginInfo, PluginKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from iris_allocators.host import HostAllocator
     from iris_allocators.torch_pool import TorchAllocator
     from iris_allocators.vmem import VmemAllocator
+    from iris_core.diagnosis import Finding
     from iris_core.settings import PluginSettings
     from iris_core.types import CreateRequest, DeviceTarget
 
@@ -115,6 +118,14 @@ class TorchPlugin:
 
         return TorchAllocator(request)
 
+    @hookimpl
+    def iris_plugin_diagnose(self, targets: Sequence[DeviceTarget]) -> list[Finding]:
+        """Say for `iris doctor` whether memory of GPUs can be shared by IPC handle."""
+        from iris_allocators.diagnosis import diagnose_torch
+        from iris_allocators.settings import TorchSettings
+
+        return diagnose_torch(targets, self.iris_plugin_create, TorchSettings())
+
 
 class VmemPlugin:
     """Provides the "vmem" allocator."""
@@ -142,6 +153,14 @@ class VmemPlugin:
         from iris_allocators.vmem import VmemAllocator
 
         return VmemAllocator(request)
+
+    @hookimpl
+    def iris_plugin_diagnose(self, targets: Sequence[DeviceTarget]) -> list[Finding]:
+        """Say for `iris doctor` whether GPUs have virtual memory management, and how its memory can be shared."""
+        from iris_allocators.diagnosis import diagnose_vmem
+        from iris_allocators.settings import VmemSettings
+
+        return diagnose_vmem(targets, self.iris_plugin_create, VmemSettings())
 
 
 def _has_bindings(target: DeviceTarget, what: str) -> Availability:
