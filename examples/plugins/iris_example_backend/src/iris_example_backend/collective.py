@@ -109,8 +109,8 @@ class TwoShotPlan:
         context = self._opened()
         for tensor in (out, input):
             if tuple(tensor.shape) != self._request.shape or tensor.dtype != self._inputs.dtype:
-                planned = f"{list(self._request.shape)} of {self._request.dtype}"
-                raise ArgumentError(f"{TwoShotAllReduce.name}: planned for {planned}, not {list(tensor.shape)} of {tensor.dtype}")
+                planned, given = self._request.shape, tuple(tensor.shape)
+                raise ArgumentError(f"planned for {self._inputs.dtype} {planned}, not {tensor.dtype} {given}")
         self._inputs.copy_(input.reshape(-1))
         context.barrier()  # all inputs are there; all have taken the results of the launch before
         mine = self._slice(context)
