@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 
 from iris_core.bench import registry
 from iris_core.bench.options import RunOptions
@@ -13,14 +12,6 @@ from iris_core.bench.runner import Runner
 from iris_core.bootstrap import SingleWorld
 
 QUICK = RunOptions(rounds=3, batch_ms=0.2, warm_ms=1.0)
-
-
-def pytest_collection_modifyitems(items):
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for item in items:
-        needed = 2 if "multigpu" in item.keywords else 1 if "gpu" in item.keywords else 0
-        if needed > gpus:
-            item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPUs, torch sees {gpus}"))
 
 
 @pytest.fixture(autouse=True)
