@@ -235,7 +235,7 @@ class Work(Protocol):
 
 
 class Collective(Protocol):
-    """One algorithm for one collective operation."""
+    """One algorithm for one collective operation; docs/collectives.md says what it must keep to."""
 
     @property
     def info(self) -> PluginInfo:
@@ -250,13 +250,26 @@ class Collective(Protocol):
         """Name of the algorithm, unique for its operation."""
 
     def supports(self, request: CollectiveRequest) -> Availability:
-        """Whether this algorithm can serve the request, and if not, why."""
+        """Whether this algorithm can serve the request, and if not, why.  Local; never raises."""
 
     def cost(self, request: CollectiveRequest) -> float:
-        """Estimated seconds, for a choice where no measured table covers the request."""
+        """Estimated seconds, for a choice where no measured table covers the request; grows with its bytes."""
 
     def prepare(self, request: CollectiveRequest, context: Any) -> Any:
-        """Make a plan with its workspace.  Collective: every rank of the group calls it."""
+        """Make a plan with its workspace.  Collective: every member of the group calls it, and nobody else."""
 
-    def launch(self, plan: Any, out: torch.Tensor, inp: torch.Tensor, stream: Any = None) -> Work:
-        """Run the plan on a stream.  Collective: every rank of the group calls it."""
+    def launch(self, plan: Any, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> Work | None:
+        """Run the plan on a stream; as often as one likes.  Collective: every member of the group calls it.
+
+        When it is done on a rank, that rank's `out` is complete and its `inp`, which was only read, may be changed.
+        Nothing is written to a peer's `out` before the peer has called, and nothing is allocated.
+
+        Args:
+            plan: what `prepare` returned.
+            out: this rank's output; None where it has none.
+            inp: this rank's input; None where it has none.
+            stream: a torch stream; None for the current one.
+
+        Returns:
+            None if it is done when the stream is there (on the CPU: already), else a handle.
+        """

@@ -276,14 +276,18 @@ class CollectiveRequest:
     """One call of a collective, described for choosing an algorithm.
 
     Attributes:
-        op: "all_reduce", "all_gather", ...
-        shape: shape of this rank's input.
+        op: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", ...
+        shape: shape of this rank's input; of its output, where it has no input.
         dtype: torch's name of the element type ("bfloat16").
-        nbytes: bytes of this rank's input.
+        nbytes: bytes of that tensor.
         rank: this rank in the group.
         group_size: ranks that take part.
         target: device of this rank.
-        options: operation-specific options (reduction, root, ...).
+        options: operation-specific options (reduction, root, in_place, ...); docs/collectives.md has them all.
+        members: ranks of the world that take part, in the group's order.  Empty: not said, as where an algorithm is
+            asked without a world.
+        direct_in: peers can address this rank's input: it lies on the heap and is contiguous.
+        direct_out: the same of its output.
     """
 
     op: str
@@ -294,3 +298,6 @@ class CollectiveRequest:
     group_size: int
     target: DeviceTarget
     options: Mapping[str, Any] = field(default_factory=dict)
+    members: tuple[int, ...] = ()
+    direct_in: bool = True
+    direct_out: bool = True
