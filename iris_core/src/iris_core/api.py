@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from iris_core import bootstrap, device_context, selection
-from iris_core.device_barrier import SYSTEM_NBYTES, DeviceBarriers
+from iris_core.device_barrier import DeviceBarriers
 from iris_core.errors import DeviceError, HeapClosedError, IrisError, PeerLostError, SettingsError
 from iris_core.heap import SymmetricHeap
 from iris_core.logs import rank_logger, set_logger_level
@@ -20,6 +20,7 @@ from iris_core.observers import notify
 from iris_core.registry import default_registry
 from iris_core.settings import load_plugin_settings, load_settings, warn_unknown_variables
 from iris_core.stream_order import TorchStreams
+from iris_core.system_area import SystemArea
 from iris_core.tensors import TensorFactories
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType
 
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from iris_core.selection import Plan
     from iris_core.settings import IrisSettings
     from iris_core.types import HeapStats
+
+
+_SYSTEM_NBYTES_GPU = 64 << 20  # the defaults of IRIS_SYSTEM_SIZE
+_SYSTEM_NBYTES_CPU = 8 << 20
 
 
 class Iris(TensorFactories):
@@ -106,7 +111,8 @@ class Iris(TensorFactories):
             )
             plan = self._plan
             self.target: DeviceTarget = plan.target
-            bootstrap.check_agreement(self._world, plan_facts(plan, int(settings.heap_size)))
+            facts = plan_facts(plan, int(settings.heap_size)) | {"system_size": str(self._system_nbytes())}
+            bootstrap.check_agreement(self._world, facts)
             self.device = self.target.torch_device
             if self.target.type is not DeviceType.CPU:
                 import torch
@@ -131,8 +137,12 @@ class Iris(TensorFactories):
             )
             self._everywhere("opening the heap", self.heap.open)
             undo.callback(self.heap.close)
-            undo.callback(self.backend.detach)  # before the next two steps: either may fail on another rank alone
-            self._device_barriers = DeviceBarriers(self.heap, self._world, self.backend, plan.backend.name)
+            undo.callback(self.backend.detach)  # before the next steps: any may fail on another rank alone
+            self._system_area = SystemArea(self.heap)
+            self._device_barriers = DeviceBarriers(
+                self.heap, self._system_area, self._world, self.backend, plan.backend.name
+            )
+            self._everywhere("clearing the system area", self._clear_system_area)
             self._everywhere("making the device context", self._make_context)
             self._everywhere("attaching the backend", lambda: self.backend.attach(self.heap))
             self._world.barrier()
@@ -169,7 +179,7 @@ class Iris(TensorFactories):
             target=self.target,
             rank=self._world.rank,
             world_size=self._world.world_size,
-            heap_nbytes=int(self.settings.heap_size) + SYSTEM_NBYTES,
+            heap_nbytes=int(self.settings.heap_size) + self._system_nbytes(),
             settings=settings,
         )
         return registry.create(record, request)
@@ -178,7 +188,16 @@ class Iris(TensorFactories):
         """The size that was asked for, in whole granules; what the allocator made beyond it is the system area."""
         granule = self._allocator.granularity
         wanted = -(-int(self.settings.heap_size) // granule) * granule
-        return min(wanted, self._allocator.nbytes - SYSTEM_NBYTES)
+        return min(wanted, self._allocator.nbytes - self._system_nbytes())
+
+    def _system_nbytes(self) -> int:
+        if self.settings.system_size is not None:
+            return int(self.settings.system_size)
+        return _SYSTEM_NBYTES_CPU if self.target.type is DeviceType.CPU else _SYSTEM_NBYTES_GPU
+
+    def _clear_system_area(self) -> None:
+        self._system_area.clear()
+        self._synchronize()  # a peer may store there as soon as it is open
 
     def _make_context(self) -> None:
         import torch

@@ -1,9 +1,9 @@
 """Barriers on the device: the flags of every group of ranks, and who launches what on them.
 
 A group gets a slot of the heap's system area: a row of words, one per member for its announcements, and one that counts
-the barriers of this rank.  Slot 0 belongs to the whole world.  The members of another group agree on a slot that none
-of them uses, the first time they meet; nobody else takes part.  Counters are never reset, so a barrier that was
-captured in a graph can be replayed for ever.
+the barriers of this rank.  The whole world has one from the start; the members of another group agree on theirs the
+first time they meet, and nobody else takes part.  Counters are never reset, so a barrier that was captured in a graph
+can be replayed for ever.
 """
 
 from __future__ import annotations
@@ -20,13 +20,10 @@ if TYPE_CHECKING:
     from iris_core.bootstrap import World
     from iris_core.heap import SymmetricHeap
     from iris_core.protocols import DeviceBackend, SupportsDeviceBarrier
-
-SYSTEM_NBYTES = 64 << 10
-"""Bytes of the system area that a heap must have for the slots."""
+    from iris_core.system_area import SystemArea
 
 SEMS = ("release", "relaxed")
 
-_LINE = 128  # bytes; slots do not share cache lines
 _WORD = 8
 
 
@@ -49,19 +46,20 @@ class DeviceBarriers:
     """The barriers of one rank.
 
     Args:
-        heap: open, with a system area of at least SYSTEM_NBYTES.
+        heap: open.
+        area: the heap's system area, of which nobody has anything yet.
         world: the ranks of the heap.
         backend: launches the kernels.
         name: the backend's name, for messages.
     """
 
-    def __init__(self, heap: SymmetricHeap, world: World, backend: DeviceBackend, name: str) -> None:
+    def __init__(self, heap: SymmetricHeap, area: SystemArea, world: World, backend: DeviceBackend, name: str) -> None:
         self._heap = heap
+        self._area = area
         self._world = world
         self._backend = backend
         self._name = name
-        self._stride = -(-(world.world_size + 1) * _WORD // _LINE) * _LINE
-        self._used = {0}
+        self._world_offset = area.reserve_at_opening((world.world_size + 1) * _WORD)
         self._slots: dict[tuple[int, ...], BarrierSlot] = {}
         self._warm: set[tuple[tuple[int, ...], str]] = set()
 
@@ -90,28 +88,14 @@ class DeviceBarriers:
     def _make_slot(self, group: dist.ProcessGroup | None, members: tuple[int, ...]) -> BarrierSlot:
         import torch
 
-        number = 0
-        if len(members) < self._world.world_size:
-            number = self._agree_on_number(group)
-        offset = number * self._stride
         nbytes = (len(members) + 1) * _WORD
-        words = self._heap.system_tensor(offset, nbytes).view(torch.int64)
+        offset = self._world_offset
+        if len(members) < self._world.world_size:
+            offset = self._area.reserve(self._world.subgroup(group), nbytes, "device_barrier")
+        words = self._area.tensor(offset, nbytes).view(torch.int64)
         mine = words.data_ptr() + members.index(self._world.rank) * _WORD
         targets = [self._heap.translate(mine, self._world.rank, member) for member in members]
         return BarrierSlot(words, torch.tensor(targets, dtype=torch.int64, device=words.device), len(members))
-
-    def _agree_on_number(self, group: dist.ProcessGroup | None) -> int:
-        """Find the lowest slot that no member of a group uses.  Collective: every member calls it."""
-        everyone = self._world.subgroup(group).all_gather_object(sorted(self._used))
-        used = {number for row in everyone for number in row}
-        number = next(n for n in range(len(used) + 1) if n not in used)
-        if (number + 1) * self._stride > self._heap.system_nbytes:
-            raise UnsupportedError(
-                f"device_barrier: {number} groups of ranks are in use already, and there is no room for the flags of "
-                "more; use the same groups again"
-            )
-        self._used.add(number)
-        return number
 
 
 def _capturing() -> bool:

@@ -79,6 +79,16 @@ def _heap_size(value: ByteSize) -> ByteSize:
     return value
 
 
+MIN_SYSTEM_NBYTES = 64 << 10
+"""Smallest system area: flags of barriers for a few dozen groups."""
+
+
+def _system_size(value: ByteSize) -> ByteSize:
+    if value < MIN_SYSTEM_NBYTES:
+        raise ValueError(f"the system area needs {MIN_SYSTEM_NBYTES} bytes at least")
+    return value
+
+
 def _no_bool(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("a size is a number of bytes or text such as '64MiB'")
@@ -111,6 +121,9 @@ class IrisSettings(BaseSettings):
 
     heap_size: Annotated[ByteSize, BeforeValidator(_no_bool), AfterValidator(_heap_size)] = ByteSize(1 << 30)
     """Size of each rank's symmetric heap."""
+    system_size: Annotated[ByteSize, BeforeValidator(_no_bool), AfterValidator(_system_size)] | None = None
+    """Size of what each rank's heap has beyond that for Iris itself: flags of groups of ranks, and workspaces of their
+    collectives; unset: 64 MiB on GPUs, 8 MiB on CPUs, where only what is used takes memory."""
     allocator: Annotated[str, Field(min_length=1)] = "auto"
     """Allocator by name, `name@distribution`, or "auto"."""
     backend: Annotated[str, Field(min_length=1)] = "auto"

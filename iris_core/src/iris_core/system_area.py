@@ -1,0 +1,106 @@
+"""The system area of a heap: memory behind what users allocate, handed out to groups of ranks.
+
+Every rank has the area from the start, at the same offset.  A group's members agree on a range that none of them uses;
+nobody else takes part, so a group never waits for other ranks.  Ranges are never given back: captured graphs may know
+them.  The content is zero when a range is handed out for the first time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from iris_core.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+    from iris_core.bootstrap import World
+    from iris_core.heap import SymmetricHeap
+
+ALIGNMENT = 256
+"""Alignment in bytes of every range; no two ranges share a cache line."""
+
+
+class SystemArea:
+    """One rank's view of the area: which ranges its groups use.
+
+    Args:
+        heap: open, with a system area.
+    """
+
+    def __init__(self, heap: SymmetricHeap) -> None:
+        self._heap = heap
+        self._used: list[tuple[int, int]] = []
+
+    def clear(self) -> None:
+        """Fill the area with zeros; once, before peers know of it.  Host memory is zero, and stays sparse."""
+        whole = self._heap.system_tensor(0, self.nbytes)
+        if whole.device.type != "cpu":
+            whole.zero_()
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the area in bytes."""
+        return self._heap.system_nbytes
+
+    def reserve_at_opening(self, nbytes: int) -> int:
+        """Reserve a range for the whole world, without asking anybody.
+
+        Collective: every rank calls it with the same size while the context is opened, before any group has a range.
+        """
+        begin = self._used[-1][1] if self._used else 0
+        self._used.append((begin, begin + _rounded(nbytes)))
+        return begin
+
+    def reserve(self, world: World, nbytes: int, what: str) -> int:
+        """Find a range for a group of ranks.
+
+        Collective: every member calls it with the same arguments, and nobody else.
+
+        Args:
+            world: the members.
+            nbytes: size of the range.
+            what: what it is for, for the message.
+
+        Returns:
+            Where it begins, in bytes from the beginning of the area; the same on every member.
+
+        Raises:
+            UnsupportedError: there is no room; raised on every member, and nothing has changed.
+            CollectiveTimeoutError, PeerLostError: a member did not take part.
+        """
+        size = _rounded(nbytes)
+        used = sorted({tuple(each) for row in world.all_gather_object(self._used) for each in row})
+        begin = 0
+        for first, end in used:
+            if begin + size <= first:
+                break
+            begin = max(begin, end)
+        if begin + size > self.nbytes:
+            raise UnsupportedError(
+                f"{what} needs {size} bytes of the heap's system area, but of its {self.nbytes} bytes "
+                f"only {max(self.nbytes - begin, 0)} are left at its end to this group of {world.world_size} ranks; "
+                "use the same groups again, or open the context with a larger IRIS_SYSTEM_SIZE"
+            )
+        self._used.append((begin, begin + size))
+        return begin
+
+    def largest(self, world: World) -> int:
+        """Return the size in bytes of the largest range that a group could get now.
+
+        Collective: every member calls it, and nobody else.
+        """
+        used = sorted({tuple(each) for row in world.all_gather_object(self._used) for each in row})
+        begin = largest = 0
+        for first, end in [*used, (self.nbytes, self.nbytes)]:
+            largest = max(largest, first - begin)
+            begin = max(begin, end)
+        return largest // ALIGNMENT * ALIGNMENT
+
+    def tensor(self, offset_bytes: int, nbytes: int) -> torch.Tensor:
+        """Return this rank's bytes of a range (uint8)."""
+        return self._heap.system_tensor(offset_bytes, nbytes)
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
