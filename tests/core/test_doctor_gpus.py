@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import enum
+import importlib
+import json
 import subprocess
 import sys
 import types
 
 import pytest
 
-from iris_core.cli.doctor import gpus, nvidia, tables, topology
+from iris_core import cli
+from iris_core.cli.doctor import gpus, nvidia, selftest, tables, topology
+from iris_core.cli.doctor import survey as surveys
 from iris_core.cli.doctor.links import Unavailable, label
-from iris_core.diagnosis import Verdict
+from iris_core.diagnosis import PairCheck, Verdict
+from iris_core.registry import reset_default_registry
 
 GIB = 1 << 30
 
@@ -215,6 +220,13 @@ def test_direct_links_are_counted_by_their_far_end(nvml):
     nvml(count=4, remote=lambda index, link: f"0000:{0x18 + [j for j in range(4) if j != index][link % 3]:02X}:00.0")
     _, pairs, _, _ = survey(fake_torch(4))
     assert {pair["link_count"] for pair in pairs} == {6}
+
+
+@pytest.mark.parametrize("far", ["", b"", "FFFFFFFF:FF:FF.F", b"00000000:07:00.0", "nothing"])
+def test_a_far_end_that_is_no_gpu_is_a_switch(nvml, far):
+    nvml(remote=lambda index, link: far)
+    _, pairs, _, _ = survey(fake_torch(2))
+    assert [label(pair) for pair in pairs] == ["NV18", "NV18"]
 
 
 @pytest.mark.parametrize(("level", "path"), [(10, "PIX"), (20, "PXB"), (30, "PHB"), (40, "NODE"), (50, "SYS")])
@@ -437,3 +449,65 @@ def test_the_driver_on_one_line():
     assert said.verdict is Verdict.OK
     assert said.text == "NVIDIA 580.82.07, CUDA 13.0 at most, torch is built for CUDA 13.0, NCCL 2.28.9"
     assert gpus.describe_driver(gpus.torch_and_driver(fake_torch(hip="7.0"))[1]).verdict is Verdict.OK
+
+
+# -- the whole report on eight pretended GPUs --------------------------------------------------------------------------
+@pytest.fixture
+def eight(monkeypatch, nvml, clean_environment):
+    """Eight GPUs; the self-tests on them find rank 2 at fault."""
+    importlib.import_module("iris_core.api")  # while torch is still the real one
+    importlib.import_module("iris_triton._compat")
+    nvml()
+    monkeypatch.setitem(sys.modules, "torch", fake_torch())
+
+    def take(timeout_s):
+        found = []
+        surveys.collect(lambda **fields: found.append(json.loads(json.dumps(fields))))
+        return surveys.read_survey(found)[0]
+
+    def plan(registry, count, hip):
+        assert (count, hip) == (8, False)
+        return [selftest.Job("triton", name, "cuda", count) for name in ("torch", "vmem")]
+
+    def run(job, timeout_s):
+        pairs = selftest.expected_pairs(job.ranks)
+        wrong = {(2, 5): "lost 3 of 1000 additions"} if job.allocator == "vmem" else {}
+        checks = [PairCheck("atomic_add", *pair, wrong.get(pair, "")) for pair in pairs]
+        return selftest.Outcome(job, [PairCheck("write", *pair) for pair in pairs] + checks, seconds=1.2)
+
+    monkeypatch.setattr(surveys, "take_survey", take)
+    monkeypatch.setattr(selftest, "plan_jobs", plan)
+    monkeypatch.setattr(selftest, "run_job", run)
+    reset_default_registry()
+    yield
+    reset_default_registry()
+
+
+def test_eight_gpus_as_text(eight, capsys):
+    assert cli.main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= tables.WIDTH
+    shown = [line.split() for line in out.splitlines()]
+    assert ["2", "NV18", "NV18", "-", *["NV18"] * 5] in shown
+    assert ["2", "ok", "ok", "-", "ok", "ok", "FAILED", "ok", "ok"] in shown
+    assert ["2", "ok", "ok", "-", "ok", "ok", "ok", "ok", "ok"] in shown
+    assert "rank 2 -> rank 5: atomic_add lost 3 of 1000 additions" in out
+    assert "driver " in out
+    assert "NVIDIA 580.82.07, CUDA 13.0 at most, torch is built for CUDA 13.0, NCCL 2.28.9" in out
+    assert out.endswith("1 broken: self-test triton on vmem\n")
+
+
+def test_eight_gpus_as_json(eight, capsys):
+    assert cli.main(["doctor", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"] is False
+    assert [gpu["index"] for gpu in document["gpus"]] == list(range(8))
+    assert set(document["gpus"][0]) == {
+        "index", "name", "memory_bytes", "arch", "compute_units", "pci_bus_id", "uuid",
+        "free_bytes", "compute_mode", "fabric_state",
+    }  # fmt: skip
+    assert len(document["pairs"]) == 56
+    assert set(document["pairs"][0]) == {"from", "to", "access", "link", "link_count", "atomics"}
+    assert document["versions"]["nvidia_driver"] == "580.82.07"
+    assert [test["state"] for test in document["self_tests"]] == ["passed", "failed"]
+    assert sum(not check["ok"] for test in document["self_tests"] for check in test["checks"]) == 1

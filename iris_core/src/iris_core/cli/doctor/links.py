@@ -54,9 +54,12 @@ def bus_id(gpu: dict[str, Any]) -> str:
 
 
 def same_device(one: str, other: str) -> bool:
-    """Whether two PCI bus ids are equal; domains are written with four digits or eight."""
+    """Whether two PCI bus ids are equal; domains are written with four digits or eight.  Other texts equal nothing."""
 
     def parts(text: str) -> list[int]:
         return [int(part, 16) for part in re.split(r"[:.]", text)]
 
-    return parts(one) == parts(other)
+    try:
+        return parts(one) == parts(other)
+    except ValueError:
+        return False
