@@ -51,7 +51,7 @@ def test_a_full_folder_is_an_error_and_no_crash(make, monkeypatch):
     allocator = make()
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
-        with pytest.raises(HeapError, match="no memory for 4096 bytes at offset 8192 .* No space left"):
+        with pytest.raises(HeapError, match=r"no memory for 4096 bytes at offset 8192 .* No space left"):
             allocator.commit(8192, 4096)
     allocator.commit(8192, 4096)
     allocator.close()

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-import iris_core
 from iris_core import Iris
 from iris_core.errors import ArgumentError, DeviceTimeoutError, NotOnHeapError, PeerLostError, UnsupportedError
 from iris_core.testing.conformance.backend import OneHeap
@@ -223,9 +222,28 @@ def work():
         return counter.item(), copied[ctx.cur_rank].item(), found.item(), result.ok
 
 
+def check_pairs():
+    with open_context() as ctx:
+        begun = []
+        checks = list(ctx.backend.self_test(ctx, lambda op, peer: begun.append(op)))
+        return checks, set(begun)
+
+
 @pytest.mark.parametrize("num_ranks", [1, 3])
-def test_ranks_together(num_ranks):
-    for rank, (count, copied, found, ok) in enumerate(iris_core.run(work, num_ranks)):
+def test_the_self_test_covers_all_pairs(pool, num_ranks):
+    results = pool.run(check_pairs, num_ranks)
+    ops = {"write", "read", "atomic_add", "signal"}
+    assert all(begun == {*ops, "barrier"} for _, begun in results)
+    checks = [check for own, _ in results for check in own]
+    assert [str(check) for check in checks if not check.ok] == []
+    pairs = [(one, two) for one in range(num_ranks) for two in range(num_ranks) if one != two or num_ranks == 1]
+    seen = sorted((check.op, check.rank, check.peer) for check in checks)
+    assert seen == sorted((op, *pair) for op in ops for pair in pairs)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_ranks_together(pool, num_ranks):
+    for rank, (count, copied, found, ok) in enumerate(pool.run(work, num_ranks)):
         assert count == 50 * num_ranks
         assert copied == found == 7 + (rank + 1) % num_ranks
         assert ok

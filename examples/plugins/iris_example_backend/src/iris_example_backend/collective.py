@@ -7,12 +7,13 @@ rank moves about twice its input, however many ranks there are.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from iris_core.errors import ArgumentError, HeapClosedError, UnsupportedError
+from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.types import Availability, DeviceType
 from iris_example_backend._plugin import TWO_SHOT_INFO
 
@@ -23,134 +24,126 @@ if TYPE_CHECKING:
 _REDUCTIONS = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 _DTYPES = ("float32", "float64", "int32", "int64", "float16", "bfloat16")
 
-_BYTES_PER_S, _BARRIER_S = 2e9, 2e-4  # roughly what one core copies, and what a barrier of the host costs
+_BYTES_PER_S, _BARRIER_S = 2e9, 5e-4  # roughly what a core copies, and what waiting for the other ranks costs
 
 
 class TwoShotAllReduce:
     """The algorithm; satisfies `iris_core.protocols.Collective`."""
 
-    op = "all_reduce"
-    name = "example-two-shot"
-
     def __init__(self, request: CreateRequest) -> None:
-        """Keep the settings (`TwoShotSettings`); nothing is allocated before `prepare`."""
-        self._max_nbytes: int = request.settings.max_nbytes  # type: ignore[attr-defined]
+        """Keep size of the world and settings; nothing is allocated before `prepare`.
+
+        Args:
+            request: the world, and `TwoShotSettings`.
+        """
+        self._world_size = request.world_size
+        self._max_nbytes: int = request.settings.max_nbytes  # type: ignore[attr-defined]  # of TwoShotSettings
 
     @property
     def info(self) -> PluginInfo:
         """The plugin's description."""
         return TWO_SHOT_INFO
 
+    @property
+    def op(self) -> str:
+        """The operation."""
+        return "all_reduce"
+
+    @property
+    def name(self) -> str:
+        """The algorithm's name, by which users ask for it."""
+        return "example-two-shot"
+
     def supports(self, request: CollectiveRequest) -> Availability:
-        """Say whether this algorithm can serve the request; the reason is shown to the user who asked for it."""
+        """Say whether this algorithm can serve the request; the reason is what a user gets who asked for it by name.
+
+        It looks only at what is equal on all ranks, so all come to the same answer.
+        """
         reduction = request.options.get("reduction", "sum")
+        unused = sorted(set(request.options.get("config", ())) - {"algorithm"})
         if request.op != self.op:
             return Availability.no(f"it does {self.op} and not {request.op}")
         if request.target.type is not DeviceType.CPU:
             return Availability.no(f"it works in the host's memory and not on {request.target.type}")
+        if request.group_size != self._world_size:
+            return Availability.no(f"it works on all {self._world_size} ranks and not on {request.group_size} of them")
         if request.dtype not in _DTYPES:
             return Availability.no(f"it reduces {', '.join(_DTYPES)} and not {request.dtype}")
         if reduction not in _REDUCTIONS:
             return Availability.no(f"it knows {', '.join(_REDUCTIONS)} and not {reduction!r}")
+        if unused:
+            return Availability.no(f"it has no use for {', '.join(unused)} of the config")
         if request.nbytes > self._max_nbytes:
-            return Availability.no(f"{request.nbytes} bytes are more than max_nbytes of its settings allows")
+            return Availability.no(f"{request.nbytes} bytes are more than its setting max_nbytes allows")
         return Availability.yes()
 
     def cost(self, request: CollectiveRequest) -> float:
-        """Estimate seconds: in and out of the workspace, one slice of everybody, one to everybody; two barriers."""
+        """Estimate seconds: into the workspace, a slice from everybody, one to everybody, and out; two barriers."""
         return 4 * request.nbytes / _BYTES_PER_S + 2 * _BARRIER_S
 
     def prepare(self, request: CollectiveRequest, context: Iris) -> TwoShotPlan:
-        """Make a plan with its workspace on the heap.  Collective: every rank of the context calls it.
+        """Make a plan with its workspace on the heap.  Collective: every rank calls it.
 
         Raises:
-            UnsupportedError: `supports` says no, or the group is not the whole world of the context.
+            UnsupportedError: `supports` says no.
+            HeapExhaustedError: the heap has no room for the workspace.
         """
         answer = self.supports(request)
         if not answer:
             raise UnsupportedError(f"{self.name}: {answer.reason}")
-        if request.group_size != context.num_ranks:
-            raise UnsupportedError(f"{self.name}: it works on all {context.num_ranks} ranks, not {request.group_size}")
         return TwoShotPlan(request, context)
+
+    def launch(self, plan: TwoShotPlan, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> None:
+        """Reduce `inp` of all ranks into `out`.  Collective: every rank calls it.
+
+        Args:
+            plan: what `prepare` returned.
+            out: tensor with as many elements as was planned for, of the dtype; may be `inp`.
+            inp: the same.  Neither need be on the heap, or contiguous.
+            stream: on the CPU there is nothing to order: all is done when the call returns.
+
+        Raises:
+            ArgumentError: a tensor is not what was planned for.
+        """
+        for tensor in (out, inp):
+            if tensor is None or (tensor.numel(), tensor.dtype) != (plan.input.numel(), plan.input.dtype):
+                given = "none" if tensor is None else f"{tensor.numel()} of {tensor.dtype}"
+                raise ArgumentError(f"planned for {plan.input.numel()} elements of {plan.input.dtype}, given {given}")
+        assert out is not None
+        assert inp is not None
+        plan.run(out, inp)
 
 
 class TwoShotPlan:
     """What `prepare` makes: a workspace for inputs of one size, used again by every launch."""
 
     def __init__(self, request: CollectiveRequest, context: Iris) -> None:
-        self._context: Iris | None = context
-        self._request = request
         dtype = getattr(torch, request.dtype)
+        numel = math.prod(request.shape)
+        ranks = request.members or range(context.num_ranks)
+        self._context = context
         # half-precision numbers are summed in single precision and rounded once
         self._sum_dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
         self._combine: Any = _REDUCTIONS[request.options.get("reduction", "sum")]
-        numel = int(np.prod(request.shape, dtype=np.int64))
-        self._inputs = context.empty(numel, dtype=dtype)
-        self._results = context.empty(numel, dtype=dtype)
-        ranks = range(context.num_ranks)
-        self._peer_inputs = [_of_rank(context, self._inputs, rank) for rank in ranks]
-        self._peer_results = [_of_rank(context, self._results, rank) for rank in ranks]
+        self.input = context.empty(numel, dtype=dtype)
+        self._result = context.empty(numel, dtype=dtype)
+        self._inputs = [_of_rank(context, self.input, rank) for rank in ranks]
+        self._results = [_of_rank(context, self._result, rank) for rank in ranks]
+        per_rank = -(-numel // context.num_ranks)
+        self._mine = slice(context.cur_rank * per_rank, (context.cur_rank + 1) * per_rank)
+        context.device_barrier()  # at the first call the ranks agree on its flags: not in `run`, please
 
-    def launch(self, out: torch.Tensor, input: torch.Tensor, stream: Any = None) -> Done:
-        """Reduce `input` of all ranks into `out`.  Collective: every rank calls it.
-
-        Args:
-            out: tensor of the planned shape and dtype; may be `input`.
-            input: the same; need not be on the heap.
-            stream: accepted as by every algorithm; on the CPU there is nothing to order.
-
-        Returns:
-            A finished `iris_core.protocols.Work`.
-
-        Raises:
-            ArgumentError: a tensor is not what was planned for.
-            HeapClosedError: the plan is closed.
-        """
-        context = self._opened()
-        for tensor in (out, input):
-            if tuple(tensor.shape) != self._request.shape or tensor.dtype != self._inputs.dtype:
-                planned, given = self._request.shape, tuple(tensor.shape)
-                raise ArgumentError(f"planned for {self._inputs.dtype} {planned}, not {tensor.dtype} {given}")
-        self._inputs.copy_(input.reshape(-1))
-        context.barrier()  # all inputs are there; all have taken the results of the launch before
-        mine = self._slice(context)
-        total = self._peer_inputs[0][mine].to(self._sum_dtype)
-        for peer in self._peer_inputs[1:]:
-            total = self._combine(total, peer[mine])
-        for result in self._peer_results:
-            result[mine] = total.to(result.dtype)
-        context.barrier()  # all slices are there
-        out.copy_(self._results.reshape(out.shape))
-        return Done()
-
-    def close(self) -> None:
-        """Free the workspace.  Collective: every rank calls it at the same place.  Idempotent."""
-        if self._context is not None:
-            context, self._context = self._context, None
-            self._peer_inputs.clear()
-            self._peer_results.clear()
-            context.free(self._inputs)
-            context.free(self._results)
-
-    def _opened(self) -> Iris:
-        if self._context is None:
-            raise HeapClosedError("this plan is closed: prepare a new one")
-        return self._context
-
-    def _slice(self, context: Iris) -> slice:
-        per_rank = -(-self._inputs.numel() // context.num_ranks)
-        return slice(context.cur_rank * per_rank, (context.cur_rank + 1) * per_rank)
-
-
-class Done:
-    """A `iris_core.protocols.Work` that is finished: the host has done everything."""
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Return at once."""
-
-    def is_completed(self) -> bool:
-        """Return True."""
-        return True
+    def run(self, out: torch.Tensor, inp: torch.Tensor) -> None:
+        """Do it once.  Two barriers are enough: nobody passes the first one before all have left the last launch."""
+        self.input.copy_(inp.reshape(-1))
+        self._context.device_barrier()  # all inputs are there, and all have taken their results of the launch before
+        total = self._inputs[0][self._mine].to(self._sum_dtype)
+        for other in self._inputs[1:]:
+            total = self._combine(total, other[self._mine])
+        for result in self._results:
+            result[self._mine] = total.to(result.dtype)
+        self._context.device_barrier()  # all slices are there, and nobody reads inputs any more
+        out.copy_(self._result.reshape(out.shape))
 
 
 def _of_rank(context: Iris, tensor: torch.Tensor, rank: int) -> torch.Tensor:

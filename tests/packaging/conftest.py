@@ -1,0 +1,23 @@
+"""Wheels are built once for all tests that install them."""
+
+import pytest
+
+from .installation import Environment, build_wheels
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory):
+    """A folder with wheels of the four distributions and of the example."""
+    return build_wheels(tmp_path_factory.mktemp("build"))
+
+
+@pytest.fixture(scope="session")
+def gluon_only(tmp_path_factory, wheels):
+    """An environment in which a user has said: pip install iris-gluon."""
+    return Environment(tmp_path_factory.mktemp("gluon"), wheels, "iris-gluon")
+
+
+@pytest.fixture(scope="session")
+def with_example(tmp_path_factory, wheels):
+    """An environment in which a user has said: pip install iris-gluon iris-example-backend[testing]."""
+    return Environment(tmp_path_factory.mktemp("example"), wheels, "iris-gluon", "iris-example-backend[testing]")

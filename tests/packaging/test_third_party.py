@@ -1,0 +1,128 @@
+"""A third party's distribution, from its source to the conformance kit: built, installed, found, chosen, used.
+
+Everything runs in an environment of wheels, outside the checkout.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+
+from .installation import EXAMPLE
+from .workspace import FOLDERS, ROOT, pyproject
+
+pytestmark = pytest.mark.slow
+
+PACKAGE = "iris_example_backend"
+
+
+def output(done):
+    """What a program printed; it must have succeeded."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_package_comes_from_a_wheel(with_example):
+    program = "import importlib, sys; [print(importlib.import_module(name).__file__) for name in sys.argv[1:]]"
+    for file in output(with_example.run("python", "-c", program, *FOLDERS, PACKAGE)).split():
+        assert file.startswith(f"{with_example.site_packages}/")
+        assert str(ROOT) not in file
+    assert str(ROOT) not in output(with_example.run("python", "-c", "import sys; print(sys.path)"))
+
+
+def test_the_plugins_are_listed(with_example):
+    listed = json.loads(output(with_example.run("iris", "plugins", "--json")))
+    ours = {(each["kind"], each["name"]): each for each in listed if each["distribution"] == "iris-example-backend"}
+    declared = pyproject(EXAMPLE.relative_to(ROOT))["project"]["entry-points"]
+    assert {(f"iris.{kind}s", name) for kind, name in ours} == {
+        (group, name) for group, points in declared.items() for name in points
+    }
+    assert {each["state"] for each in ours.values()} == {"loaded"}
+    assert not any(each["reason"] for each in ours.values())
+    assert not any(each["state"] in ("broken", "conflicting", "incompatible") for each in listed)
+
+
+def test_its_settings_are_listed(with_example):
+    rows = json.loads(output(with_example.run("iris", "config", "--json")))["settings"]
+    shown = {row["variable"] for row in rows}
+    assert {"IRIS_EXAMPLE__DIRECTORY", "IRIS_EXAMPLE_TWO_SHOT__MAX_NBYTES"} <= shown
+
+
+CHOOSE = """
+import iris_core, torch
+from iris_core import Iris
+
+def main():
+    with Iris("1MiB", allocator="example", backend="example", device="cpu") as ctx:
+        x = ctx.full((3,), ctx.cur_rank)
+        ctx.barrier()
+        from iris_example_backend import language as ex
+        there = torch.zeros(3)
+        ex.kernel(lambda x, y, *ranks: ex.get(x + [0, 1, 2], y + [0, 1, 2], *ranks))[(1,)](
+            x, there, ctx.cur_rank, (ctx.cur_rank + 1) % ctx.num_ranks, ctx.get_heap_bases()
+        )
+        ctx.barrier()
+        return ctx.plugin_names, there.tolist()
+
+if __name__ == "__main__":
+    print(main())
+    print(iris_core.run(main, 2))
+    with Iris("1MiB", device="cpu") as ctx:
+        print(ctx.plugin_names)
+"""
+
+
+def test_it_is_chosen_by_name_and_by_nothing_else(with_example):
+    (with_example.folder / "choose.py").write_text(CHOOSE)
+    example = {"allocator": "example", "backend": "example"}
+    one, two, automatic = output(with_example.run("python", "choose.py")).splitlines()
+    assert one == str((example, [0.0] * 3))
+    assert two == str([(example, [1.0] * 3), (example, [0.0] * 3)])
+    assert automatic == str({"allocator": "host", "backend": "triton"})
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_its_demonstration_is_right(with_example, ranks):
+    choice = ("--backend", "example", "--allocator", "example", "--ranks", ranks)
+    (row,) = json.loads(output(with_example.run("iris", "demo", "--json", *choice)))["rows"]
+    assert (row["name"], row["ranks"], row["allocator"]) == ("ring-gemm", ranks, "example")
+    assert row["ok"]
+    assert row["error"] <= row["tolerance"]
+
+
+def test_the_doctor_tests_it(with_example):
+    done = output(with_example.run("iris", "doctor", "--json", IRIS_BLOCK="triton,gluon"))
+    tests = {(each["backend"], each["allocator"]): each for each in json.loads(done)["self_tests"]}
+    assert set(tests) == {("example", "host"), ("example", "example")}
+    for each in tests.values():
+        assert each["state"] == "passed"
+        assert {check["op"] for check in each["checks"]} == {"write", "read", "atomic_add", "signal"}
+
+
+def test_its_readme_runs(with_example):
+    (program,) = re.findall(r"```python\n(.*?)```", (EXAMPLE / "README.md").read_text(), re.DOTALL)
+    (with_example.folder / "readme.py").write_text(program)
+    assert output(with_example.run("python", "readme.py")) == "rank 0 got 1.0\n"
+
+
+def test_it_passes_the_kit_and_its_own_tests(with_example):
+    tests = with_example.folder / "tests"
+    shutil.copytree(EXAMPLE / "tests", tests, ignore=shutil.ignore_patterns("__pycache__"))
+    options = ("-rs", "-p", "no:cacheprovider", "--strict-config")
+    done = output(with_example.run("python", "-m", "pytest", *options, tests))
+    passed = int(re.search(r"(\d+) passed", done).group(1))
+    assert passed > 110
+    skipped = re.findall(r"^SKIPPED \[(\d+)\] \S+ (.*)$", done, re.MULTILINE)
+    reasons = {re.sub(r"'example'", "...", reason) for _, reason in skipped}
+    assert reasons <= {
+        "... does not provide decommit",
+        "... does not work on cuda",
+        "... does not work on hip",
+        "allocator ... does not work on cuda",
+        "allocator ... does not work on hip",
+        "device_api() has no DeviceContext: this backend has the functional API only",
+        "no fixture `compile`: nothing compiles this backend's kernels without a GPU",
+    }

@@ -1,0 +1,98 @@
+"""A user installs iris-gluon from wheels and has no repository: what it requires is there, and everything works."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import zipfile
+
+import pytest
+
+from .workspace import FOLDERS, ROOT, project
+
+pytestmark = pytest.mark.slow
+
+
+def output(done):
+    """What a program printed; it must have succeeded."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_wheels_have_every_file_and_nothing_else(wheels):
+    for folder in FOLDERS:
+        (wheel,) = wheels.glob(f"{folder}-*.whl")
+        packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+        source = wheels.parent / "sources" / folder / "src"  # the copies: somebody may be at work on the originals
+        files = (path for path in (source / folder).rglob("*") if path.is_file())
+        assert packed == {str(path.relative_to(source)) for path in files}
+        assert f"{folder}/py.typed" in packed
+
+
+def test_pip_finds_what_it_requires(gluon_only):
+    program = (
+        "import importlib.metadata as m; print([d.name for d in m.distributions(path=__import__('sys').argv[1:])])"
+    )
+    installed = output(gluon_only.run("python", "-c", program, gluon_only.site_packages))
+    assert sorted(json.loads(installed.replace("'", '"'))) == sorted(project(folder)["name"] for folder in FOLDERS)
+
+
+def test_every_package_comes_from_its_wheel(gluon_only):
+    program = "import importlib, sys; [print(importlib.import_module(name).__file__) for name in sys.argv[1:]]"
+    files = output(gluon_only.run("python", "-c", program, *FOLDERS)).split()
+    assert files == [str(gluon_only.site_packages / folder / "__init__.py") for folder in FOLDERS]
+    assert str(ROOT) not in output(gluon_only.run("python", "-c", "import sys; print(sys.path)"))
+
+
+def test_the_command_line_works(gluon_only):
+    listed = json.loads(output(gluon_only.run("iris", "plugins", "--json")))
+    names = {each["name"] for each in listed}
+    assert {"host", "torch", "vmem", "triton", "gluon"} <= names
+    assert not any(each["state"] in ("broken", "conflicting", "incompatible") for each in listed)
+    report = json.loads(output(gluon_only.run("iris", "doctor", "--no-self-test", "--json")))
+    assert report["ok"]
+    for folder in FOLDERS:
+        about = project(folder)
+        assert report["versions"]["distributions"][about["name"]] == about["version"]
+    assert report["versions"]["torch"] == importlib.metadata.version("torch")
+
+
+KERNELS = """
+import iris_core, torch, triton, triton.language as tl
+from iris_core import Iris
+from iris_gluon import IrisDeviceCtx, default_layout
+from iris_triton import DeviceContext
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+@gluon.jit
+def with_gluon(IrisDeviceCtx: gl.constexpr, context_tensor, x, BLOCK: gl.constexpr):
+    dev = IrisDeviceCtx.initialize(context_tensor)
+    i = gl.arange(0, BLOCK, layout=default_layout([BLOCK]))
+    dev.store(x + i, dev.cur_rank + 1, (dev.cur_rank + 1) % dev.num_ranks)
+
+@triton.jit
+def with_triton(context_tensor, x, WORLD: tl.constexpr, BLOCK: tl.constexpr):
+    dev = DeviceContext.from_tensor(context_tensor, WORLD)
+    dev.store(x + tl.arange(0, BLOCK), dev.rank + 1, (dev.rank + 1) % WORLD)
+
+def main(backend):
+    with Iris("1MiB", backend=backend, device="cpu") as ctx:
+        x = ctx.zeros(64, dtype=torch.int32)
+        ctx.barrier()
+        if backend == "gluon":
+            with_gluon[(1,)](IrisDeviceCtx, ctx.get_device_context(), x, BLOCK=64)
+        else:
+            with_triton[(1,)](ctx.get_device_context(), x, WORLD=ctx.num_ranks, BLOCK=64)
+        ctx.barrier()
+        return set(x.tolist())
+
+if __name__ == "__main__":
+    for backend in ("gluon", "triton"):
+        print(iris_core.run(main, 2, backend))
+"""
+
+
+def test_kernels_run_on_ranks(gluon_only):
+    (gluon_only.folder / "kernels.py").write_text(KERNELS)
+    assert output(gluon_only.run("python", "kernels.py")).splitlines() == ["[{2}, {1}]"] * 2
