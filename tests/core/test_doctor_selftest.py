@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -177,6 +179,42 @@ def self_test(self, context, begin):
     assert outcome.problems[1:] == ["rank 1 did not come back from touch with rank 0"]
     assert outcome.failures == [PairCheck("touch", 1, 0, "did not come back")]
     assert PairCheck("before", 0, 1) in outcome.checks
+
+
+def test_whoever_ends_the_doctor_ends_the_ranks(theirs, site):
+    outcome = theirs("""
+def self_test(self, context, begin):
+    import os, pathlib, time
+    pathlib.Path(__file__).with_name(f"pid-{context.cur_rank}").write_text(str(os.getpid()))
+    time.sleep(float(pathlib.Path(__file__).with_name("seconds").read_text()))
+    yield from ()
+""", timeout_s=0.01)  # fmt: skip
+    assert outcome.problems[0] == "the self-test did not end within 0.01 s"
+    (site.folder / "seconds").write_text("600")
+    program = "from iris_core.cli.doctor.selftest import *; run_job(Job('theirs', 'host', 'cpu', 2), 600)"
+    doctor = subprocess.Popen([sys.executable, "-c", program])
+    files = [site.folder / f"pid-{rank}" for rank in range(2)]
+    assert eventually(lambda: all(file.exists() and file.read_text() for file in files), 60)
+    doctor.kill()
+    doctor.wait()
+    assert eventually(lambda: not any(runs(int(file.read_text())) for file in files), 20)
+
+
+def eventually(condition, seconds):
+    """Whether a condition holds within some time."""
+    deadline = time.monotonic() + seconds
+    while not (holds := condition()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return holds
+
+
+def runs(pid):
+    """Whether a process is there and has not ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_a_backend_that_cannot_open(theirs):

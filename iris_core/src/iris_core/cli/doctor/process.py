@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _WORLD_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_", "TORCHELASTIC_")
 _STDERR_LINES = 3
+_POLL_S = 0.02
+_KILL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +101,28 @@ def run_module(
             stderr=stderr,
             start_new_session=True,  # one group of processes, to be ended together
         )
-        problem = f"did not end within {timeout_s:g} s"
+        ended = False
         try:
-            child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            pass  # the problem is set
-        else:
-            problem = _how(child.returncode)
+            ended = _wait(child.pid, timeout_s)
         finally:
-            with contextlib.suppress(ProcessLookupError):  # all have ended
+            # Not reaped yet, so this number is still that of its group.
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: it is left to the system
-                child.wait(5)
+                child.wait(_KILL_S)
+        problem = _how(child.returncode) if ended else f"did not end within {timeout_s:g} s"
     lines = (folder / "stderr").read_text(errors="replace").strip().splitlines()
     return Ending(problem, "\n".join(lines[-_STDERR_LINES:]), time.monotonic() - start)
+
+
+def _wait(pid: int, timeout_s: float) -> bool:
+    """Wait for a child to end, without reaping it; False if its time is over."""
+    deadline = time.monotonic() + timeout_s
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
 
 
 def _how(status: int) -> str:

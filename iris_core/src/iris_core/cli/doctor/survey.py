@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from iris_core.cli.doctor.process import Recorder, environment_without_world, read_records, run_module
 from iris_core.diagnosis import Finding, Verdict
 from iris_core.errors import IrisError
+from iris_core.launch import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -205,4 +206,5 @@ def _choice(survey: Survey) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent()  # the bound does not hold where somebody has ended the doctor
     collect(Recorder(Path(sys.argv[1]) / _FILE).write)

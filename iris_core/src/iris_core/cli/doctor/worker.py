@@ -18,6 +18,7 @@ from typing import Any
 from iris_core.cli.doctor.process import Recorder
 from iris_core.diagnosis import PairCheck
 from iris_core.errors import IrisError, PeerLostError
+from iris_core.launch import RankError, end_with_parent
 
 HEAP_SIZE = "64MiB"
 
@@ -34,7 +35,6 @@ def main(folder: str, argument: str) -> int:
     """Start the ranks; 0 if all of them came to the end, 1 otherwise."""
     import iris_core
     from iris_core.cli.doctor.worker import on_rank  # under its real name, by which new processes find it
-    from iris_core.launch import RankError
 
     job = json.loads(argument)
     try:
@@ -84,4 +84,5 @@ def on_rank(job: dict[str, Any], folder: str) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent()  # the doctor's bound does not hold where somebody has ended the doctor
     sys.exit(main(*sys.argv[1:]))
