@@ -16,7 +16,7 @@ from iris_triton import _compat
 try:
     from triton._C.libtriton import gluon_ir, ir
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.language import _core as core
+    from triton.experimental.gluon.language import _core
     from triton.experimental.gluon.language import _layouts
     from triton.experimental.gluon.language._semantic import GluonSemantic as GluonSemantic
 except ImportError as error:
@@ -24,6 +24,7 @@ except ImportError as error:
     problem = f"this Triton's Gluon lacks what Iris needs ({error}); Iris works with Triton {tested}"
     raise UnsupportedError(problem) from error
 
+core: Any = _core
 layouts: Any = _layouts
 constexpr: Any = gl.constexpr
 
@@ -31,7 +32,7 @@ DistributedLayout = _layouts.DistributedLayout
 AutoLayouts = (_layouts.AutoLayout, _layouts.CoalescedLayout)
 """Layouts that a pass of the compiler chooses later."""
 
-distributed_type = core.distributed_type
+distributed_type = _core.distributed_type
 
 aggregate = _compat.aggregate
 

@@ -10,6 +10,7 @@ from iris_gluon.cpu.builder import GluonBuilder
 from iris_gluon.cpu.semantic import CpuGluonSemantic
 from iris_triton import _compat as _triton
 from iris_triton.cpu.calls import Dialect
+from iris_triton.cpu.operators import unwrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,17 @@ class GluonDialect(Dialect):
                 self._handlers[own] = self._handlers[getattr(_triton.core, name)]
         # Triton's arange has no layout: the semantic layer says so, which a cached one would not.
         self._handlers[_triton.core.arange] = self._make_handler(_triton.core.arange)
+        self._handlers[_compat.core.arange] = self._arange_with_layout
+
+    def _arange_with_layout(self, start: Any, end: Any, layout: Any = None) -> Any:
+        layout = unwrap(layout)
+        if layout is not None:
+            self.semantic.check_layout(layout)  # the launches of a cached one may differ in their warps
+        return self._cached_arange(unwrap(start), unwrap(end), layout)
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - there is one dialect, which lives for ever
+    def _cached_arange(self, start: int, end: int, layout: Any) -> Any:
+        return _triton.builtin_body(_compat.core.arange)(start, end, layout, _semantic=self.semantic)
 
     def block_type(self, scalar: Any, shape: tuple[int, ...]) -> Any:
         return _compat.distributed_type(scalar, list(shape), _compat.layouts.AutoLayout())

@@ -23,19 +23,19 @@ class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[mis
 
     # -- layouts that fit the launch ----------------------------------------------------------------------------------
     def arange(self, start: Any, end: Any, layout: Any) -> Any:
-        self._check_layout(layout)
+        self.check_layout(layout)
         return super().arange(start, end, layout)
 
     def splat(self, value: Any, shape: Any, layout: Any) -> Any:
-        self._check_layout(layout)
+        self.check_layout(layout)
         return super().splat(value, shape, layout)
 
     def set_auto_layout(self, value: Any, layout: Any) -> Any:
-        self._check_layout(layout)
+        self.check_layout(layout)
         return super().set_auto_layout(value, layout)
 
     def convert_layout(self, value: Any, layout: Any, assert_trivial: bool = False) -> Any:
-        self._check_layout(layout)
+        self.check_layout(layout)
         result = super().convert_layout(value, layout)
         if assert_trivial and not self._same_places(value.type.layout, layout, value.type.shape):
             raise TypeError(
@@ -45,7 +45,8 @@ class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[mis
             )
         return result
 
-    def _check_layout(self, layout: Any) -> None:
+    def check_layout(self, layout: Any) -> None:
+        """Refuse a layout that does not fit the launch."""
         if isinstance(layout, _compat.DistributedLayout):
             program.check_layout(layout)
 
