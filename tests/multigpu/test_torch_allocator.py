@@ -75,8 +75,10 @@ def test_results_of_torch_operators_on_the_heap(pool, num_ranks):
 # -- expandable segments ----------------------------------------------------------------------------------------------
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", [1, 2, 8])
-def test_expandable_segments_switched_on_by_the_program(pool, num_ranks):
-    assert flat(pool.run(with_expandable_segments, num_ranks, True)) == []
+def test_expandable_segments_switched_on_by_the_program(num_ranks):
+    # new processes: torch would use what is left of segments that others have made
+    with RankPool(timeout_s=120.0, environ={"IRIS_DEVICE_TIMEOUT": "30"}) as pool:
+        assert flat(pool.run(with_expandable_segments, num_ranks, True)) == []
 
 
 @pytest.mark.multigpu(2)

@@ -18,7 +18,7 @@ from jobs_vmem import (
 )
 
 from iris_allocators._plugin import vmem
-from iris_core.testing import AllocatorConformance
+from iris_core.testing import AllocatorConformance, RankPool
 
 RANKS = [2, 4, 8]
 SLACK = 300 * MIB  # granules of up to 64 MiB, code that the driver loads late, torch's own small segments
@@ -120,8 +120,10 @@ def test_a_tensor_outlives_its_context(pool):
 # -- existing tensors, memory pools -----------------------------------------------------------------------------------
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", RANKS)
-def test_existing_tensors_are_shared(pool, num_ranks):
-    assert flat(pool.run(existing_tensors, num_ranks)) == []
+def test_existing_tensors_are_shared(num_ranks):
+    # new processes: torch would use what is left of segments that others have made
+    with RankPool(timeout_s=120.0, environ={"IRIS_DEVICE_TIMEOUT": "30"}) as pool:
+        assert flat(pool.run(existing_tensors, num_ranks)) == []
 
 
 @pytest.mark.multigpu
