@@ -7,7 +7,6 @@ shared_memory gather     missing             present
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from iris_core.errors import UnsupportedError
@@ -16,8 +15,7 @@ from iris_triton import _compat
 try:
     from triton._C.libtriton import gluon_ir, ir
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.language import _core
-    from triton.experimental.gluon.language import _layouts
+    from triton.experimental.gluon.language import _core, _layouts
     from triton.experimental.gluon.language._semantic import GluonSemantic as GluonSemantic
 except ImportError as error:
     tested = ", ".join(f"{major}.{minor}" for major, minor in _compat.TESTED)
@@ -65,8 +63,3 @@ def forwarded(name: str) -> Any | None:
     """Gluon's name for a builtin of Triton's language, if it has one of its own."""
     function = getattr(gl, name, None)
     return function if function is not None and function is not getattr(_compat.core, name, None) else None
-
-
-def takes_semantic(function: Any) -> bool:
-    """Whether the compiler calls a function with its semantic layer."""
-    return "_semantic" in inspect.signature(function).parameters
