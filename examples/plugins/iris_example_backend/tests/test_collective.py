@@ -23,7 +23,7 @@ def make_collective(rank=0, world_size=1, **settings):
     return registry.create(record, CreateRequest(CPU, rank, world_size, 1 << 20, TwoShotSettings(**settings)))
 
 
-def request(shape=(7, 5), dtype="float32", rank=0, group_size=1, op="all_reduce", **options):
+def request(shape=(7, 5), dtype="float32", rank=0, group_size=2, op="all_reduce", **options):
     nbytes = torch.empty(shape, dtype=getattr(torch, dtype)).nbytes
     return CollectiveRequest(op, shape, dtype, nbytes, rank, group_size, CPU, options)
 
@@ -73,12 +73,14 @@ def test_against_torch(pool, num_ranks):
         (request(reduction="product"), "'product'"),
         (request(config={"algorithm": "example-two-shot", "num_programs": 3}), "num_programs"),
         (request(shape=(2000,)), "max_nbytes"),
-        (request(group_size=2), "all 1 ranks and not on 2"),
+        (request(layout="tiles"), "'tiles'"),
+        (request(group_size=1), "whole world"),
+        (dataclasses.replace(request(group_size=2), members=(0, 2)), "whole world"),
         (dataclasses.replace(request(), target=DeviceTarget(DeviceType.CUDA)), "cuda"),
     ],
 )
 def test_what_is_not_supported(wrong, reason):
-    collective = make_collective(max_nbytes=4096)
+    collective = make_collective(world_size=2, max_nbytes=4096)
     assert collective.supports(request(config={"algorithm": "example-two-shot"}))
     answer = collective.supports(wrong)
     assert not answer
@@ -91,7 +93,7 @@ def test_wrong_tensors_are_refused():
     collective = make_collective()
     right = torch.zeros(7, 5)
     with Iris("1MiB", allocator="example", backend="example", device="cpu") as ctx:
-        plan = collective.prepare(request(), ctx)
+        plan = collective.prepare(request(group_size=1), ctx)
         for wrong in (torch.zeros(7, 6), torch.zeros(7, 5, dtype=torch.float64), None):
             with pytest.raises(ArgumentError, match=r"planned for 35 elements of torch\.float32"):
                 collective.launch(plan, right, wrong)

@@ -109,6 +109,14 @@ def test_there_is_no_such_rank(ctx, bases, rank):
         ex.load(pointer_to(ctx.zeros(4)), 0, rank, bases)
 
 
+def test_tensors_without_elements(ctx, bases):
+    nothing, mask = pointer_to(ctx.zeros(0, dtype=torch.int64)) + np.arange(4), np.zeros(4, bool)
+    assert ex.load(nothing, 0, 0, bases, mask, other=3).tolist() == [3] * 4
+    assert ex.atomic_add(nothing, 1, 0, 0, bases, mask).tolist() == [0] * 4
+    with pytest.raises(ex.BoundsError, match="element 0 of a tensor of 0"):
+        ex.store(nothing, 1, 0, 0, bases)
+
+
 # -- atomics ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ATOMICS)
 def test_atomics(ctx, bases, name):

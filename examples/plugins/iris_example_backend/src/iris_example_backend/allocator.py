@@ -99,7 +99,7 @@ class ExampleAllocator:
         """
         self._opened()
         try:
-            os.posix_fallocate(self._fd, offset_bytes, nbytes)
+            os.posix_fallocate(self._fd, offset_bytes, max(nbytes, 1))  # an empty tensor has a block, too
         except OSError as error:
             raise HeapError(
                 f"no memory for {nbytes} bytes at offset {offset_bytes} of {self._path}: {error.strerror}; "

@@ -65,12 +65,15 @@ class TwoShotAllReduce:
             return Availability.no(f"it does {self.op} and not {request.op}")
         if request.target.type is not DeviceType.CPU:
             return Availability.no(f"it works in the host's memory and not on {request.target.type}")
-        if request.group_size != self._world_size:
-            return Availability.no(f"it works on all {self._world_size} ranks and not on {request.group_size} of them")
+        # It meets at ctx.device_barrier(), and its workspace is an ordinary tensor: all ranks have to be there.
+        if request.group_size < self._world_size or request.members not in ((), tuple(range(request.group_size))):
+            return Availability.no("it works on the whole world and not on a group of ranks")
         if request.dtype not in _DTYPES:
             return Availability.no(f"it reduces {', '.join(_DTYPES)} and not {request.dtype}")
         if reduction not in _REDUCTIONS:
             return Availability.no(f"it knows {', '.join(_REDUCTIONS)} and not {reduction!r}")
+        if request.options.get("layout", "torch") != "torch":
+            return Availability.no(f"its results lie as in torch and not as {request.options['layout']!r}")
         if unused:
             return Availability.no(f"it has no use for {', '.join(unused)} of the config")
         if request.nbytes > self._max_nbytes:
@@ -106,9 +109,9 @@ class TwoShotAllReduce:
             ArgumentError: a tensor is not what was planned for.
         """
         for tensor in (out, inp):
-            if tensor is None or (tensor.numel(), tensor.dtype) != (plan.input.numel(), plan.input.dtype):
+            if tensor is None or (tensor.numel(), tensor.dtype) != (plan.numel, plan.dtype):
                 given = "none" if tensor is None else f"{tensor.numel()} of {tensor.dtype}"
-                raise ArgumentError(f"planned for {plan.input.numel()} elements of {plan.input.dtype}, given {given}")
+                raise ArgumentError(f"planned for {plan.numel} elements of {plan.dtype}, given {given}")
         assert out is not None
         assert inp is not None
         plan.run(out, inp)
@@ -118,24 +121,23 @@ class TwoShotPlan:
     """What `prepare` makes: a workspace for inputs of one size, used again by every launch."""
 
     def __init__(self, request: CollectiveRequest, context: Iris) -> None:
-        dtype = getattr(torch, request.dtype)
-        numel = math.prod(request.shape)
-        ranks = request.members or range(context.num_ranks)
+        self.numel = math.prod(request.shape)
+        self.dtype = getattr(torch, request.dtype)
         self._context = context
         # half-precision numbers are summed in single precision and rounded once
-        self._sum_dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+        self._sum_dtype = torch.float32 if self.dtype in (torch.float16, torch.bfloat16) else self.dtype
         self._combine: Any = _REDUCTIONS[request.options.get("reduction", "sum")]
-        self.input = context.empty(numel, dtype=dtype)
-        self._result = context.empty(numel, dtype=dtype)
-        self._inputs = [_of_rank(context, self.input, rank) for rank in ranks]
-        self._results = [_of_rank(context, self._result, rank) for rank in ranks]
-        per_rank = -(-numel // context.num_ranks)
+        room = max(self.numel, 1)  # a tensor without elements has no address
+        self._input, self._result = (context.empty(room, dtype=self.dtype) for _ in range(2))
+        self._inputs = [_of_rank(context, self._input, rank) for rank in range(context.num_ranks)]
+        self._results = [_of_rank(context, self._result, rank) for rank in range(context.num_ranks)]
+        per_rank = -(-self.numel // context.num_ranks)
         self._mine = slice(context.cur_rank * per_rank, (context.cur_rank + 1) * per_rank)
-        context.device_barrier()  # at the first call the ranks agree on its flags: not in `run`, please
+        context.device_barrier()  # the first one sets up its flags, so it belongs here and not into `run`
 
     def run(self, out: torch.Tensor, inp: torch.Tensor) -> None:
         """Do it once.  Two barriers are enough: nobody passes the first one before all have left the last launch."""
-        self.input.copy_(inp.reshape(-1))
+        self._input[: self.numel].copy_(inp.reshape(-1))
         self._context.device_barrier()  # all inputs are there, and all have taken their results of the launch before
         total = self._inputs[0][self._mine].to(self._sum_dtype)
         for other in self._inputs[1:]:
@@ -143,7 +145,7 @@ class TwoShotPlan:
         for result in self._results:
             result[self._mine] = total.to(result.dtype)
         self._context.device_barrier()  # all slices are there, and nobody reads inputs any more
-        out.copy_(self._result.reshape(out.shape))
+        out.copy_(self._result[: self.numel].reshape(out.shape))
 
 
 def _of_rank(context: Iris, tensor: torch.Tensor, rank: int) -> torch.Tensor:

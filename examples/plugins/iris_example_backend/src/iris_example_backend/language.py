@@ -51,6 +51,8 @@ def remote(pointer: Pointer, from_rank: int, to_rank: int, heap_bases: Pointer) 
     for rank in (from_rank, to_rank):
         if not 0 <= rank < bases.size:
             raise ArgumentError(f"there is no rank {rank}: the world has {bases.size} ranks")
+    if not pointer.array.size:
+        return pointer  # of no elements: it has no address
     address = pointer.array.ctypes.data + int(bases[to_rank]) - int(bases[from_rank])
     heap_at(address).check(address, pointer.array.nbytes)
     return Pointer(np.asarray(_Memory(address, pointer.array)), pointer.index)
@@ -169,6 +171,8 @@ def _update(target: Pointer, change: Callable[[Any, Any], Any], val: Any, mask: 
     array = target.array
     values = np.broadcast_to(np.asarray(val).astype(array.dtype), index.shape)
     old = np.zeros(index.shape, array.dtype)
+    if not active.any():
+        return old[()]
     with heap_at(array.ctypes.data).locked(), np.errstate(over="ignore"):  # sums wrap around, as on a GPU
         for lane in zip(*np.nonzero(active), strict=True) if index.ndim else [()] * int(active):
             place = index[lane]
