@@ -65,6 +65,12 @@ class World(Protocol):
         Collective, the first time: every member of the group calls it, and nobody else.
         """
 
+    def subworld(self, members: tuple[int, ...]) -> World:
+        """Return the world of some ranks of this one, in this order; this world closes it.
+
+        Collective, the first time: every member calls it, and nobody else.
+        """
+
     def check_peers(self) -> None:
         """Raise PeerLostError if a peer's process has ended.  Not collective."""
 
@@ -109,6 +115,11 @@ class SingleWorld:
         self.members_of(group)
         return self
 
+    def subworld(self, members: tuple[int, ...]) -> World:
+        """Return this world."""
+        _check_members(members, 0, 1)
+        return self
+
     def check_peers(self) -> None:
         """Nobody to look after."""
 
@@ -128,26 +139,40 @@ class TorchWorld:
     """
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float, *, owns_default_group: bool = False) -> None:
-        import torch
+        import torch.distributed as dist
+
+        rank = dist.get_rank(group)
+        if rank < 0:
+            raise IrisError("this process is not a member of the process group that was passed as group=")
+        members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+        name = _next_name(dist.distributed_c10d._get_default_store(), "" if group is None else group.group_name, rank)
+        self._open(name, rank, members, timeout_s)
+        self._owns_default_group = owns_default_group
+
+    def _open(self, name: str, rank: int, members: Sequence[int], timeout_s: float) -> None:
+        """Make the gloo group and get to know the members.
+
+        By hand: new_group wants either everybody to take part, or that all have made equally many groups before.
+
+        Args:
+            name: of the world, the same on its members and no other world's.
+            rank: this process in the world.
+            members: its ranks in the default group.
+            timeout_s: bound of every exchange in seconds.
+        """
         import torch.distributed as dist
 
         self._dist = dist
+        self._name = name
         self._timeout_s = timeout_s
-        self._owns_default_group = owns_default_group
-        self.user_group = group
-        self.rank = dist.get_rank(group)
-        if self.rank < 0:
-            raise IrisError("this process is not a member of the process group that was passed as group=")
-        members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+        self._owns_default_group = False
+        self.rank = rank
         self.world_size = len(members)
-        self._members = list(members)  # by their ranks in the default group
-        self._subgroups: dict[tuple[int, ...], TorchWorld] = {}
+        self._members = list(members)
+        self._subworlds: dict[tuple[int, ...], TorchWorld] = {}
         self._calls = 0
         self._pidfds: dict[int, int] = {}
-        # Made by hand: new_group wants either everybody to take part, or that all have made equally many groups before.
-        root = dist.distributed_c10d._get_default_store()
-        self._name = _next_name(root, "" if group is None else group.group_name, self.rank)
-        store = torch.distributed.distributed_c10d.PrefixStore(self._name, root)
+        store = dist.distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
         timeout = datetime.timedelta(seconds=timeout_s)
         self._group = self._guard(
             "opening the world", lambda: dist.ProcessGroupGloo(store, self.rank, self.world_size, timeout)
@@ -285,12 +310,27 @@ class TorchWorld:
             CollectiveTimeoutError: a member did not arrive in time.
             PeerLostError: a member's process has ended.
         """
-        members = self.members_of(group)
-        if group is None:
+        return self.subworld(self.members_of(group))
+
+    def subworld(self, members: tuple[int, ...]) -> World:
+        """Return the world of some ranks of this one, in this order; this world closes it.
+
+        Collective, the first time: every member calls it, and nobody else.
+
+        Raises:
+            IrisError: this rank is not a member, or a member is not a rank of this world.
+            CollectiveTimeoutError: a member did not arrive in time.
+            PeerLostError: a member's process has ended.
+        """
+        _check_members(members, self.rank, self.world_size)
+        if members == tuple(range(self.world_size)):
             return self
-        if members not in self._subgroups:
-            self._subgroups[members] = TorchWorld(group, self._timeout_s)
-        return self._subgroups[members]
+        if members not in self._subworlds:
+            world = TorchWorld.__new__(TorchWorld)
+            name = f"{self._name}/ranks {','.join(map(str, members))}"  # of this world: made once, so nobody else's
+            world._open(name, members.index(self.rank), [self._members[member] for member in members], self._timeout_s)
+            self._subworlds[members] = world
+        return self._subworlds[members]
 
     # -- peers --------------------------------------------------------------------------------------------------------
     @property
@@ -321,8 +361,8 @@ class TorchWorld:
 
     def close(self) -> None:
         """Close descriptors; destroy the groups that were made here."""
-        while self._subgroups:
-            self._subgroups.popitem()[1].close()
+        while self._subworlds:
+            self._subworlds.popitem()[1].close()
         for fd in self._pidfds.values():
             os.close(fd)
         self._pidfds.clear()
@@ -457,6 +497,14 @@ def check_agreement(world: World, facts: Mapping[str, str]) -> None:
     raise RankMismatchError(
         "the ranks were not opened alike; all must have the same plugins, versions and sizes:\n" + "\n".join(lines)
     )
+
+
+def _check_members(members: tuple[int, ...], rank: int, world_size: int) -> None:
+    strangers = [member for member in members if not 0 <= member < world_size]
+    if strangers or len(set(members)) < len(members):
+        raise IrisError(f"{members} are not different ranks of a world of {world_size} (0 to {world_size - 1})")
+    if rank not in members:
+        raise IrisError(f"rank {rank} is not one of {name_ranks(members)}")
 
 
 def _check_rank(rank: int, world_size: int) -> None:
