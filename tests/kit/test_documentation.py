@@ -9,9 +9,10 @@ import sys
 import pytest
 
 import iris_core.testing
-from iris_core.testing import AllocatorConformance, BackendConformance, StackConformance
+from iris_core.testing import AllocatorConformance, BackendConformance, CollectiveConformance, StackConformance
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "conformance_kit.md").read_text()
+SUITES = (AllocatorConformance, BackendConformance, CollectiveConformance, StackConformance)
 
 
 def test_the_example_passes(tmp_path):
@@ -41,7 +42,7 @@ def test_the_example_passes(tmp_path):
 
 def test_an_installed_kit_explains_its_assertions():
     """pytest rewrites the suites' assertions, although they are no test files."""
-    for suite in (AllocatorConformance, BackendConformance, StackConformance):
+    for suite in SUITES:
         assert "@pytest_ar" in vars(sys.modules[suite.__module__]), suite
 
 
@@ -51,11 +52,10 @@ def test_every_suite_is_on_the_page(name):
 
 
 def test_what_the_page_names_exists():
-    settings = re.search(r"Class attributes: (.*?)Fixtures to override: (.*)", PAGE, re.DOTALL)
-    suites = (AllocatorConformance, BackendConformance, StackConformance)
+    settings = re.search(r"Class attributes:(.*?)Fixtures\s+to\s+override:(.*)", PAGE, re.DOTALL)
     names = re.findall(r"`(\w+)`", settings.group(0))
     assert len(names) > 8
-    assert [name for name in names if not any(hasattr(suite, name) for suite in suites)] == []
+    assert [name for name in names if not any(hasattr(suite, name) for suite in SUITES)] == []
 
 
 def test_the_core_does_not_import_the_kit():

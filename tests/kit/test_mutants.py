@@ -1,7 +1,7 @@
 """The kit fails on plugins that are wrong: each mutant at the tests that are about its mistake.
 
-The mutants stand in kit_mutants.  All of them run in two processes, one for allocators and one for backends; the tests
-here look at the reports.  A mutant may fail further tests, but skips none that the right plugin does not skip.
+The mutants stand in kit_mutants.  All of them run in three processes, for allocators, backends and collectives; the
+tests here look at the reports.  A mutant may fail further tests, but skips none that the right plugin does not skip.
 """
 
 import os
@@ -11,6 +11,7 @@ import sys
 import xml.etree.ElementTree as ET
 
 import pytest
+from kit_mutants.collectives import KILLERS as COLLECTIVES
 
 from iris_core.testing.dist_info import install_distribution
 
@@ -85,6 +86,8 @@ STACKS = {
     "no-signal-sent": ["world_ring_put_with_signal[host]"],
     "crossed-stack": ["world_ring_put_with_signal[host]", "world_all_to_all_store[host]"],
 }
+_RIGHT = "all-reduce all-gather reduce-scatter all-to-all broadcast reduce gather scatter push"
+RIGHT_COLLECTIVES = [f"right-{name}" for name in _RIGHT.split()]
 
 
 def entry_points():
@@ -94,6 +97,7 @@ def entry_points():
     groups = {
         "iris.allocators": ("allocator", plugins.ALLOCATORS | plugins.PLUGINS),
         "iris.backends": ("backend", plugins.BACKENDS | plugins.DEVICE),
+        "iris.collectives": ("collective", plugins.COLLECTIVES),
     }
     points = {
         group: {name: f"kit_mutants.plugins:{plugins.attribute(kind, name)}" for name in named}
@@ -105,7 +109,7 @@ def entry_points():
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    """Outcome by mutant and test, from both processes."""
+    """Outcome by mutant and test, from all processes."""
     folder = tmp_path_factory.mktemp("mutants")
     site = folder / "site"
     with pytest.MonkeyPatch.context() as patch:
@@ -116,14 +120,14 @@ def reports(tmp_path_factory):
     environment["OMP_NUM_THREADS"] = "1"
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), str(HERE), os.environ.get("PYTHONPATH")]))
     running = {}
-    for suite in ("suite_allocators", "suite_backends"):
+    for suite in ("suite_allocators", "suite_backends", "suite_collectives"):
         report = folder / f"{suite}.xml"
         command = [sys.executable, "-m", "pytest", "-q", "--tb=line", f"--junitxml={report}", "-p", "no:cacheprovider"]
         command += ["-c", str(folder / "pytest.ini"), str(HERE / f"{suite}.py")]
         running[report] = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     found = {}
     for report, process in running.items():
-        output = process.communicate(timeout=240)[0].decode()
+        output = process.communicate(timeout=480)[0].decode()
         assert process.returncode == 1, output[-5000:]  # tests failed, and nothing else went wrong
         found |= read_report(report)
     return found
@@ -145,6 +149,7 @@ def with_outcome(report, outcome):
 
 @pytest.mark.parametrize(("mutants", "right"), [
     (ALLOCATORS, "right-allocator"), (BACKENDS, "right-backend"), (STACKS, "right-stack"),
+    *((COLLECTIVES, right) for right in RIGHT_COLLECTIVES),
 ])  # fmt: skip
 def test_the_right_ones_pass(reports, mutants, right):
     assert with_outcome(reports[right], "failed") == set()
@@ -153,8 +158,8 @@ def test_the_right_ones_pass(reports, mutants, right):
 
 
 def test_every_mutant_is_expected(reports):
-    expected = {*ALLOCATORS, *PLUGINS, *BACKENDS, *STACKS, "right-allocator", "right-backend", "right-stack"}
-    assert reports.keys() == expected
+    right = {"right-allocator", "right-backend", "right-stack", *RIGHT_COLLECTIVES}
+    assert reports.keys() == {*ALLOCATORS, *PLUGINS, *BACKENDS, *STACKS, *COLLECTIVES, *right}
 
 
 def check(report, killers, right, may_skip=frozenset()):
@@ -188,8 +193,14 @@ def test_stack(reports, mutant):
     assert passed or mutant == "crossed-stack"  # where every message goes astray
 
 
+@pytest.mark.parametrize("mutant", COLLECTIVES)
+def test_collective(reports, mutant):
+    assert check(reports[mutant], COLLECTIVES[mutant], reports["right-all-reduce"])
+
+
 @pytest.mark.parametrize(("mutants", "right"), [
     ({**ALLOCATORS, **PLUGINS}, "right-allocator"), (BACKENDS | PLUGINS, "right-backend"), (STACKS, "right-stack"),
+    (COLLECTIVES | PLUGINS, "right-all-reduce"),
 ])  # fmt: skip
 def test_every_test_of_the_kit_can_fail(reports, mutants, right):
     """Some mutant is there for it: a test that passes on all of them would be worth nothing."""

@@ -34,7 +34,7 @@ class Plugin:
     def __init__(self, kind, name, factory):
         if kind is PluginKind.BACKEND:
             self.settings = TritonSettings
-        devices = {DeviceType.CPU} if kind is PluginKind.ALLOCATOR else set(DeviceType)
+        devices = set(DeviceType) if kind is PluginKind.BACKEND else {DeviceType.CPU}
         relation = (
             {"provides": _REMOTE | {Capability.DECOMMIT}} if kind is PluginKind.ALLOCATOR else {"requires": _REMOTE}
         )
@@ -100,11 +100,15 @@ def _with(plugin, **attributes):
     return plugin
 
 
+def _class_of(name):
+    """A plugin's name in the spelling of classes."""
+    return "".join(part.capitalize() for part in name.split("-"))
+
+
 def _mutants(kind, module, names):
     """Plugins for classes that are called as the plugins, in another spelling."""
     for name in names.split():
-        factory = f"kit_mutants.{module}:{''.join(part.capitalize() for part in name.split('-'))}"
-        yield name, Plugin(kind, name, factory)
+        yield name, Plugin(kind, name, f"kit_mutants.{module}:{_class_of(name)}")
 
 
 ALLOCATORS = {
@@ -141,6 +145,23 @@ DEVICE = dict(
         PluginKind.BACKEND, "backends", "short-put short-store local-store local-add no-barrier no-wait no-signal-sent"
     )
 )
+_OPS = "all-reduce all-gather reduce-scatter all-to-all broadcast reduce gather scatter"
+COLLECTIVES = {
+    **{
+        f"right-{name}": Plugin(PluginKind.COLLECTIVE, f"right-{name}", f"kit_mutants.reference:{_class_of(name)}")
+        for name in [*_OPS.split(), "push"]
+    },
+    **dict(
+        _mutants(
+            PluginKind.COLLECTIVE,
+            "collectives",
+            "wrong-order swapped-chunks first-chunk root-zero dropped-last nothing-for-nothing half-precision "
+            "own-rounding one-too-far scratch-input never-done once no-entry no-exit own-first takes-memory "
+            "borrows-memory plans-pile-up whole-world other-peers raises silent-no never yes-man free-of-charge "
+            "cheaper-by-the-dozen other-names",
+        )
+    ),
+}
 PLUGINS = {
     "required-settings": _with(
         Plugin(PluginKind.ALLOCATOR, "required-settings", RIGHT_ALLOCATOR), settings=RequiredSettings
@@ -162,5 +183,6 @@ def attribute(kind, name):
     return f"{kind}_{name.replace('-', '_')}"
 
 
-for _kind, _plugins in {"allocator": ALLOCATORS | PLUGINS, "backend": BACKENDS | DEVICE}.items():
+_KINDS = {"allocator": ALLOCATORS | PLUGINS, "backend": BACKENDS | DEVICE, "collective": COLLECTIVES}
+for _kind, _plugins in _KINDS.items():
     globals().update({attribute(_kind, name): plugin for name, plugin in _plugins.items()})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from iris_core.testing.conformance.allocator import AllocatorConformance as AllocatorConformance
     from iris_core.testing.conformance.backend import BackendConformance as BackendConformance
+    from iris_core.testing.conformance.collective import CollectiveConformance as CollectiveConformance
     from iris_core.testing.conformance.plugin import PluginConformance as PluginConformance
     from iris_core.testing.conformance.stack import StackConformance as StackConformance
     from iris_core.testing.pool import RankPool as RankPool
@@ -19,12 +20,20 @@ if TYPE_CHECKING:
 _HOMES = {
     "AllocatorConformance": "iris_core.testing.conformance.allocator",
     "BackendConformance": "iris_core.testing.conformance.backend",
+    "CollectiveConformance": "iris_core.testing.conformance.collective",
     "PluginConformance": "iris_core.testing.conformance.plugin",
     "RankPool": "iris_core.testing.pool",
     "StackConformance": "iris_core.testing.conformance.stack",
 }
 
-__all__ = ["AllocatorConformance", "BackendConformance", "PluginConformance", "RankPool", "StackConformance"]
+__all__ = [
+    "AllocatorConformance",
+    "BackendConformance",
+    "CollectiveConformance",
+    "PluginConformance",
+    "RankPool",
+    "StackConformance",
+]
 
 
 def __getattr__(name: str) -> Any:

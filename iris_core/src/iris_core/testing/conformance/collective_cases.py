@@ -1,0 +1,236 @@
+"""What collectives are tested with, and what they must give: plain torch on one process, reductions in float64.
+
+Shapes are torch's: an all_gather puts the inputs one behind the other along the first dimension, and what is divided
+among ranks is divided along the first dimension.  A rooted operation has its input, or its output, on the root alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from iris_core.types import CollectiveRequest, DeviceTarget
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import torch
+
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+REPLICATED = ("all_reduce", "all_gather", "broadcast")
+"""Every rank gets the same."""
+IN_PLACE = ("all_reduce", "all_gather", "reduce_scatter")
+"""Where torch works in place: the whole tensor, the own chunk of the output, the own chunk of the input."""
+
+_ROOT_HAS_INPUT = ("broadcast", "scatter")
+_ROOT_HAS_OUTPUT = ("reduce", "gather")
+_ONE_INPUT_CHUNK_EACH = ("reduce_scatter", "all_to_all", "scatter")
+_ONE_OUTPUT_CHUNK_EACH = ("all_gather", "all_to_all", "gather")
+
+SHAPES = ((0,), (1,), (5,), (7, 33), (1003,), (40_001,))
+USUAL_SHAPE = (1003,)
+INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+DTYPES = (*INTEGERS, *FLOATS, "bool", "complex64", "float8_e4m3fn")
+ARITHMETIC = ("avg", "product", "min", "max")  # and "sum", which is usual
+BITWISE = ("band", "bor", "bxor")
+PLACES = ("heap", "skewed", "ordinary", "strided")
+"""Where tensors lie: on the heap; there, but elsewhere on each rank and aligned to an element only; in ordinary memory;
+on the heap with a gap behind each element."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a collective.
+
+    Attributes:
+        op: the operation.
+        shape: what every rank gives or gets at least; some operations have one such chunk per rank.
+        dtype: torch's name of the element type.
+        reduction: for those that reduce.
+        root: rank in the group, for those that have one.
+        place: where the tensors lie.
+        in_place: input and output share memory.
+        members: ranks of the world that take part; empty: all.
+    """
+
+    op: str
+    shape: tuple[int, ...] = USUAL_SHAPE
+    dtype: str = "float32"
+    reduction: str = ""
+    root: int = 0
+    place: str = "heap"
+    in_place: bool = False
+    members: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        words = [self.op, self.reduction, self.dtype, str(list(self.shape)), self.place]
+        words += ["in place"] * self.in_place + [f"root {self.root}"] * (self.op in ROOTED)
+        return " ".join(word for word in words if word)
+
+    def has_input(self, rank: int) -> bool:
+        """Whether a rank of the group has an input."""
+        return self.op not in _ROOT_HAS_INPUT or rank == self.root
+
+    def has_output(self, rank: int) -> bool:
+        """Whether a rank of the group has an output."""
+        return self.op not in _ROOT_HAS_OUTPUT or rank == self.root
+
+    def input_shape(self, size: int) -> tuple[int, ...]:
+        """Shape of an input in a group of this size."""
+        return self._chunks(size if self.op in _ONE_INPUT_CHUNK_EACH else 1)
+
+    def output_shape(self, size: int) -> tuple[int, ...]:
+        """Shape of an output."""
+        return self._chunks(size if self.op in _ONE_OUTPUT_CHUNK_EACH else 1)
+
+    def _chunks(self, number: int) -> tuple[int, ...]:
+        return (number * self.shape[0], *self.shape[1:])
+
+    def request(self, rank: int, members: Sequence[int], target: DeviceTarget) -> CollectiveRequest:
+        """Describe the call as the core does.
+
+        Args:
+            rank: in the group.
+            members: ranks of the world, in the group's order.
+            target: device of the rank.
+        """
+        import torch
+
+        size = len(members)
+        shapes = {"in": self.input_shape(size), "out": self.output_shape(size)}
+        shape = shapes["in" if self.has_input(rank) else "out"]
+        dtype = getattr(torch, self.dtype)
+        step = 2 if self.place == "strided" else 1
+        strides = {side: tuple(step * n for n in _strides(shape)) for side, shape in shapes.items()}
+        options: dict[str, Any] = {"layout": "torch", "in_place": self.in_place, "uneven": False, "config": {}}
+        options |= {"in_stride": strides["in"], "out_stride": strides["out"], "out_shape": shapes["out"]}
+        options |= {"reduction": self.reduction} if self.op in REDUCING else {}
+        options |= {"root": self.root} if self.op in ROOTED else {}
+        direct = self.place in ("heap", "skewed")
+        return CollectiveRequest(
+            op=self.op,
+            shape=shape,
+            dtype=self.dtype,
+            nbytes=_numel(shape) * dtype.itemsize,
+            rank=rank,
+            group_size=size,
+            target=target,
+            options=options,
+            members=tuple(members),
+            direct_in=direct,
+            direct_out=direct,
+        )
+
+
+def usual(op: str, **changes: Any) -> Case:
+    """Return an everyday call of an operation."""
+    return replace(Case(op, reduction="sum" if op in REDUCING else ""), **changes)
+
+
+def cases(op: str, size: int) -> Iterator[Case]:
+    """Yield every shape, dtype, reduction, root and place, the others being as usual."""
+    yield from (usual(op, shape=shape) for shape in SHAPES)
+    yield from (usual(op, dtype=dtype) for dtype in DTYPES if op not in REDUCING or dtype in INTEGERS + FLOATS)
+    yield from (usual(op, place=place) for place in PLACES[1:])
+    yield from (usual(op, dtype="int8", shape=(7, 33), place=place) for place in PLACES[1:])
+    if op in ROOTED:
+        yield from (usual(op, root=root) for root in range(1, size))
+    if op in REDUCING:
+        yield from (usual(op, dtype=dtype, reduction=each) for dtype in ("bfloat16", "float32") for each in ARITHMETIC)
+        yield from (usual(op, dtype="int32", reduction=each) for each in ("product", "min", "max"))
+        yield from (usual(op, dtype=dtype, reduction=each) for dtype in ("uint8", "int64") for each in BITWISE)
+
+
+def source(case: Case, rank: int, turn: int, size: int) -> torch.Tensor:
+    """Return a rank's input (on the CPU, contiguous): different between ranks, turns and neighbours."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1000 * turn + rank)
+    shape, dtype = case.input_shape(size), getattr(torch, case.dtype)
+    if case.op not in REDUCING:
+        numbers = torch.randint(0, 256, (_numel(shape) * dtype.itemsize,), generator=generator, dtype=torch.uint8)
+        return ((numbers & 1) if case.dtype == "bool" else numbers).view(dtype).reshape(shape)
+    if dtype.is_floating_point:
+        numbers = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5
+        return (numbers * (torch.randint(0, 2, shape, generator=generator) * 2 - 1)).to(dtype)
+    return torch.randint(1, 4, shape, generator=generator).to(dtype)  # sums fit into 8 bits, products into 32
+
+
+def expected(case: Case, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return what each rank of the group gets; reductions as float64 or int64.
+
+    Args:
+        case: the call.
+        inputs: what each rank has given; only the root's counts where only it has one.
+    """
+    import torch
+
+    size = len(inputs)
+    if case.op in REDUCING:
+        wide = torch.float64 if inputs[0].is_floating_point() else torch.int64
+        total = _reduce(torch.stack([each.to(wide) for each in inputs]), case.reduction)
+        return list(total.tensor_split(size)) if case.op == "reduce_scatter" else [total] * size
+    if case.op == "all_to_all":
+        chunks = [each.tensor_split(size) for each in inputs]
+        return [torch.cat([chunks[peer][rank] for peer in range(size)]) for rank in range(size)]
+    if case.op == "scatter":
+        return list(inputs[case.root].tensor_split(size))
+    return [inputs[case.root] if case.op == "broadcast" else torch.cat(list(inputs))] * size
+
+
+def tolerance(case: Case, inputs: Sequence[torch.Tensor], *, in_float32: bool) -> list[torch.Tensor]:
+    """Return how far from `expected` each rank's result may be, element by element (float64).
+
+    Two roundings of the result, and for sums and products one of each step in the precision that the sum is kept in.
+
+    Args:
+        case: the call; a reduction of floats.
+        inputs: as for `expected`.
+        in_float32: half-precision numbers are added up in single precision.
+    """
+    import torch
+
+    dtype = inputs[0].dtype
+    unit = torch.finfo(dtype).eps
+    if case.reduction in ("min", "max"):
+        return [torch.zeros_like(each, dtype=torch.float64) for each in expected(case, inputs)]
+    step = min(unit, torch.finfo(torch.float32).eps) if in_float32 else unit
+    sizes = expected(case, [each.abs() for each in inputs])  # what rounding errors are proportional to
+    return [
+        unit * result.abs() + len(inputs) * step * size
+        for result, size in zip(expected(case, inputs), sizes, strict=True)
+    ]
+
+
+def _reduce(stacked: torch.Tensor, reduction: str) -> torch.Tensor:
+    import torch
+
+    plain: dict[str, Any] = {
+        "sum": torch.sum,
+        "avg": torch.mean,
+        "product": torch.prod,
+        "min": torch.amin,
+        "max": torch.amax,
+    }
+    bitwise: dict[str, Any] = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
+    total: torch.Tensor
+    if reduction in plain:
+        total = plain[reduction](stacked, 0)
+    else:
+        total = functools.reduce(bitwise[reduction], stacked)
+    return total
+
+
+def _numel(shape: Sequence[int]) -> int:
+    total = 1
+    for n in shape:
+        total *= n
+    return total
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(_numel(shape[i + 1 :]) for i in range(len(shape)))

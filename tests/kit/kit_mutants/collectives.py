@@ -1,0 +1,266 @@
+"""Collectives with one mistake each; all else is the reference's.
+
+The names in `KILLERS` are the classes', in the spelling of plugins; the tests are those that are about the mistake.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import time
+
+import torch
+
+from iris_core.types import Availability
+from kit_mutants.reference import REDUCE, Done, Exchange, Push
+
+KILLERS = {
+    "wrong-order": ["world_results[host]"],
+    "swapped-chunks": ["world_results[host]"],
+    "first-chunk": ["world_results[host]"],
+    "root-zero": ["world_results[host]"],
+    "dropped-last": ["world_results[host]"],
+    "nothing-for-nothing": ["world_results[host]"],
+    "half-precision": ["world_results[host]"],
+    "own-rounding": ["world_ranks_agree[host]"],
+    "one-too-far": ["world_nothing_else_is_written[host]"],
+    "scratch-input": ["world_input_is_only_read[host]"],
+    "never-done": ["world_work_is_done_after_waiting[host]"],
+    "once": ["world_again_with_ranks_that_are_late[host]"],
+    "no-entry": ["world_again_with_ranks_that_are_late[host]"],
+    "no-exit": ["world_again_with_ranks_that_are_late[host]"],
+    "own-first": ["world_in_place[host]"],
+    "takes-memory": ["world_a_launch_allocates_nothing[host]"],
+    "borrows-memory": ["world_a_launch_allocates_nothing[host]"],
+    "plans-pile-up": ["world_plans_do_not_pile_up[host]"],
+    "whole-world": ["world_of_a_group[host]"],
+    "other-peers": ["world_of_a_group[host]"],
+    "raises": ["host_supports_always_answers"],
+    "silent-no": ["host_supports_always_answers"],
+    "never": ["host_supports_something"],
+    "yes-man": ["host_supports_refuses_what_it_cannot_know"],
+    "free-of-charge": ["host_cost_is_positive_and_grows"],
+    "cheaper-by-the-dozen": ["host_cost_is_positive_and_grows"],
+    "other-names": ["static_protocol"],
+}
+
+
+# -- wrong results ----------------------------------------------------------------------------------------------------
+class WrongOrder(Exchange):
+    """The inputs of the next ranks first."""
+
+    op = "all_gather"
+
+    def result(self, plan, inputs):
+        return torch.cat([*inputs[1:], inputs[0]])
+
+
+class SwappedChunks(Exchange):
+    """Everybody gets the chunks that it has sent itself."""
+
+    op = "all_to_all"
+
+    def result(self, plan, inputs):
+        return inputs[plan.request.rank]
+
+
+class FirstChunk(Exchange):
+    op = "reduce_scatter"
+
+    def result(self, plan, inputs):
+        return self.reduce(plan, inputs).tensor_split(len(inputs))[0]
+
+
+class RootZero(Exchange):
+    """Whoever the root is, only rank 0 is heard."""
+
+    op = "broadcast"
+
+    def launch(self, plan, out, inp, stream=None):
+        inputs = plan.exchange_tensors(inp)
+        if inputs[0] is not None:
+            self.finish(plan, out, inputs[0])
+        return Done()
+
+
+class DroppedLast(Exchange):
+    def finish(self, plan, out, result):
+        before = out.clone()
+        super().finish(plan, out, result)
+        if out.numel():
+            out[(-1,) * out.dim()] = before[(-1,) * out.dim()]
+
+
+class NothingForNothing(Exchange):
+    """No elements: a division by zero."""
+
+    def result(self, plan, inputs):
+        return super().result(plan, inputs) * (inputs[0].numel() // inputs[0].numel())
+
+
+class HalfPrecision(Exchange):
+    """Rounds after every addition."""
+
+    def reduce(self, plan, inputs):
+        if plan.request.options["reduction"] != "sum":
+            return super().reduce(plan, inputs)
+        return functools.reduce(REDUCE["sum"], inputs)
+
+
+class OwnRounding(Exchange):
+    """One rank cuts off where the others round."""
+
+    def finish(self, plan, out, result):
+        super().finish(plan, out, result)
+        if plan.request.rank == 1 and out.dtype is torch.bfloat16:
+            exact = result.to(torch.float32).contiguous().view(torch.int32)
+            out.copy_((exact & ~0xFFFF).view(torch.float32).reshape(out.shape))
+
+
+# -- what else may not happen -----------------------------------------------------------------------------------------
+class OneTooFar(Exchange):
+    def finish(self, plan, out, result):
+        super().finish(plan, out, result)
+        if out.numel() and out.is_contiguous():
+            ctypes.memset(out.data_ptr() + out.numel() * out.itemsize, 0, out.itemsize)
+
+
+class ScratchInput(Exchange):
+    """Keeps its result in the input."""
+
+    def launch(self, plan, out, inp, stream=None):
+        super().launch(plan, out, inp)
+        inp.copy_(out)
+        return Done()
+
+
+class _Undone(Done):
+    def is_completed(self):
+        return False
+
+
+class NeverDone(Exchange):
+    def launch(self, plan, out, inp, stream=None):
+        super().launch(plan, out, inp)
+        return _Undone()
+
+
+# -- call after call --------------------------------------------------------------------------------------------------
+class Once(Exchange):
+    """Its flags are up from the first call on."""
+
+    def launch(self, plan, out, inp, stream=None):
+        if not hasattr(plan, "inputs"):
+            plan.inputs = plan.exchange_tensors(inp)
+        self.finish(plan, out, self.result(plan, plan.inputs))
+        return Done()
+
+
+class NoEntry(Push):
+    """Stores into outputs of ranks that have not called yet."""
+
+    def meet(self, plan, out):
+        if not hasattr(plan, "outputs"):
+            plan.outputs = super().meet(plan, out)
+        return plan.outputs
+
+
+class NoExit(Push):
+    """Is done when it has stored, although the others have not."""
+
+    def meet(self, plan, out):
+        outputs = super().meet(plan, out)
+        if plan.request.rank == 0:
+            time.sleep(0.05)
+        return outputs
+
+    def leave(self, plan):
+        pass
+
+
+class OwnFirst(Push):
+    """Clears its output before it reads its input."""
+
+    def launch(self, plan, out, inp, stream=None):
+        out.zero_()
+        return super().launch(plan, out, inp)
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+class TakesMemory(Exchange):
+    def launch(self, plan, out, inp, stream=None):
+        plan.kept = [*getattr(plan, "kept", []), plan.context.empty(max(1, inp.numel()))]
+        return super().launch(plan, out, inp)
+
+
+class BorrowsMemory(Exchange):
+    """Gives it back at once."""
+
+    def launch(self, plan, out, inp, stream=None):
+        plan.context.free(plan.context.empty(max(1, inp.numel())))
+        return super().launch(plan, out, inp)
+
+
+class PlansPileUp(Exchange):
+    kept = []  # noqa: RUF012 - what leaks on purpose
+
+    def prepare(self, request, context):
+        self.kept.append(context.empty(16))
+        return super().prepare(request, context)
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+class WholeWorld(Exchange):
+    """Waits for ranks that are no members."""
+
+    def launch(self, plan, out, inp, stream=None):
+        plan.context.barrier()
+        return super().launch(plan, out, inp)
+
+
+class OtherPeers(Push):
+    """Takes ranks of the group for ranks of the world."""
+
+    def meet(self, plan, out):
+        heap = plan.context.heap
+        offsets = plan.exchange(out.data_ptr() - heap.heap_bases[plan.context.cur_rank])
+        return [heap.heap_bases[rank] + each for rank, each in enumerate(offsets)]
+
+
+# -- what they say ----------------------------------------------------------------------------------------------------
+class Raises(Exchange):
+    def supports(self, request):
+        return super().supports(request) if getattr(torch, request.dtype).itemsize else None
+
+
+class SilentNo(Exchange):
+    def supports(self, request):
+        return Availability(super().supports(request).ok)
+
+
+class Never(Exchange):
+    def supports(self, request):
+        return Availability.no("not today")
+
+
+class YesMan(Exchange):
+    """Does not look at the settings."""
+
+    def supports(self, request):
+        answer = super().supports(request)
+        return Availability.yes() if request.op == self.op and request.options.get("config") else answer
+
+
+class FreeOfCharge(Exchange):
+    def cost(self, request):
+        return 0.0
+
+
+class CheaperByTheDozen(Exchange):
+    def cost(self, request):
+        return 1.0 / request.nbytes
+
+
+class OtherNames(Exchange):
+    def launch(self, plan, output, input, stream=None):
+        return super().launch(plan, output, input, stream)

@@ -1,0 +1,213 @@
+"""Collectives that keep to the contract: the simplest ones that there are, on the host.
+
+`Exchange` does every operation: the members send each other their inputs, and each computes its own result.  `Push` is
+an all_gather that stores into the peers' outputs, as algorithms for GPUs do: it has to wait for the others before it
+writes, and before it is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import functools
+import pickle
+
+import torch
+import torch.distributed as dist
+
+from iris_core.testing.conformance.collective_cases import ARITHMETIC, BITWISE, DTYPES, INTEGERS, REDUCING
+from iris_core.types import Availability, DeviceType
+
+REDUCE = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
+}
+_CHUNKS = ("reduce_scatter", "scatter")  # of what is made of the inputs, every rank gets one
+
+
+def content(tensor):
+    """The bytes of a tensor's elements."""
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+class Done:
+    """A handle of what is done already."""
+
+    def wait(self, timeout_s=None):
+        pass
+
+    def is_completed(self):
+        return True
+
+
+class Plan:
+    """The members' means to talk."""
+
+    def __init__(self, request, context):
+        self.request = request
+        self.context = context
+        store = dist.distributed_c10d._get_default_store()
+        name = "/".join(map(str, ["kit", *request.members]))
+        turn = store.add(f"{name}/{request.rank}", 1)  # every member makes the same plans
+        prefix = dist.distributed_c10d.PrefixStore(f"{name}/{turn}", store)
+        timeout = datetime.timedelta(seconds=30)
+        self._group = dist.ProcessGroupGloo(prefix, request.rank, request.group_size, timeout)
+
+    def exchange(self, mine):
+        """Return what every member has brought."""
+        data = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
+        sizes = torch.empty(self.request.group_size, 1, dtype=torch.int64)
+        self._all_gather(sizes, torch.tensor([data.numel()]))
+        rows = torch.empty(self.request.group_size, int(sizes.max()), dtype=torch.uint8)
+        padded = torch.zeros(rows.shape[1], dtype=torch.uint8)
+        padded[: data.numel()] = data
+        self._all_gather(rows, padded)
+        return [pickle.loads(row.numpy().tobytes()) for row in rows]
+
+    def exchange_tensors(self, mine):
+        """Return every member's tensor on the CPU, or None; as bytes, for torch does not pickle all element types."""
+        packed = None if mine is None else (tuple(mine.shape), content(mine))
+        return [None if each is None else self._unpacked(*each) for each in self.exchange(packed)]
+
+    def _unpacked(self, shape, data):
+        raw = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        return raw.view(getattr(torch, self.request.dtype)).reshape(shape)
+
+    def _all_gather(self, rows, mine):
+        self._group.allgather([list(rows.unbind(0))], [mine]).wait()
+
+
+class Exchange:
+    """One operation, by way of the hosts.  A plugin makes it, of a class of its own that has an `info` and an `op`."""
+
+    info = None
+    op = "all_reduce"
+    name = "exchange"
+
+    def __init__(self, request):
+        pass
+
+    # -- what it says -------------------------------------------------------------------------------------------------
+    def supports(self, request):
+        options = request.options
+        if request.op != self.op:
+            return Availability.no(f"it does {self.op}")
+        if request.dtype not in DTYPES:
+            return Availability.no(f"it knows no {request.dtype!r}")
+        if options.get("layout", "torch") != "torch" or options.get("config"):
+            return Availability.no("it has no layouts and no settings")
+        if self.op in REDUCING:
+            reduction = options.get("reduction", "sum")
+            known = ("sum", *ARITHMETIC) + (BITWISE if request.dtype in INTEGERS else ())
+            if reduction not in known:
+                return Availability.no(f"it does {', '.join(known)} and not {reduction!r} on {request.dtype}")
+        return Availability.yes()
+
+    def cost(self, request):
+        return 1e-3 + request.nbytes * request.group_size / 1e8
+
+    # -- what it does -------------------------------------------------------------------------------------------------
+    def prepare(self, request, context):
+        return Plan(request, context)
+
+    def launch(self, plan, out, inp, stream=None):
+        inputs = plan.exchange_tensors(inp)
+        if out is not None:
+            self.finish(plan, out, self.result(plan, inputs))
+        return Done()
+
+    def finish(self, plan, out, result):
+        """Put the result where it belongs."""
+        out.copy_(result.to(out.dtype).reshape(out.shape))
+
+    def result(self, plan, inputs):
+        """This rank's output."""
+        rank, size = plan.request.rank, plan.request.group_size
+        if self.op == "all_to_all":
+            return torch.cat([each.tensor_split(size)[rank] for each in inputs])
+        if self.op in REDUCING:
+            whole = self.reduce(plan, inputs)
+        elif self.op in ("broadcast", "scatter"):
+            whole = inputs[plan.request.options["root"]]
+        else:
+            whole = torch.cat(inputs)
+        return whole.tensor_split(size)[rank] if self.op in _CHUNKS else whole
+
+    def reduce(self, plan, inputs):
+        """All inputs reduced in the order of the ranks, halves in single precision."""
+        reduction = plan.request.options["reduction"]
+        if inputs[0].dtype in (torch.float16, torch.bfloat16):
+            inputs = [each.float() for each in inputs]
+        total = functools.reduce(REDUCE[reduction], inputs)
+        return total / len(inputs) if reduction == "avg" else total
+
+
+class Push(Exchange):
+    """all_gather: every rank stores its input into everybody's output."""
+
+    op = "all_gather"
+    name = "push"
+
+    def supports(self, request):
+        if request.target.type is not DeviceType.CPU:
+            return Availability.no("it stores from the host")
+        if not (request.direct_in and request.direct_out):
+            return Availability.no("it needs contiguous tensors on the heap")
+        return super().supports(request)
+
+    def launch(self, plan, out, inp, stream=None):
+        outputs = self.meet(plan, out)  # everybody has called, and this is where their outputs are
+        data = content(inp)
+        if data:
+            for address in outputs:
+                ctypes.memmove(address + plan.request.rank * len(data), data, len(data))
+        self.leave(plan)
+        return Done()
+
+    def meet(self, plan, out):
+        """Wait for the others; return the addresses of their outputs in this process."""
+        heap = plan.context.heap
+        offsets = plan.exchange(out.data_ptr() - heap.heap_bases[plan.context.cur_rank])
+        return [heap.heap_bases[member] + each for member, each in zip(plan.request.members, offsets, strict=True)]
+
+    def leave(self, plan):
+        """Wait until everybody has stored."""
+        plan.exchange(None)
+
+
+class AllReduce(Exchange):
+    op = "all_reduce"
+
+
+class AllGather(Exchange):
+    op = "all_gather"
+
+
+class ReduceScatter(Exchange):
+    op = "reduce_scatter"
+
+
+class AllToAll(Exchange):
+    op = "all_to_all"
+
+
+class Broadcast(Exchange):
+    op = "broadcast"
+
+
+class Reduce(Exchange):
+    op = "reduce"
+
+
+class Gather(Exchange):
+    op = "gather"
+
+
+class Scatter(Exchange):
+    op = "scatter"

@@ -1,0 +1,27 @@
+"""The kit on every mutant of a collective; run by test_mutants in a process of its own."""
+
+import pytest
+from kit_mutants.collectives import KILLERS
+from kit_mutants.plugins import COLLECTIVES
+
+from iris_core.testing import CollectiveConformance
+
+TESTS = {name for name in dir(CollectiveConformance) if name.startswith("test_")}
+ALWAYS = {"test_static_protocol", "test_static_info_is_complete"}
+# every operation is computed right, in groups as well; the rest is the same for all of them
+OF_EACH_OP = ALWAYS | {"test_host_supports_always_answers", "test_world_results", "test_world_of_a_group"}
+
+
+def suite(name, plugin, tests):
+    """A third party's test class, as docs/conformance_kit.md shows it, with some of the tests."""
+    left_out = dict.fromkeys(TESTS - tests)
+    attributes = {"plugin": pytest.fixture(lambda self: plugin), "allocator": "host", "backend": "triton"}
+    return type(f"Test_{name}", (CollectiveConformance,), {**attributes, **left_out})
+
+
+for _name, _plugin in COLLECTIVES.items():
+    if _name in KILLERS:
+        _tests = ALWAYS | {f"test_{killer.partition('[')[0]}" for killer in KILLERS[_name]}
+    else:
+        _tests = TESTS if _name in ("right-all-reduce", "right-push") else OF_EACH_OP
+    globals()[f"Test_{_name}"] = suite(_name, _plugin, _tests - {"test_static_import_is_light"})
