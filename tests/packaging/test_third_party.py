@@ -114,15 +114,16 @@ def test_it_passes_the_kit_and_its_own_tests(with_example):
     options = ("-rs", "-p", "no:cacheprovider", "--strict-config")
     done = output(with_example.run("python", "-m", "pytest", *options, tests))
     passed = int(re.search(r"(\d+) passed", done).group(1))
-    assert passed > 110
+    assert passed > 140
     skipped = re.findall(r"^SKIPPED \[(\d+)\] \S+ (.*)$", done, re.MULTILINE)
-    reasons = {re.sub(r"'example'", "...", reason) for _, reason in skipped}
+    reasons = {re.sub(r"'example[\w-]*'", "...", reason) for _, reason in skipped}
     assert reasons <= {
         "... does not provide decommit",
         "... does not work on cuda",
         "... does not work on hip",
         "allocator ... does not work on cuda",
         "allocator ... does not work on hip",
+        "all_reduce sum float32 [1003] heap: it works on the whole world and not on a group of ranks",
         "device_api() has no DeviceContext: this backend has the functional API only",
         "no fixture `compile`: nothing compiles this backend's kernels without a GPU",
     }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from iris_core.testing import AllocatorConformance, BackendConformance, StackConformance
+from iris_core.testing import AllocatorConformance, BackendConformance, CollectiveConformance, StackConformance
 from iris_example_backend import _plugin
 
 
@@ -22,3 +22,12 @@ class TestBothTogether(StackConformance):
     allocator = "example"
     backend = "example"
     programs = "iris_example_backend.conformance_programs"
+
+
+class TestCollective(CollectiveConformance):
+    allocator = "example"
+    backend = "example"
+
+    @pytest.fixture
+    def plugin(self):
+        return _plugin.two_shot
