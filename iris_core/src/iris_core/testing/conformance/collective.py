@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 World = tuple["Setup", int]
 
+_ALL_CASES_S = 300.0  # a kernel may have to be compiled for each
 _GROUP_SIZES = (1, 2, 3, 8)
 _NUM_BYTES = tuple(4**exponent for exponent in range(3, 15))
 
@@ -317,7 +318,7 @@ class CollectiveConformance(PluginConformance):
 @functools.lru_cache(maxsize=4)
 def _run(pool: RankPool, setup: Setup, chosen: tuple[Case, ...], ranks: int) -> list[list[list[Outcome]]]:
     """Call the cases once; several tests look at the same outcomes."""
-    return pool.run(jobs.call, ranks, setup, chosen, 1)
+    return pool.run(jobs.call, ranks, setup, chosen, 1, timeout_s=_ALL_CASES_S)
 
 
 def _bytes(tensor: Any) -> Any:

@@ -101,13 +101,16 @@ class Case:
         import torch
 
         size = len(members)
-        shapes = {"in": self.input_shape(size), "out": self.output_shape(size)}
-        shape = shapes["in" if self.has_input(rank) else "out"]
-        dtype = getattr(torch, self.dtype)
+        inp = self.input_shape(size) if self.has_input(rank) else None
+        out = self.output_shape(size) if self.has_output(rank) else None
+        shape = out if inp is None else inp
+        assert shape is not None  # no operation has a rank with neither
         step = 2 if self.place == "strided" else 1
-        strides = {side: tuple(step * n for n in _strides(shape)) for side, shape in shapes.items()}
         options: dict[str, Any] = {"layout": "torch", "in_place": self.in_place, "uneven": False, "config": {}}
-        options |= {"in_stride": strides["in"], "out_stride": strides["out"], "out_shape": shapes["out"]}
+        if inp is not None:
+            options["in_stride"] = _strides(inp, step)
+        if out is not None:
+            options |= {"out_shape": out, "out_stride": _strides(out, step)}
         options |= {"reduction": self.reduction} if self.op in REDUCING else {}
         options |= {"root": self.root} if self.op in ROOTED else {}
         direct = self.place in ("heap", "skewed")
@@ -115,14 +118,14 @@ class Case:
             op=self.op,
             shape=shape,
             dtype=self.dtype,
-            nbytes=_numel(shape) * dtype.itemsize,
+            nbytes=_numel(shape) * getattr(torch, self.dtype).itemsize,
             rank=rank,
             group_size=size,
             target=target,
             options=options,
             members=tuple(members),
-            direct_in=direct,
-            direct_out=direct,
+            direct_in=direct and inp is not None,
+            direct_out=direct and out is not None,
         )
 
 
@@ -232,5 +235,5 @@ def _numel(shape: Sequence[int]) -> int:
     return total
 
 
-def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(_numel(shape[i + 1 :]) for i in range(len(shape)))
+def _strides(shape: Sequence[int], step: int) -> tuple[int, ...]:
+    return tuple(step * _numel(shape[i + 1 :]) for i in range(len(shape)))
