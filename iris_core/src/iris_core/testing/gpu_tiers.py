@@ -188,6 +188,8 @@ class _Run:
         """Fail where a tier did not run; write the report."""
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
             return  # collecting failed or somebody interrupted: that says enough, and is no result
+        if self._config.option.collectonly:
+            return
         self._problems = self._judge()
         if self._problems and exitstatus != pytest.ExitCode.TESTS_FAILED:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
