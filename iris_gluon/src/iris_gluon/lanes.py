@@ -1,8 +1,4 @@
-"""New blocks in device functions: how many lanes a warp has, and layouts that fit the target.
-
-Gluon compiles functions of Triton with its own rules, so most device functions are those of iris_triton.  What they
-cannot do there is make a block out of nothing, because that needs a layout.
-"""
+"""How many lanes a warp has, and layouts that fit the target."""
 # mypy: ignore-errors
 
 from triton.experimental import gluon
@@ -79,26 +75,3 @@ def blocked_layout(shape, num_warps, warp_size, vector=1):
             count //= spread[axis]
         spread[0] = count  # what is left repeats the block
     return gl.BlockedLayout(per_thread, lanes, warps, list(range(len(sizes) - 1, -1, -1)))
-
-
-@gluon.jit
-def lanes(count: gl.constexpr):
-    """Return 0 .. count - 1 as int32; neighbours lie in neighbouring threads."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [warp_size()], [gl.num_warps()], [0])
-    return gl.arange(0, count, layout)
-
-
-@gluon.jit
-def threads():
-    """Return the number of each thread in the threads of the program."""
-    return lanes(warp_size() * gl.num_warps())
-
-
-@gluon.jit
-def spread(value, pointer):
-    """A scalar as a block like `pointer`; a block, or anything where the pointer is a scalar, as it is."""
-    if pointer.type.is_block():
-        block, _ = gl.broadcast(gl.to_tensor(value), pointer)
-        return block
-    else:
-        return value

@@ -21,7 +21,7 @@ copies are the ones of `iris_triton.language`.
 
 # mypy: ignore-errors
 
-from iris_gluon.atomics import (
+from iris_triton.atomics import (
     atomic_add,
     atomic_and,
     atomic_cas,
@@ -32,8 +32,8 @@ from iris_gluon.atomics import (
     atomic_xchg,
     atomic_xor,
 )
-from iris_gluon.sync import barrier, put_signal, signal, wait
 from iris_triton.memory import copy, get, load, put, store
+from iris_triton.sync import barrier, put_signal, signal, wait
 
 __all__ = [
     "atomic_add",

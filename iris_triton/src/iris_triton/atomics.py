@@ -4,6 +4,7 @@
 import triton
 import triton.language as tl
 
+from iris_triton.lanes import spread
 from iris_triton.translation import translate
 
 
@@ -35,7 +36,7 @@ def atomic_add(
         heap_bases, mask, sem, scope, hint: see `iris_triton.language`.
     """
     target = translate(pointer, from_rank, to_rank, heap_bases, hint)
-    return tl.atomic_add(target, val, mask=mask, sem=sem, scope=scope_or_sys(scope))
+    return tl.atomic_add(target, spread(val, target), mask=mask, sem=sem, scope=scope_or_sys(scope))
 
 
 @triton.jit
@@ -54,7 +55,7 @@ def atomic_sub(
     target = translate(pointer, from_rank, to_rank, heap_bases, hint)
     # Negated in the element type: an unsigned value that is widened afterwards would not wrap as it must.
     negated = 0 - tl.cast(val, pointer.dtype.element_ty)
-    return tl.atomic_add(target, negated, mask=mask, sem=sem, scope=scope_or_sys(scope))
+    return tl.atomic_add(target, spread(negated, target), mask=mask, sem=sem, scope=scope_or_sys(scope))
 
 
 @triton.jit
@@ -83,7 +84,9 @@ def atomic_cas(
     """
     target = translate(pointer, from_rank, to_rank, heap_bases, hint)
     element: tl.constexpr = pointer.dtype.element_ty
-    return tl.atomic_cas(target, tl.cast(cmp, element), tl.cast(val, element), sem=sem, scope=scope_or_sys(scope))
+    expected = spread(tl.cast(cmp, element), target)
+    desired = spread(tl.cast(val, element), target)
+    return tl.atomic_cas(target, expected, desired, sem=sem, scope=scope_or_sys(scope))
 
 
 @triton.jit
@@ -100,7 +103,7 @@ def atomic_xchg(
 ):
     """Atomically store `val` to to_rank's memory at `pointer` and return the old value.  32- or 64-bit elements."""
     target = translate(pointer, from_rank, to_rank, heap_bases, hint)
-    return tl.atomic_xchg(target, val, mask=mask, sem=sem, scope=scope_or_sys(scope))
+    return tl.atomic_xchg(target, spread(val, target), mask=mask, sem=sem, scope=scope_or_sys(scope))
 
 
 @triton.jit
@@ -117,7 +120,7 @@ def atomic_xor(
 ):
     """Atomic bitwise xor on to_rank's memory at `pointer`; returns the old value.  32- or 64-bit integers."""
     target = translate(pointer, from_rank, to_rank, heap_bases, hint)
-    return tl.atomic_xor(target, val, mask=mask, sem=sem, scope=scope_or_sys(scope))
+    return tl.atomic_xor(target, spread(val, target), mask=mask, sem=sem, scope=scope_or_sys(scope))
 
 
 @triton.jit
@@ -134,7 +137,7 @@ def atomic_and(
 ):
     """Atomic bitwise and on to_rank's memory at `pointer`; returns the old value.  32- or 64-bit integers."""
     target = translate(pointer, from_rank, to_rank, heap_bases, hint)
-    return tl.atomic_and(target, val, mask=mask, sem=sem, scope=scope_or_sys(scope))
+    return tl.atomic_and(target, spread(val, target), mask=mask, sem=sem, scope=scope_or_sys(scope))
 
 
 @triton.jit
@@ -151,7 +154,7 @@ def atomic_or(
 ):
     """Atomic bitwise or on to_rank's memory at `pointer`; returns the old value.  32- or 64-bit integers."""
     target = translate(pointer, from_rank, to_rank, heap_bases, hint)
-    return tl.atomic_or(target, val, mask=mask, sem=sem, scope=scope_or_sys(scope))
+    return tl.atomic_or(target, spread(val, target), mask=mask, sem=sem, scope=scope_or_sys(scope))
 
 
 @triton.jit
@@ -168,7 +171,7 @@ def atomic_min(
 ):
     """Atomic minimum on to_rank's memory at `pointer`; returns the old value.  32/64-bit integers, f32, f64."""
     target = translate(pointer, from_rank, to_rank, heap_bases, hint)
-    return tl.atomic_min(target, val, mask=mask, sem=sem, scope=scope_or_sys(scope))
+    return tl.atomic_min(target, spread(val, target), mask=mask, sem=sem, scope=scope_or_sys(scope))
 
 
 @triton.jit
@@ -185,4 +188,4 @@ def atomic_max(
 ):
     """Atomic maximum on to_rank's memory at `pointer`; returns the old value.  32/64-bit integers, f32, f64."""
     target = translate(pointer, from_rank, to_rank, heap_bases, hint)
-    return tl.atomic_max(target, val, mask=mask, sem=sem, scope=scope_or_sys(scope))
+    return tl.atomic_max(target, spread(val, target), mask=mask, sem=sem, scope=scope_or_sys(scope))

@@ -11,11 +11,11 @@ Both forms end a wait that is bounded, and describe it in the status words (`iri
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import num_threads
 from triton.language.target_info import is_cuda
 
 from iris_core import device_context as _layout
 from iris_triton.intrinsics import uniform_clock_ns
+from iris_triton.lanes import lanes, num_threads, spread
 
 _POLLS_PER_CLOCK = tl.constexpr(64)
 """Polls between two looks at the clock, of those waits that are bounded."""
@@ -77,9 +77,9 @@ def lanes_for(count: tl.constexpr):
     An element that several threads hold would be stored, or polled, by each of them.
     """
     if is_cuda():
-        return tl.arange(0, max(_power_of_2(count), num_threads()))
+        return lanes(max(_power_of_2(count), num_threads()))
     else:
-        return tl.arange(0, _power_of_2(count))
+        return lanes(_power_of_2(count))
 
 
 # -- storing ----------------------------------------------------------------------------------------------------------
@@ -116,15 +116,15 @@ def set_flags(targets, value, mask, sem: tl.constexpr, scope: tl.constexpr):
             pack=1,
         )
     else:
-        tl.atomic_xchg(targets, value, mask=mask, sem=sem, scope=scope)
+        tl.atomic_xchg(targets, spread(value, targets), mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
 def set_flag(target, value, sem: tl.constexpr, scope: tl.constexpr):
     """Store `value` in one flag; as `set_flags`."""
     if is_cuda():
-        lanes = tl.arange(0, num_threads())
-        set_flags(target + lanes * 0, value, lanes == 0, sem, scope)
+        thread = lanes(num_threads())
+        set_flags(target + thread * 0, value, thread == 0, sem, scope)
     else:
         tl.atomic_xchg(target, value, sem=sem, scope=scope)
 
@@ -225,13 +225,13 @@ def _holds(seen, expected, cmp: tl.constexpr):
 
 
 @triton.jit
-def _poll(pointer, sem: tl.constexpr, scope: tl.constexpr):
+def poll(pointer, sem: tl.constexpr, scope: tl.constexpr):
     """Look at the flags once.
 
     Adding nothing is the form that is uniform: one thread looks and tells the others, so no two of them disagree on
     whether to look again.
     """
-    return tl.atomic_add(pointer, 0, sem=sem, scope=scope)
+    return tl.atomic_add(pointer, spread(0, pointer), sem=sem, scope=scope)
 
 
 @triton.jit
@@ -294,13 +294,13 @@ def _spin(pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.con
     polls = 0
     late = polls != 0
     start = tl.cast(0, tl.int64)
-    seen = _poll(pointer, sem, scope)
+    seen = poll(pointer, sem, scope)
     while (_missing(seen, expected, cmp) > 0) & ~late:
         polls += 1
         if timeout_ns > 0:  # noqa: SIM102 - decided at compile time where it is a constexpr
             if polls % _POLLS_PER_CLOCK == 0:
                 late, start = _look_at_clock(start, timeout_ns, status_word)
-        seen = _poll(pointer, sem, scope)
+        seen = poll(pointer, sem, scope)
     if timeout_ns > 0:  # noqa: SIM102
         if late:
             _report(status_word, rank, pointer, expected, seen, cmp)
@@ -319,14 +319,14 @@ def _spin_all(
     polls = 0
     late = polls != 0
     start = tl.cast(0, tl.int64)
-    while (_missing(_poll(pointer, sem, scope), expected, cmp) > 0) & ~late:
+    while (_missing(poll(pointer, sem, scope), expected, cmp) > 0) & ~late:
         polls += 1
         if timeout_ns > 0:  # noqa: SIM102
             if polls % _POLLS_PER_CLOCK == 0:
                 late, start = _look_at_clock(start, timeout_ns, status_word)
     if timeout_ns > 0:  # noqa: SIM102
         if late:
-            _report(status_word, rank, pointer, expected, _poll(pointer, sem, scope), cmp)
+            _report(status_word, rank, pointer, expected, poll(pointer, sem, scope), cmp)
 
 
 # -- waiting ----------------------------------------------------------------------------------------------------------
@@ -349,9 +349,9 @@ def await_flag(
         rank: the caller, for the report.
     """
     if is_cuda():
-        lanes = tl.arange(0, num_threads())
-        polling = lanes < _POLLING_LANES
-        seen = _await_each(pointer + lanes * 0, expected, polling, cmp, sem, scope, timeout_ns, status_word, rank)
+        thread = lanes(num_threads())
+        polling = thread < _POLLING_LANES
+        seen = _await_each(pointer + thread * 0, expected, polling, cmp, sem, scope, timeout_ns, status_word, rank)
         tl.debug_barrier()
         return tl.max(tl.where(polling, seen, _lowest(pointer.dtype.element_ty)), axis=0)
     else:

@@ -14,6 +14,7 @@ import triton.language as tl
 from triton.language.target_info import is_cuda, is_hip
 
 from iris_triton.cpu.entries import cpu_entry
+from iris_triton.lanes import lanes
 
 _LANES = tl.constexpr(1024)
 """No program has more threads, so a block of this size has an element in every thread."""
@@ -52,24 +53,24 @@ def clock_ns():
 def uniform_clock_ns():
     """Time in nanoseconds (int64).  Uniform: synchronises the threads of the program, so not for divergent code."""
     # A maximum over a block that covers every thread ends in a value that all of them read from shared memory.
-    lanes = tl.arange(0, _LANES)
+    lane = lanes(_LANES)
     if is_cuda():
         now = tl.inline_asm_elementwise(
             "{ .reg .b32 lane; mov.b32 lane, $1; mov.u64 $0, %globaltimer; }",
             "=l,r",
-            [lanes],
+            [lane],
             dtype=tl.int64,
             is_pure=False,
             pack=1,
         )
     elif is_hip():
         ticks = tl.inline_asm_elementwise(
-            "s_memrealtime $0 ; $1\ns_waitcnt lgkmcnt(0)", "=s,v", [lanes], dtype=tl.int64, is_pure=False, pack=1
+            "s_memrealtime $0 ; $1\ns_waitcnt lgkmcnt(0)", "=s,v", [lane], dtype=tl.int64, is_pure=False, pack=1
         )
         now = ticks * 10
     else:
         tl.static_assert(False, _NO_TARGET)
-        now = lanes.to(tl.int64)
+        now = lane.to(tl.int64)
     return tl.max(now, axis=0)
 
 

@@ -15,6 +15,7 @@ from iris_triton.flags import (
     is_counter,
     is_flag,
     lanes_for,
+    poll,
     set_flag,
     set_flags,
 )
@@ -25,6 +26,9 @@ from iris_triton.translation import translate
 # Triton 3.6 takes no plain string for the default of a parameter of a device function.
 SET, RELEASE, ACQUIRE = tl.constexpr("set"), tl.constexpr("release"), tl.constexpr("acquire")
 GE, SYS = tl.constexpr("ge"), tl.constexpr("sys")
+
+_MEMBERS = tl.constexpr(32)
+"""Ranks that a barrier signals and awaits at a time, at least."""
 
 
 # -- sending ----------------------------------------------------------------------------------------------------------
@@ -177,9 +181,9 @@ def wait(
     expected = tl.cast(value, element)
     status_word = _address(status)
     if pointer.type.is_block():
-        everyone = tl.full(pointer.shape, True, tl.int1)
+        everyone = tl.cast(pointer, tl.int64) != 0
         await_flags(pointer, expected, everyone, cmp, sem, scope, timeout_ns, status_word, rank)
-        return tl.atomic_add(pointer, 0, sem="relaxed", scope=scope)
+        return poll(pointer, "relaxed", scope)
     else:
         return await_flag(pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank)
 
@@ -188,7 +192,7 @@ def wait(
 def barrier(
     flags,
     rank,
-    world_size: tl.constexpr,
+    world_size,
     heap_bases,
     rank_start=0,
     rank_stride=1,
@@ -206,7 +210,7 @@ def barrier(
         flags: int32 or int64 tensor on the symmetric heap, zero at the start, world_size + 1 words for each program.
             Belongs to one group and is used for nothing else.
         rank: the caller.
-        world_size: number of ranks in heap_bases (constexpr).
+        world_size: number of ranks in heap_bases.
         heap_bases: int64[world_size].
         rank_start, rank_stride, group_size: the group is rank_start + i * rank_stride for i < group_size; all ranks
             by default.
@@ -214,18 +218,22 @@ def barrier(
         timeout_ns, status: as in `wait`.
     """
     tl.static_assert(is_counter(flags.dtype.element_ty), "flags of a barrier must be int32 or int64")
-    lanes = lanes_for(world_size)
     if group_size is None:
         size = world_size
     else:
         size = group_size
-    members = rank_start + lanes % size * rank_stride  # lanes beyond the group repeat a member
     words = flags + tl.cast(program, tl.int64) * (world_size + 1)
     counter = words + world_size
     epoch = tl.load(counter) + 1
     _gather_stores()
-    targets = translate(words + rank, rank, members, heap_bases)
-    set_flags(targets, epoch, lanes < size, "release", "sys")
-    await_flags(words + members, epoch, lanes < size, "reached", "acquire", "sys", timeout_ns, _address(status), rank)
+    lane = lanes_for(_MEMBERS)
+    for first in range(0, size, lane.shape[0]):
+        member = first + lane  # those beyond the group repeat a member
+        targets = translate(words + rank, rank, rank_start + member % size * rank_stride, heap_bases)
+        set_flags(targets, epoch, member < size, "release", "sys")
+    for first in range(0, size, lane.shape[0]):
+        member = first + lane
+        awaited = words + (rank_start + member % size * rank_stride)
+        await_flags(awaited, epoch, member < size, "reached", "acquire", "sys", timeout_ns, _address(status), rank)
     tl.store(counter, epoch)
     tl.debug_barrier()  # before the next call reads the counter

@@ -1,0 +1,46 @@
+"""Blocks made of scalars or out of nothing, in functions that Gluon kernels call as well.
+
+Gluon compiles functions of Triton by its own rules, under which a new block needs a layout.  The functions here ask who
+is compiling; whatever else makes no block of its own serves both languages as it is.
+"""
+# mypy: ignore-errors
+
+from iris_triton._compat import core
+
+
+def _gluon_warps(semantic, generator):
+    """Warps that run the code that Gluon compiles, also in a partition of gl.warp_specialize; None in Triton."""
+    count = getattr(semantic, "num_warps", None)
+    return None if count is None else core._unwrap_if_constexpr(count(generator))
+
+
+@core.builtin
+def num_threads(_semantic=None, _generator=None):
+    """Threads that run this code; a constexpr.  Meaningless on the CPU."""
+    options = _semantic.builder.options
+    return core.constexpr((_gluon_warps(_semantic, _generator) or options.num_warps) * options.warp_size)
+
+
+@core.builtin
+def lanes(count, _semantic=None, _generator=None):
+    """Return 0 .. count - 1 as int32; neighbours lie in neighbouring threads."""
+    count = core._unwrap_if_constexpr(count)
+    warps = _gluon_warps(_semantic, _generator)
+    if warps is None:
+        return _semantic.arange(0, count)
+    from triton.experimental.gluon.language._layouts import BlockedLayout
+
+    layout = BlockedLayout([1], [_semantic.builder.options.warp_size], [warps], [0])
+    return _semantic.arange(0, count, layout)
+
+
+@core.builtin
+def spread(value, pointer, _semantic=None):
+    """A scalar as a block like `pointer`; a block, or anything where the pointer is a scalar, as it is.
+
+    Gluon's atomics, unlike Triton's, do not do it by themselves.
+    """
+    value = _semantic.to_tensor(value)
+    if pointer.type.is_block() and not value.type.is_block():
+        value, _ = _semantic.broadcast_impl_value(value, pointer)
+    return value
