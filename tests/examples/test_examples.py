@@ -15,7 +15,14 @@ EXPECTED = {
     "02_message_passing.py": "rank 1 received 8 messages of 1024 numbers",
     "03_histogram.py": "[",
     "04_memory.py": "[4096, 8192, 4096, 0]",
+    "05_gluon_pipeline.py": "rank 2 of 3 on cpu used 57 blocks",
+    "06_gluon_gemm_all_scatter.py": "rank 1 of 2 on cpu: C is right; the portable kernel, because wgmma and TMA need",
 }
+
+GPU_TIERS = [
+    pytest.param(1, marks=pytest.mark.gpu),
+    *(pytest.param(count, marks=pytest.mark.multigpu(count)) for count in (2, 4, 8)),
+]
 
 
 def run(*command, **environ):
@@ -24,6 +31,14 @@ def run(*command, **environ):
     done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def run_on_gpus(name, count):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    environ = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(count))) if visible is None else visible}
+    lines = run(sys.executable, str(ROOT / "examples" / name), str(count), **environ).splitlines()
+    assert len(lines) == count
+    return lines
 
 
 def test_every_example_is_listed():
@@ -41,3 +56,27 @@ def test_message_passing_under_torchrun():
         str(ROOT / "examples" / "02_message_passing.py"),
     )  # fmt: skip
     assert "rank 1 received 8 messages of 1024 numbers" in out
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("name", ["05_gluon_pipeline.py", "06_gluon_gemm_all_scatter.py"])
+def test_gluon_examples_on_cpu_ranks(name, count):
+    """Each rank checks its own data; the pipeline of one rank feeds itself."""
+    lines = run(sys.executable, str(ROOT / "examples" / name), str(count)).splitlines()
+    assert [line[: len(f"rank {rank}")] for rank, line in enumerate(lines)] == [f"rank {rank}" for rank in range(count)]
+
+
+@pytest.mark.parametrize("count", GPU_TIERS)
+def test_gluon_pipeline_on_gpus(count):
+    for rank, line in enumerate(run_on_gpus("05_gluon_pipeline.py", count)):
+        assert line == f"rank {rank} of {count} on cuda:{rank} used 57 blocks"
+
+
+@pytest.mark.parametrize("count", GPU_TIERS)
+def test_gluon_gemm_all_scatter_on_gpus(count):
+    import torch
+
+    on_hopper = torch.cuda.get_device_capability() == (9, 0)
+    kernel = "the kernel for Hopper" if on_hopper else "the portable kernel, because"
+    for rank, line in enumerate(run_on_gpus("06_gluon_gemm_all_scatter.py", count)):
+        assert line.startswith(f"rank {rank} of {count} on cuda:{rank}: C is right; {kernel}")

@@ -13,10 +13,14 @@ from iris_core.errors import UnsupportedError
 from iris_triton import _compat
 
 try:
+    import triton
     from triton._C.libtriton import gluon_ir, ir
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language import _core, _layouts
     from triton.experimental.gluon.language._semantic import GluonSemantic as GluonSemantic
+    from triton.experimental.gluon.language.nvidia import hopper as _hopper
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as _HostDescriptor
+    from triton.runtime import _allocation
 except ImportError as error:
     tested = ", ".join(f"{major}.{minor}" for major, minor in _compat.TESTED)
     problem = f"this Triton's Gluon lacks what Iris needs ({error}); Iris works with Triton {tested}"
@@ -31,6 +35,12 @@ AutoLayouts = (_layouts.AutoLayout, _layouts.CoalescedLayout)
 """Layouts that a pass of the compiler chooses later."""
 
 distributed_type = _core.distributed_type
+
+tensor: Any = _core.tensor
+
+hopper: Any = _hopper
+HostDescriptor: Any = _HostDescriptor
+"""A description of a tensor made on the host, for TMA."""
 
 aggregate = _compat.aggregate
 
@@ -57,6 +67,22 @@ def new_builder(num_warps: int, warp_size: int) -> tuple[Any, Any]:
     module.push_back(function)
     builder.set_insertion_point_to_start(function.add_entry_block())
     return builder, (context, module, function)
+
+
+def provide_scratch() -> None:
+    """Let kernels have the global memory that descriptions made inside them need; an allocator that is set stays.
+
+    Triton asks for it at the launch, and keeps the allocator per context of Python, so for this thread.
+    """
+    import torch
+
+    if _allocation._allocator.get() is not _allocation._NULL_ALLOCATOR:
+        return
+
+    def allocate(nbytes: int, alignment: int, stream: int | None) -> Any:
+        return torch.empty(nbytes, dtype=torch.int8, device="cuda")  # torch aligns to 512 bytes; descriptions need 128
+
+    triton.set_allocator(allocate)
 
 
 def forwarded(name: str) -> Any | None:

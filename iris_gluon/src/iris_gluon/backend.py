@@ -28,9 +28,12 @@ class GluonBackend(TritonBackend):
         return plugin.iris_plugin_info()
 
     def attach(self, memory: MemoryMap) -> None:
-        """Let the CPU executor know the heap and Gluon; nothing to do on a GPU."""
+        """Let the CPU executor know the heap and Gluon; on a GPU, let kernels have scratch memory."""
         import iris_gluon.cpu  # noqa: F401
+        from iris_gluon import _compat
 
+        if not self._on_cpu:
+            _compat.provide_scratch()
         super().attach(memory)
 
     def device_api(self) -> Mapping[str, Any]:

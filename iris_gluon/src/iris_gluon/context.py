@@ -8,7 +8,7 @@ from triton.experimental.gluon import language as gl
 
 import iris_gluon.cpu  # noqa: F401 - so that kernels with this context run on the CPU, too
 from iris_core import device_context as _layout
-from iris_gluon import language
+from iris_gluon import bulk, language
 from iris_gluon._compat import aggregate
 from iris_triton.sync import ACQUIRE, GE, RELEASE, SET, SYS
 
@@ -387,6 +387,22 @@ class IrisDeviceCtx:
             sem,
             scope,
         )
+
+    @gluon.jit
+    def put_bulk(
+        self, from_ptr, to_ptr, numel, to_rank, CHUNK_BYTES: gl.constexpr = 16384, STAGES: gl.constexpr = 4
+    ):  # fmt: skip
+        """Copy `numel` consecutive elements to to_rank's memory by the copy unit (Hopper and newer)."""
+        _check_rank(to_rank, self.num_ranks)
+        bulk.put_bulk(from_ptr, to_ptr, numel, self.cur_rank, to_rank, self.heap_bases, CHUNK_BYTES, STAGES)
+
+    @gluon.jit
+    def get_bulk(
+        self, from_ptr, to_ptr, numel, from_rank, CHUNK_BYTES: gl.constexpr = 16384, STAGES: gl.constexpr = 4
+    ):  # fmt: skip
+        """Copy `numel` consecutive elements from from_rank's memory by the copy unit (Hopper and newer)."""
+        _check_rank(from_rank, self.num_ranks)
+        bulk.get_bulk(from_ptr, to_ptr, numel, self.cur_rank, from_rank, self.heap_bases, CHUNK_BYTES, STAGES)
 
     @gluon.jit
     def barrier(self, flags, rank_start=0, rank_stride=1, group_size=None, program=0):

@@ -1,0 +1,112 @@
+"""GEMM + all-scatter in Gluon: each rank computes a slab of columns of C = A @ B and stores every tile to all ranks.
+
+A is the same on all ranks, B is split by columns, and C is whole on every rank at the end.  A tile travels while the
+next one is computed.  Two kernels do the same: one for every target, the CPU included, and one for Hopper, which
+multiplies with wgmma and moves everything by TMA.
+
+    python examples/06_gluon_gemm_all_scatter.py [ranks]
+"""
+
+import sys
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+import iris_core
+from iris_gluon import IrisDeviceCtx, gemm
+
+M, N_PER_RANK, K = 256, 192, 320
+
+
+@gluon.jit
+def portable(
+    IrisDeviceCtx: gl.constexpr, context, a, b, c, M, N, K, stride_c,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr
+):  # fmt: skip
+    """Persistent: programs take tiles in turn.  A, B and C are row major; N is the width of a slab."""
+    ctx = IrisDeviceCtx.initialize(context)
+    order = gemm.RowGroups(gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N), 8)
+    layout: gl.constexpr = gemm.tile_layout([BLOCK_M, BLOCK_N])
+    lane_m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, layout))
+    lane_n = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, layout))
+    for tile in range(gl.program_id(0), gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N), gl.num_programs(0)):
+        row, column = order.place(tile)
+        acc = gemm.multiply_tile(a, b, row * BLOCK_M, column * BLOCK_N, M, N, K, K, 1, N, 1, BLOCK_M, BLOCK_N, BLOCK_K)
+        i = (row * BLOCK_M + lane_m)[:, None]
+        j = (column * BLOCK_N + lane_n)[None, :]
+        where = c + i.to(gl.int64) * stride_c + (ctx.cur_rank * N + j)
+        for step in range(ctx.num_ranks):  # the next rank first, so that the ranks do not all store to rank 0
+            peer = (ctx.cur_rank + 1 + step) % ctx.num_ranks
+            ctx.store(where, acc.to(c.dtype.element_ty), peer, mask=(i < M) & (j < N))
+
+
+@gluon.jit
+def on_hopper(
+    IrisDeviceCtx: gl.constexpr, context, a, b, c, M, N, K, stride_c, WORLD: gl.constexpr,
+    GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr
+):  # fmt: skip
+    """The core of `iris_gluon.gemm`, with a sink that stores every tile to all ranks; a and b are descriptors."""
+    ctx = IrisDeviceCtx.initialize(context)
+    BLOCK_M: gl.constexpr = a.block_type.shape[0]
+    BLOCK_K: gl.constexpr = a.block_type.shape[1]
+    BLOCK_N: gl.constexpr = b.block_type.shape[1]
+    tiles_m, tiles_n = gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N)
+    slab = c + gl.cast(ctx.cur_rank, gl.int64) * N
+    sink = gemm.scatter_tile(ctx, slab, [M, N], [stride_c, 1], BLOCK_M, BLOCK_N // PARTS, WORLD)
+    gemm.multiply_tiles(
+        a, b, gemm.RowGroups(tiles_m, tiles_n, GROUP), sink, tiles_m * tiles_n, gl.cdiv(K, BLOCK_K),
+        STAGES, PARTS, NUM_WARPS,
+    )  # fmt: skip
+
+
+def gemm_all_scatter(ctx, a, b, c, config=None):
+    """C[:, slab of rank r] = A @ B of rank r, for all ranks r, on all ranks.
+
+    Collective: every rank calls it; C is whole behind a barrier between the devices.
+
+    Args:
+        ctx: the open Iris.
+        a: M x K, row major, the same on all ranks.
+        b: K x N, row major, this rank's columns.
+        c: M x (N * ranks), on the symmetric heap.
+        config: `gemm.GemmConfig` of the Hopper kernel; by default chosen by shape.
+
+    Returns:
+        Empty, or why the portable kernel ran.
+    """
+    (m, k), n = a.shape, b.shape[1]
+    reason = gemm.unsupported(a, b, c)
+    if reason:
+        programs = min(-(-m // 64) * -(-n // 64), 4 * ctx.get_cu_count())
+        portable[(programs,)](
+            IrisDeviceCtx, ctx.get_device_context(), a, b, c, m, n, k, c.stride(0), BLOCK_M=64, BLOCK_N=64, BLOCK_K=32
+        )
+        return reason
+    config = config or gemm.choose_config(m, n, ctx.get_cu_count())
+    on_hopper[(min(config.tiles(m, n), ctx.get_cu_count()),)](
+        IrisDeviceCtx, ctx.get_device_context(), *config.operands(a, b), c, m, n, k, c.stride(0),
+        WORLD=ctx.num_ranks, **config.options,
+    )  # fmt: skip
+    return ""
+
+
+def main():
+    with iris_core.Iris(heap_size="64MiB", backend="gluon") as ctx:
+        rank, world = ctx.cur_rank, ctx.num_ranks
+        generator = torch.Generator().manual_seed(7)
+        whole_a = torch.randn(M, K, generator=generator).to(torch.bfloat16)
+        whole_b = torch.randn(K, N_PER_RANK * world, generator=generator).to(torch.bfloat16)
+        a = whole_a.to(ctx.device)
+        b = whole_b[:, rank * N_PER_RANK : (rank + 1) * N_PER_RANK].contiguous().to(ctx.device)
+        c = ctx.full((M, N_PER_RANK * world), float("nan"), dtype=torch.bfloat16)
+        ctx.barrier()
+        reason = gemm_all_scatter(ctx, a, b, c)
+        ctx.barrier()
+        torch.testing.assert_close(c.cpu().float(), whole_a.float() @ whole_b.float(), rtol=2e-2, atol=2e-1)
+        kernel = f"the portable kernel, because {reason}" if reason else "the kernel for Hopper"
+        return f"rank {rank} of {world} on {ctx.device}: C is right; {kernel}"
+
+
+if __name__ == "__main__":
+    print("\n".join(iris_core.run(main, int(sys.argv[1]) if len(sys.argv) > 1 else 2)))

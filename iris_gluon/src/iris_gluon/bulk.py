@@ -1,0 +1,212 @@
+"""Bulk copies: the copy unit of a multiprocessor (NVIDIA's TMA) moves memory to and from peers through shared memory.
+
+A plain `put` keeps every thread of a program busy with loads and stores; a bulk copy is begun by one thread, and one
+warp keeps a link busy.  They need Hopper or newer: `supports_bulk` says whether a kernel's target has them.
+"""
+# mypy: ignore-errors
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.language.target_info import cuda_capability_geq, is_cuda, is_hip
+
+from iris_gluon._compat import barrier
+from iris_gluon.lanes import default_layout
+from iris_triton.cpu.entries import cpu_entry
+from iris_triton.translation import translate
+
+_ROW_BYTES = gl.constexpr(128)
+"""Memory is described as rows of so many bytes: what one line of the widest swizzle holds."""
+
+_WORDS = gl.constexpr(32)
+"""int32 in a row."""
+
+_ALIGNMENT = gl.constexpr(16)
+"""Bytes of which addresses must be multiples."""
+
+_PLAIN_BLOCK = gl.constexpr(1024)
+
+
+@gluon.constexpr_function
+def supports_bulk():
+    """Whether the target that a kernel is compiled for has bulk copies; the CPU executor computes them."""
+    return cuda_capability_geq(9, 0) if is_cuda() else not is_hip()
+
+
+@gluon.constexpr_function
+def _is_chunk(nbytes):
+    return nbytes in (1024, 2048, 4096, 8192, 16384, 32768)
+
+
+@gluon.jit
+def await_bulk_stores():
+    """Wait until every copy from shared to global memory that this program has begun is complete.
+
+    `tma.store_wait` only waits until shared memory has been read.  Afterwards a `signal` hands the data over.
+    """
+    if is_cuda():
+        gl.inline_asm_elementwise(
+            "cp.async.bulk.wait_group 0; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        )
+        barrier()  # the thread that has begun the copies has waited; the others now have, too
+
+
+@gluon.jit
+def _order_before_bulk():
+    """Let the copies that follow see what this program has stored, and what it has acquired, by ordinary accesses."""
+    if is_cuda():
+        barrier()
+        gl.inline_asm_elementwise("fence.proxy.async; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+        barrier()
+
+
+@gluon.jit
+def _begin_load(rows, chunk, stages, full, STAGES: gl.constexpr):
+    ROWS: gl.constexpr = rows.block_type.shape[0]
+    stage = chunk % STAGES
+    mbarrier.expect(full.index(stage), rows.block_type.nbytes)
+    tma.async_copy_global_to_shared(rows, [chunk * ROWS, 0], full.index(stage), stages.index(stage))
+
+
+@gluon.jit
+def _copy_rows(source, target, rows, CHUNK_BYTES: gl.constexpr, STAGES: gl.constexpr):
+    """Copy whole rows of `_ROW_BYTES`; both addresses are multiples of `_ALIGNMENT`.  At least one row."""
+    ROWS: gl.constexpr = CHUNK_BYTES // _ROW_BYTES
+    AHEAD: gl.constexpr = STAGES // 2
+    BEHIND: gl.constexpr = STAGES - AHEAD
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, _WORDS], gl.int32)
+    stages = gl.allocate_shared_memory(gl.int32, [STAGES, ROWS, _WORDS], layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+    there = tma.make_tensor_descriptor(source, [rows, _WORDS], [_WORDS, 1], [ROWS, _WORDS], layout)
+    here = tma.make_tensor_descriptor(target, [rows, _WORDS], [_WORDS, 1], [ROWS, _WORDS], layout)
+    chunks = gl.cdiv(rows, ROWS)
+    for chunk in range(gl.minimum(chunks, AHEAD)):
+        _begin_load(there, chunk, stages, full, STAGES)
+    for chunk in range(chunks):
+        mbarrier.wait(full.index(chunk % STAGES), (chunk // STAGES) & 1)
+        tma.async_copy_shared_to_global(here, [chunk * ROWS, 0], stages.index(chunk % STAGES))
+        if chunk + AHEAD < chunks:
+            tma.store_wait(BEHIND)  # what the next stage held has been read
+            _begin_load(there, chunk + AHEAD, stages, full, STAGES)
+    await_bulk_stores()
+    for stage in gl.static_range(STAGES):
+        mbarrier.invalidate(full.index(stage))
+
+
+@gluon.jit
+def _copy_plainly(source, target, first, end):
+    """Copy the elements first .. end - 1 by loads and stores."""
+    lanes = gl.arange(0, _PLAIN_BLOCK, layout=default_layout([_PLAIN_BLOCK]))
+    for start in range(first, end, _PLAIN_BLOCK):
+        i = start + lanes
+        gl.store(target + i, gl.load(source + i, mask=i < end), mask=i < end)
+
+
+@gluon.jit
+def _copy(source, target, numel, CHUNK_BYTES: gl.constexpr, STAGES: gl.constexpr):
+    gl.static_assert(supports_bulk(), "bulk copies need NVIDIA Hopper or newer (sm_90): use put or get on this target")
+    gl.static_assert(source.dtype == target.dtype, "a bulk copy needs pointers to the same type")
+    gl.static_assert(_is_chunk(CHUNK_BYTES), "CHUNK_BYTES must be a power of 2 from 1024 to 32768")
+    gl.static_assert(STAGES >= 2, "a bulk copy needs two stages or more")
+    PER_ROW: gl.constexpr = _ROW_BYTES * 8 // source.dtype.element_ty.primitive_bitwidth
+    rows = (gl.cast(numel, gl.int64) // PER_ROW).to(gl.int32)
+    if (gl.cast(source, gl.int64) | gl.cast(target, gl.int64)) % _ALIGNMENT != 0:
+        rows = rows * 0
+    if rows > 0:
+        _order_before_bulk()
+        words: gl.constexpr = gl.pointer_type(gl.int32)
+        _copy_rows(source.to(words, bitcast=True), target.to(words, bitcast=True), rows, CHUNK_BYTES, STAGES)
+    _copy_plainly(source, target, gl.cast(rows, gl.int64) * PER_ROW, gl.cast(numel, gl.int64))
+
+
+@gluon.jit
+def put_bulk(
+    from_ptr,
+    to_ptr,
+    numel,
+    from_rank,
+    to_rank,
+    heap_bases,
+    CHUNK_BYTES: gl.constexpr = 16384,
+    STAGES: gl.constexpr = 4,
+):
+    """Copy consecutive elements from the caller's own memory to to_rank's memory; returns when they are there.
+
+    The calling program copies all of them; give each program its piece.  A program of one warp is enough.  What is left
+    behind the last whole 128 bytes is copied by loads and stores, and so is everything if one of the two addresses is
+    no multiple of 16 bytes.  A `signal` that follows hands the data over.  Synchronises the threads of the program, so
+    it must not be called from divergent code; branches on scalars are fine.
+
+    The copy unit needs a description of both sides in global memory, for which Triton asks an allocator at the launch:
+    opening an `Iris` sets one, for the thread that opens it; elsewhere call `triton.set_allocator`.
+
+    Args:
+        from_ptr: any address that the caller may read (scalar pointer).
+        to_ptr: address in the heap of from_rank, the caller (scalar pointer to the same type).
+        numel: number of elements.
+        from_rank: the caller.
+        to_rank: rank whose memory is written.
+        heap_bases: int64[world_size].
+        CHUNK_BYTES: bytes that are moved at a time, a power of 2 from 1024 to 32768.
+        STAGES: chunks in shared memory, half of them on their way in, half on their way out.
+
+    Raises:
+        CompilationError: the target has no bulk copies; see `supports_bulk`.
+    """
+    _copy(from_ptr, translate(to_ptr, from_rank, to_rank, heap_bases), numel, CHUNK_BYTES, STAGES)
+
+
+@gluon.jit
+def get_bulk(
+    from_ptr,
+    to_ptr,
+    numel,
+    from_rank,
+    to_rank,
+    heap_bases,
+    CHUNK_BYTES: gl.constexpr = 16384,
+    STAGES: gl.constexpr = 4,
+):
+    """Copy consecutive elements from to_rank's memory to the caller's own memory; returns when they are there.
+
+    Args:
+        from_ptr: address in the heap of from_rank, the caller (scalar pointer).
+        to_ptr: any address that the caller may write (scalar pointer to the same type).
+        numel: number of elements.
+        from_rank: the caller.
+        to_rank: rank whose memory is read.
+        heap_bases, CHUNK_BYTES, STAGES: see `put_bulk`, whose rules hold here, too.
+    """
+    _copy(translate(from_ptr, from_rank, to_rank, heap_bases), to_ptr, numel, CHUNK_BYTES, STAGES)
+
+
+@gluon.jit
+def peer_descriptor(
+    pointer, from_rank, to_rank, heap_bases, shape, strides, block_shape: gl.constexpr, layout: gl.constexpr
+):
+    """Return a tensor descriptor of a matrix in to_rank's heap, for copies by TMA.
+
+    Args:
+        pointer: the matrix in the heap of from_rank, the caller (scalar pointer, a multiple of 16 bytes).
+        from_rank: the caller.
+        to_rank: rank whose memory is described.
+        heap_bases: int64[world_size].
+        shape: of the matrix.
+        strides: in elements; multiples of 16 bytes, the last one 1.
+        block_shape: what one copy moves.
+        layout: gl.NVMMASharedLayout of such a block in shared memory.
+    """
+    target = translate(pointer, from_rank, to_rank, heap_bases)
+    return tma.make_tensor_descriptor(target, shape, strides, block_shape, layout)
+
+
+@cpu_entry(_order_before_bulk)
+def _cpu_order_before_bulk(program):
+    return None  # the CPU has one kind of access
+
+
+@cpu_entry(await_bulk_stores)
+def _cpu_await_bulk_stores(program):
+    return None

@@ -1,0 +1,150 @@
+"""A persistent GEMM for Hopper: TMA loads, wgmma, and two partitions of warps.  The core of fused kernels.
+
+One warp loads tiles of A and B into a ring of stages in shared memory, the other warps multiply.  Two things are left
+to the caller, as aggregates: the *order* (which tile comes next, and when its operands are there; `RowGroups`) and the
+*sink* (where a finished tile goes; `StoreTile`).
+
+    @gluon.jit
+    def kernel(a, b, c, tiles_m, tiles_n, BLOCK_M: gl.constexpr, ...):
+        multiply_tiles(a, b, RowGroups(tiles_m, tiles_n, 8), StoreTile(c), tiles_m * tiles_n, k_tiles, ...)
+
+A, B and C are tensor descriptors, so what a tile has beyond their edges is read as 0 and not written.
+"""
+# mypy: ignore-errors
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from iris_gluon._compat import barrier
+from iris_gluon.bulk import await_bulk_stores
+from iris_gluon.gemm.order import RowGroups
+from iris_gluon.gemm.sinks import StoreTile
+
+_LOADER_WARPS = gl.constexpr(1)
+_LOADER_REGISTERS = gl.constexpr(40)
+
+
+@gluon.jit
+def _load(a_desc, b_desc, a_stages, b_stages, full, empty, order, tiles, k_tiles):
+    """The loading warp: fill the stages in turn, each as soon as it is empty."""
+    BLOCK_M: gl.constexpr = a_desc.block_type.shape[0]
+    BLOCK_K: gl.constexpr = a_desc.block_type.shape[1]
+    BLOCK_N: gl.constexpr = b_desc.block_type.shape[1]
+    STAGES: gl.constexpr = a_stages.type.shape[0]
+    NBYTES: gl.constexpr = a_desc.block_type.nbytes + b_desc.block_type.nbytes
+    step = 0
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        row, column = order.place(tile)
+        order.await_operands(row, column)
+        for k in range(k_tiles):
+            stage = step % STAGES
+            mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
+            mbarrier.expect(full.index(stage), NBYTES)
+            tma.async_copy_global_to_shared(
+                a_desc, [row * BLOCK_M, k * BLOCK_K], full.index(stage), a_stages.index(stage)
+            )
+            tma.async_copy_global_to_shared(
+                b_desc, [k * BLOCK_K, column * BLOCK_N], full.index(stage), b_stages.index(stage)
+            )
+            step += 1
+
+
+@gluon.jit
+def _store_part(part, values, sink, row, column):
+    tma.store_wait(0)  # the part before has been read
+    part.store(values)
+    hopper.fence_async_shared()
+    barrier()
+    sink.store(part, row, column)
+
+
+@gluon.jit
+def _multiply(
+    a_stages, b_stages, part, full, empty, order, sink, tiles, k_tiles, BLOCK_N: gl.constexpr, NUM_WARPS: gl.constexpr
+):
+    """The other warps: multiply stage by stage, give each back, hand finished tiles to the sink."""
+    STAGES: gl.constexpr = a_stages.type.shape[0]
+    BLOCK_M: gl.constexpr = a_stages.type.shape[1]
+    PARTS: gl.constexpr = BLOCK_N // part.type.shape[1]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NUM_WARPS, 1], instr_shape=[16, BLOCK_N, 16])
+    step = 0
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        row, column = order.place(tile)
+        acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, layout)
+        for k in range(k_tiles):
+            stage = step % STAGES
+            mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+            acc = hopper.warpgroup_mma(a_stages.index(stage), b_stages.index(stage), acc, use_acc=k > 0, is_async=True)
+            # One multiplication stays under way; the one before it is done, and its stage is empty.
+            acc = hopper.warpgroup_mma_wait(1, deps=(acc,))
+            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=k > 0)
+            step += 1
+        acc = hopper.warpgroup_mma_wait(0, deps=(acc,))
+        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
+        values = acc.to(part.dtype)
+        first_row, first_column = row * BLOCK_M, column * BLOCK_N
+        gl.static_assert(PARTS == 1 or PARTS == 2, "a tile is stored whole or in two parts")
+        if PARTS == 1:
+            _store_part(part, values, sink, first_row, first_column)
+        else:  # half the shared memory, which pays for one more stage
+            left, right = values.reshape([BLOCK_M, 2, BLOCK_N // 2]).permute(0, 2, 1).split()
+            _store_part(part, left, sink, first_row, first_column)
+            _store_part(part, right, sink, first_row, first_column + BLOCK_N // 2)
+    await_bulk_stores()
+
+
+@gluon.jit
+def multiply_tiles(
+    a_desc, b_desc, order, sink, tiles, k_tiles, STAGES: gl.constexpr, PARTS: gl.constexpr,
+    NUM_WARPS: gl.constexpr
+):  # fmt: skip
+    """Compute tiles of A @ B and hand them to a sink; returns when all that the sink has begun is done.
+
+    Programs take the tiles in turn: program p those with tile % num_programs == p.  The kernel is launched with at
+    most as many programs as there are multiprocessors: each fills one.
+
+    Args:
+        a_desc: descriptor of A, row major, float16 or bfloat16; its block is BLOCK_M x BLOCK_K.
+        b_desc: descriptor of B, row major, the same type; its block is BLOCK_K x BLOCK_N.
+        order: aggregate with the methods of `RowGroups`.
+        sink: aggregate with the method of `StoreTile`; its descriptors are of parts, BLOCK_M x BLOCK_N / PARTS, in the
+            default layout of such a block.
+        tiles: number of tiles.
+        k_tiles: number of blocks in the inner dimension; at least 1.
+        STAGES: blocks of A and B that are in shared memory at the same time.
+        PARTS: 1 or 2, the parts in which a tile goes to the sink.
+        NUM_WARPS: the kernel's num_warps; 8 for BLOCK_M 128.
+    """
+    BLOCK_M: gl.constexpr = a_desc.block_type.shape[0]
+    BLOCK_N: gl.constexpr = b_desc.block_type.shape[1]
+    BLOCK_K: gl.constexpr = a_desc.block_type.shape[1]
+    gl.static_assert(BLOCK_M % (16 * NUM_WARPS) == 0, "BLOCK_M must be a multiple of 16 rows for each warp")
+    a_stages = gl.allocate_shared_memory(a_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], a_desc.layout)
+    b_stages = gl.allocate_shared_memory(b_desc.dtype, [STAGES, BLOCK_K, BLOCK_N], b_desc.layout)
+    part_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_N // PARTS], a_desc.dtype)
+    part = gl.allocate_shared_memory(a_desc.dtype, [BLOCK_M, BLOCK_N // PARTS], part_layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=1)
+    gl.warp_specialize(
+        [
+            (_multiply, (a_stages, b_stages, part, full, empty, order, sink, tiles, k_tiles, BLOCK_N, NUM_WARPS)),
+            (_load, (a_desc, b_desc, a_stages, b_stages, full, empty, order, tiles, k_tiles)),
+        ],
+        [_LOADER_WARPS],
+        [_LOADER_REGISTERS],
+    )
+
+
+@gluon.jit
+def gemm_kernel(
+    a_desc, b_desc, c_desc, tiles_m, tiles_n, k_tiles,
+    GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr
+):  # fmt: skip
+    """C = A @ B; see `multiply_tiles`."""
+    order = RowGroups(tiles_m, tiles_n, GROUP)
+    multiply_tiles(a_desc, b_desc, order, StoreTile(c_desc), tiles_m * tiles_n, k_tiles, STAGES, PARTS, NUM_WARPS)

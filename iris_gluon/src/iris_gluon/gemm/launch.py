@@ -1,0 +1,189 @@
+"""The host's side of the GEMM for Hopper: whether it fits, how it is launched, and a plain C = A @ B."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris_core.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_DTYPES = (torch.bfloat16, torch.float16)
+_ALIGNMENT = 16
+_SHARED_BYTES = 227 * 1024
+"""What a program can have on Hopper."""
+
+_SMALL_TILE_COST = 1.05
+"""Time of a 128 x 128 tile in relation to half a 128 x 256 tile, measured on an H200."""
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """How the kernel is launched.
+
+    Attributes:
+        block_m, block_n: rows and columns of a tile of C.
+        block_k: step of the inner dimension.
+        stages: steps that are in shared memory at the same time.
+        parts: 1 or 2, parts in which a finished tile goes through shared memory.
+        group: row tiles of a group; see `RowGroups`.
+        num_warps: warps that multiply; one more loads.
+        maxnreg: registers per thread before the warps share them out.
+
+    Raises:
+        ValueError: the numbers do not fit each other, or shared memory.
+    """
+
+    block_m: int = 128
+    block_n: int = 256
+    block_k: int = 64
+    stages: int = 4
+    parts: int = 2
+    group: int = 8
+    num_warps: int = 8
+    maxnreg: int = 168
+
+    def __post_init__(self) -> None:
+        if self.parts not in (1, 2) or self.block_n not in (64, 128, 256) or self.block_k % 64:
+            raise ValueError(f"{self}: parts must be 1 or 2, block_n 64, 128 or 256, block_k a multiple of 64")
+        if self.num_warps not in (4, 8) or self.block_m % (16 * self.num_warps):
+            raise ValueError(f"{self}: num_warps must be 4 or 8, with 16 rows of block_m or a multiple for each warp")
+        if self.stages < 2 or self.group < 1:
+            raise ValueError(f"{self}: needs two stages and a group of one row of tiles at least")
+        if self.shared_bytes > _SHARED_BYTES:
+            raise ValueError(
+                f"{self} needs {self.shared_bytes} bytes of shared memory, and there are {_SHARED_BYTES}: take fewer "
+                "stages, a smaller tile or two parts"
+            )
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory, for elements of two bytes."""
+        operands = self.stages * (self.block_m + self.block_n) * self.block_k * 2
+        return operands + self.block_m * self.block_n // self.parts * 2 + 16 * self.stages + 128
+
+    @property
+    def options(self) -> Mapping[str, int]:
+        """Keyword arguments of a launch."""
+        return {
+            "GROUP": self.group,
+            "STAGES": self.stages,
+            "PARTS": self.parts,
+            "NUM_WARPS": self.num_warps,
+            "num_warps": self.num_warps,
+            "maxnreg": self.maxnreg,
+        }
+
+    def tiles(self, m: int, n: int) -> int:
+        """Number of tiles of an m x n matrix."""
+        return -(-m // self.block_m) * -(-n // self.block_n)
+
+    def operands(self, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, Any]:
+        """Descriptors of A and B."""
+        return (
+            descriptor(a, [self.block_m, self.block_k]),
+            descriptor(b, [self.block_k, self.block_n]),
+        )
+
+
+def choose_config(m: int, n: int, processors: int) -> GemmConfig:
+    """Choose between tiles of 128 x 256 and 128 x 128: the one whose last round leaves fewer processors idle.
+
+    Args:
+        m, n: shape of C.
+        processors: multiprocessors that compute.
+    """
+    large, small = GemmConfig(), GemmConfig(block_n=128, parts=1, stages=5)
+    rounds_large, rounds_small = (-(-each.tiles(m, n) // processors) for each in (large, small))
+    return large if 2 * rounds_large <= _SMALL_TILE_COST * rounds_small else small
+
+
+def unsupported(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> str:
+    """Say why the kernel for Hopper cannot multiply these; empty if it can.
+
+    Args:
+        a, b, c: the matrices; what matters is where they are, their type and their strides.
+    """
+    if a.device.type != "cuda" or torch.version.cuda is None:
+        return f"wgmma and TMA need an NVIDIA Hopper GPU, and this is {_device_name(a)}"
+    if torch.cuda.get_device_capability(a.device) != (9, 0):
+        return f"wgmma needs NVIDIA Hopper (sm_90), and this is {_device_name(a)}"
+    if not a.dtype == b.dtype == c.dtype or a.dtype not in _DTYPES:
+        return f"the types must be equal, and bfloat16 or float16, not {a.dtype}, {b.dtype} and {c.dtype}"
+    for name, matrix in (("A", a), ("B", b), ("C", c)):
+        if matrix.stride(1) != 1 or matrix.stride(0) * matrix.element_size() % _ALIGNMENT:
+            return (
+                f"{name} has strides {tuple(matrix.stride())}: TMA needs rows without gaps between their elements, "
+                f"which begin at multiples of {_ALIGNMENT} bytes"
+            )
+        if matrix.data_ptr() % _ALIGNMENT:
+            return f"{name} begins at {matrix.data_ptr():#x}: TMA needs a multiple of {_ALIGNMENT} bytes"
+    return ""
+
+
+def matmul(
+    a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, config: GemmConfig | None = None
+) -> torch.Tensor:
+    """Compute A @ B with the kernel for Hopper.
+
+    Args:
+        a: M x K, bfloat16 or float16, row major.
+        b: K x N, the same type, row major.
+        out: M x N, row major; a new tensor by default.
+        config: of the launch; by default chosen by shape.
+
+    Returns:
+        The product; sums are float32, rounded once.
+
+    Raises:
+        ValueError: the shapes do not fit each other.
+        UnsupportedError: device, types or strides are not the kernel's; see `unsupported`.
+    """
+    from iris_gluon.gemm.hopper import gemm_kernel
+
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0] or 0 in (*a.shape, *b.shape):
+        raise ValueError(f"matmul needs M x K and K x N, none of them 0, not {tuple(a.shape)} and {tuple(b.shape)}")
+    m, n, k = a.shape[0], b.shape[1], a.shape[1]
+    if out is None:
+        out = torch.empty(m, n, dtype=a.dtype, device=a.device)
+    elif out.shape != (m, n):
+        raise ValueError(f"out must be {m} x {n}, not {tuple(out.shape)}")
+    reason = unsupported(a, b, out)
+    if reason:
+        raise UnsupportedError(f"iris_gluon.gemm.matmul: {reason}; torch.matmul works everywhere")
+    processors = torch.cuda.get_device_properties(a.device).multi_processor_count
+    config = config or choose_config(m, n, processors)
+    part = [config.block_m, config.block_n // config.parts]
+    tiles_m, tiles_n = -(-m // config.block_m), -(-n // config.block_n)
+    gemm_kernel[(min(tiles_m * tiles_n, processors),)](
+        *config.operands(a, b), descriptor(out, part), tiles_m, tiles_n, -(-k // config.block_k), **config.options
+    )
+    return out
+
+
+def descriptor(matrix: torch.Tensor, block: list[int]) -> Any:
+    """Describe a matrix for TMA, on the host.
+
+    Args:
+        matrix: two dimensions, row major.
+        block: what one copy moves.
+    """
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(matrix, block, _shared_layout(block, matrix.dtype))
+
+
+def _shared_layout(block: list[int], dtype: torch.dtype) -> Any:
+    from triton.experimental.gluon import language as gl
+
+    types = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+    return gl.NVMMASharedLayout.get_default_for(block, types[dtype])
+
+
+def _device_name(tensor: torch.Tensor) -> str:
+    on_gpu = tensor.device.type == "cuda"
+    return torch.cuda.get_device_name(tensor.device) if on_gpu else f"the {tensor.device.type.upper()}"

@@ -1,0 +1,255 @@
+"""The GEMM core: what it compiles to, how it is configured and refused, and, on a Hopper GPU, what it computes."""
+
+import importlib.util
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from iris_core.errors import UnsupportedError
+from iris_gluon import IrisDeviceCtx, gemm
+from iris_gluon._compat import aggregate
+from iris_gluon.gemm.hopper import gemm_kernel
+from iris_triton.compile_only import TARGETS, assembly, compile_for
+
+BF16 = torch.bfloat16
+LARGE = gemm.GemmConfig()
+SMALL = gemm.GemmConfig(block_n=128, parts=1, stages=5)
+CONFIGS = {
+    "large": LARGE,
+    "small": SMALL,
+    "tall": gemm.GemmConfig(block_m=256, block_n=128),
+    "four warps": gemm.GemmConfig(block_m=64, block_n=128, num_warps=4, parts=1, maxnreg=255),
+}
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "06_gluon_gemm_all_scatter.py"
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("gluon_gemm_all_scatter_example", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def compiled_gemm(config, dtype=BF16):
+    matrix = torch.empty(512, 512, dtype=dtype)
+    c = gemm.descriptor(matrix, [config.block_m, config.block_n // config.parts])
+    return compile_for(gemm_kernel, [*config.operands(matrix, matrix), c, 17, 18, 19], config.options)
+
+
+def spilled_bytes(ptx, tmp_path):
+    """Bytes that the assembler spills."""
+    import triton
+
+    home = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    ptxas = str(home) if home.is_file() else shutil.which("ptxas")
+    assert ptxas, "Triton's wheel has an assembler"
+    source = tmp_path / "kernel.ptx"
+    source.write_text(ptx)
+    command = [ptxas, "-v", "-arch=sm_90a", str(source), "-o", str(tmp_path / "kernel.cubin")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    counts = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
+    assert counts, said
+    return sum(map(int, counts))
+
+
+# -- what it compiles to ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_core_for_hopper(config, tmp_path):
+    compiled = compiled_gemm(config)
+    ptx = assembly(compiled)
+    per_group = config.block_m // (16 * config.num_warps)  # of 64 rows and 16 columns of A
+    assert len(re.findall(r"wgmma\.mma_async", ptx)) == config.block_k // 16 * per_group
+    assert re.search(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\.mbarrier", ptx)
+    assert re.search(r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta\.bulk_group", ptx)
+    assert "cp.async.bulk.wait_group 0;" in ptx, "stores are awaited, not only the reading of shared memory"
+    assert "setmaxnreg" in ptx
+    assert compiled.metadata.shared <= config.shared_bytes, "the estimate must not be too low"
+    assert config.shared_bytes - compiled.metadata.shared < 1024
+    assert spilled_bytes(ptx, tmp_path) == 0
+
+
+def test_float16():
+    assert ".f32.f16.f16" in assembly(compiled_gemm(SMALL, torch.float16))
+
+
+@pytest.mark.parametrize("world", [1, 2, 8])
+@pytest.mark.parametrize("config", [LARGE, SMALL], ids=["large", "small"])
+def test_all_scatter_for_hopper(config, world, example, tmp_path):
+    matrix = torch.empty(512, 512, dtype=BF16)
+    arguments = [IrisDeviceCtx, torch.int64, *config.operands(matrix, matrix), BF16, 8192, 1024, 8192, 8192]
+    ptx = assembly(compile_for(example.on_hopper, arguments, {"WORLD": world, **config.options}))
+    stores = re.findall(r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta", ptx)
+    # a box of the copy unit has at most 128 bytes in a row, so it takes several for a part
+    assert len(stores) % (world * config.parts) == 0
+    assert len(re.findall(r"tensormap\.cp_fenceproxy", ptx)) == world
+    assert spilled_bytes(ptx, tmp_path) == 0
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_portable_all_scatter(target, example):
+    arguments = [IrisDeviceCtx, torch.int64, BF16, BF16, BF16, 1000, 520, 777, 1040]
+    assert assembly(compile_for(example.portable, arguments, {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}, target))
+
+
+@aggregate
+class Gated:
+    """An order of a fused kernel: operands are there when a flag says so."""
+
+    inner: gemm.RowGroups
+    flags: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, inner, flags):
+        self.inner = inner
+        self.flags = flags
+
+    @gluon.jit
+    def place(self, tile):
+        return self.inner.place(tile)
+
+    @gluon.jit
+    def await_operands(self, row, column):
+        while gl.load(self.flags + row, volatile=True) == 0:
+            pass
+
+
+@gluon.jit
+def gated_gemm(a, b, c, flags, tiles_m, tiles_n, k_tiles, GROUP: gl.constexpr, STAGES: gl.constexpr,
+               PARTS: gl.constexpr, NUM_WARPS: gl.constexpr):  # fmt: skip
+    order = Gated(gemm.RowGroups(tiles_m, tiles_n, GROUP), flags)
+    gemm.multiply_tiles(a, b, order, gemm.StoreTile(c), tiles_m * tiles_n, k_tiles, STAGES, PARTS, NUM_WARPS)
+
+
+def test_an_order_of_ones_own(tmp_path):
+    matrix = torch.empty(512, 512, dtype=BF16)
+    c = gemm.descriptor(matrix, [LARGE.block_m, LARGE.block_n // LARGE.parts])
+    arguments = [*LARGE.operands(matrix, matrix), c, torch.int32, 17, 18, 19]
+    ptx = assembly(compile_for(gated_gemm, arguments, LARGE.options))
+    assert "ld.volatile.global" in ptx
+    assert spilled_bytes(ptx, tmp_path) == 0
+
+
+# -- configurations ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parts": 3}, "parts must be 1 or 2"),
+        ({"block_n": 96}, "block_n 64, 128 or 256"),
+        ({"block_k": 32}, "block_k a multiple of 64"),
+        ({"num_warps": 16}, "num_warps must be 4 or 8"),
+        ({"block_m": 64}, "16 rows of block_m"),
+        ({"stages": 1}, "two stages"),
+        ({"group": 0}, "a group of one row"),
+        ({"stages": 5}, "bytes of shared memory, and there are 232448"),
+        ({"parts": 1}, "bytes of shared memory, and there are 232448"),
+    ],
+)
+def test_configurations_that_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        gemm.GemmConfig(**change)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "processors", "block_n"),
+    [(8192, 8192, 132, 256), (8192, 3584, 132, 256), (8192, 1792, 132, 128), (128, 256, 132, 128), (128, 256, 1, 256)],
+)
+def test_choice_by_shape(m, n, processors, block_n):
+    assert gemm.choose_config(m, n, processors).block_n == block_n
+
+
+def place_all(tiles_m, tiles_n, group):
+    """RowGroups on the CPU executor."""
+    from iris_triton import cpu
+
+    cpu.enable()
+    out = torch.full((tiles_m * tiles_n, 2), -1, dtype=torch.int32)
+    note_places[(1,)](out, tiles_m, tiles_n, GROUP=group)
+    return [tuple(place) for place in out.tolist()]
+
+
+@gluon.jit
+def note_places(out, tiles_m, tiles_n, GROUP: gl.constexpr):
+    order = gemm.RowGroups(tiles_m, tiles_n, GROUP)
+    for tile in range(tiles_m * tiles_n):
+        row, column = order.place(tile)
+        gl.store(out + tile * 2, row)
+        gl.store(out + tile * 2 + 1, column)
+
+
+@pytest.mark.parametrize(("tiles_m", "tiles_n", "group"), [(1, 1, 8), (8, 3, 8), (19, 5, 8), (3, 4, 1), (2, 7, 64)])
+def test_every_tile_once(tiles_m, tiles_n, group):
+    places = place_all(tiles_m, tiles_n, group)
+    assert sorted(places) == [(row, column) for row in range(tiles_m) for column in range(tiles_n)]
+    rows_of_a_group = [row for row, column in places if column == 0]
+    assert rows_of_a_group == list(range(tiles_m)), "rows run fastest, group by group"
+    assert places[: min(group, tiles_m)] == [(row, 0) for row in range(min(group, tiles_m))]
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+def test_refused_on_the_cpu():
+    a = torch.zeros(128, 128, dtype=BF16)
+    assert "this is the CPU" in gemm.unsupported(a, a, a)
+    with pytest.raises(UnsupportedError, match=r"Hopper GPU, and this is the CPU; torch\.matmul works"):
+        gemm.matmul(a, a)
+
+
+@pytest.mark.parametrize(("one", "other"), [((4, 5), (4, 5)), ((4, 5, 6), (6, 7)), ((0, 8), (8, 8)), ((8, 8), (8, 0))])
+def test_shapes_that_do_not_fit(one, other):
+    with pytest.raises(ValueError, match="matmul needs M x K and K x N"):
+        gemm.matmul(torch.zeros(one), torch.zeros(other))
+
+
+def test_out_of_another_shape():
+    with pytest.raises(ValueError, match="out must be 4 x 6"):
+        gemm.matmul(torch.zeros(4, 5), torch.zeros(5, 6), out=torch.zeros(6, 4))
+
+
+# -- on a GPU ---------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def hopper():
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the core is for sm_90")
+
+
+def is_product(c, a, b):
+    wanted = a.float() @ b.float()
+    error = (c.float() - wanted).norm(dim=1) / wanted.norm(dim=1)
+    assert error.max().item() < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+@pytest.mark.parametrize("config", [None, *CONFIGS.values()], ids=["chosen", *CONFIGS])
+@pytest.mark.parametrize("shape", [(128, 256, 64), (1000, 520, 328), (2048, 4096, 1024), (8, 8, 8), (5000, 8, 4104)])
+def test_product(hopper, shape, config, dtype):
+    m, n, k = shape
+    generator = torch.Generator("cuda").manual_seed(m + n + k)
+    a = torch.randn(m, k, generator=generator, device="cuda").to(dtype)
+    b = torch.randn(k, n, generator=generator, device="cuda").to(dtype)
+    surroundings = torch.full((m + 2, n + 16), 7.0, dtype=dtype, device="cuda")
+    c = surroundings[1:-1, 8:-8]
+    c.fill_(float("nan"))
+    assert gemm.matmul(a, b, out=c, config=config) is c
+    is_product(c, a, b)
+    c.fill_(7.0)
+    assert (surroundings == 7.0).all(), "nothing is written around C"
+
+
+@pytest.mark.gpu
+def test_what_the_core_refuses_on_hopper(hopper):
+    a = torch.zeros(128, 128, dtype=BF16, device="cuda")
+    assert gemm.unsupported(a, a, a) == ""
+    assert "types must be equal" in gemm.unsupported(a, a.half(), a)
+    assert "types must be equal" in gemm.unsupported(a.float(), a.float(), a.float())
+    assert "B has strides (1, 128)" in gemm.unsupported(a, a.t(), a)
+    odd = torch.zeros(128, 129, dtype=BF16, device="cuda")
+    assert "A has strides (129, 1)" in gemm.unsupported(odd, a, a)
+    shifted = torch.zeros(128 * 128 + 1, dtype=BF16, device="cuda")[1:].view(128, 128)
+    assert "a multiple of 16 bytes" in gemm.unsupported(a, a, shifted)
