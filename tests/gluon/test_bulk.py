@@ -1,0 +1,88 @@
+"""Bulk copies: what they compile to, where they are refused, and what they copy."""
+
+import re
+
+import bulk_kernels
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler.errors import CompilationError
+
+from iris_gluon import IrisDeviceCtx
+from iris_triton.compile_only import TARGETS, assembly, compile_for
+
+INT64 = torch.int64
+
+
+def compiled(target="sm_90", op="put", dtype=torch.int32, chunk=16384, stages=4, num_warps=4):
+    arguments = [IrisDeviceCtx, INT64, dtype, dtype, 1000, 0, 0, 1, op, "method"]
+    return compile_for(
+        bulk_kernels.move, arguments, {"CHUNK_BYTES": chunk, "STAGES": stages, "num_warps": num_warps}, target
+    )
+
+
+@pytest.mark.parametrize("num_warps", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.int64])
+@pytest.mark.parametrize("op", ["put", "get"])
+def test_what_it_compiles_to(op, dtype, num_warps):
+    kernel = compiled(op=op, dtype=dtype, num_warps=num_warps)
+    ptx = assembly(kernel)
+    assert re.search(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\.mbarrier", ptx)
+    assert re.search(r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta\.bulk_group", ptx)
+    # before the copies what was stored and acquired; behind them all that was begun, not only its reading
+    first_fence, first_load = ptx.index("fence.proxy.async;"), ptx.index("cp.async.bulk.tensor")
+    assert first_fence < first_load
+    assert ptx.rindex("cp.async.bulk.wait_group 0;") > ptx.rindex("cp.async.bulk.tensor")
+    assert kernel.metadata.shared < 2 * 65536, "the second copy uses the first one's shared memory"
+
+
+@pytest.mark.parametrize("target", ["gfx942", "gfx950", "sm_80"])
+def test_other_targets_are_refused(target):
+    resolved = TARGETS.get(target, GPUTarget("cuda", 80, 32))
+    with pytest.raises(CompilationError) as failure:
+        compiled(target=resolved)
+    assert "bulk copies need NVIDIA Hopper or newer" in everything_said(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"chunk": 1000}, "CHUNK_BYTES must be a power of 2 from 1024 to 32768"),
+        ({"chunk": 65536}, "CHUNK_BYTES must be a power of 2 from 1024 to 32768"),
+        ({"stages": 1}, "two stages or more"),
+    ],
+)
+def test_what_is_refused(change, message):
+    with pytest.raises(CompilationError) as failure:
+        compiled(**change)
+    assert message in everything_said(failure.value)
+
+
+def everything_said(error):
+    texts = []
+    while error is not None:
+        texts.append(str(error))
+        error = error.__cause__
+    return "\n".join(texts)
+
+
+DEVICES = [pytest.param("cuda", marks=pytest.mark.multigpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.int64])
+@pytest.mark.parametrize(("form", "num_warps"), [("function", 1), ("method", 4)])
+@pytest.mark.parametrize("op", ["put", "get"])
+def test_copies(pool, op, form, num_warps, dtype, num_ranks, device):
+    results = pool.run(bulk_kernels.run_moves, num_ranks, op, form, dtype, num_warps, device)
+    assert [line for lines in results for line in lines] == []
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("num_warps", [1, 4])
+def test_stored_before_and_loaded_behind(pool, num_warps, num_ranks, device):
+    rounds = 3 if device == "cpu" else 200
+    results = pool.run(bulk_kernels.run_hand_over, num_ranks, rounds, num_warps, device)
+    assert results == [[0] * rounds] * num_ranks
