@@ -5,14 +5,23 @@ Layouts are properties of types, and have no meaning for arrays: converting one 
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import triton.language as tl
+
+from iris_core.errors import UnsupportedError
 from iris_gluon.cpu import program
+from iris_gluon.cpu.async_ops import AsyncOps, buffer_addresses
 from iris_gluon.cpu.inference import result_layout
+from iris_gluon.cpu.memory_ops import MemoryOps, optional
+from iris_triton import _compat as _triton
+from iris_triton.cpu import atomics
 from iris_triton.cpu.builder import CpuBuilder
 from iris_triton.cpu.typefacts import block_type
-from iris_triton.cpu.values import Handle
+from iris_triton.cpu.values import Array, Handle, numpy_dtype
 
 
 class LaidOut(Handle):
@@ -25,7 +34,21 @@ class LaidOut(Handle):
         self.layout = layout
 
 
-class GluonBuilder(CpuBuilder):
+_REFUSED = {
+    "tmem": "Blackwell's tensor memory is not emulated",
+    "tcgen05": "Blackwell's tensor memory is not emulated",
+    "clc": "cluster launch control is not emulated: programs do not take over each other's place",
+    "tdm": "gfx1250's tensor data mover is not emulated",
+    "im2col": "im2col is not emulated",
+    "cluster": "there are no clusters",
+    "async_shared_store": "there are no clusters",
+    "threadwise_inline_asm": "put the assembly into a jitted function of its own and register what the CPU shall do "
+    "instead with iris_triton.cpu.cpu_entry",
+}
+"""Parts of names of operations that are left out, and why."""
+
+
+class GluonBuilder(AsyncOps, MemoryOps, CpuBuilder):
     """Computes what Gluon's semantic layer asks for."""
 
     def __init__(self) -> None:
@@ -37,7 +60,12 @@ class GluonBuilder(CpuBuilder):
         if name == "options":
             return self._options()
         if name.startswith("get_") and name.endswith("_layout"):
-            return _no_attribute
+            return functools.partial(_shared_layout, name) if "shared" in name else _no_attribute
+        for part, reason in _REFUSED.items():
+            if name.startswith("create_") and part in name:
+                raise UnsupportedError(
+                    f"the CPU executor does not implement the operation {name.removeprefix('create_')!r}: {reason}"
+                )
         return super().__getattr__(name)
 
     def _options(self) -> SimpleNamespace:
@@ -47,7 +75,59 @@ class GluonBuilder(CpuBuilder):
             num_warps=program.num_warps(),
             num_ctas=program.num_ctas(),
             warp_size=program.warp_size(),
+            enable_iisan=False,
         )
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+    def check_addresses(self, addresses: Array, nbytes: int, doing: str) -> None:
+        """Refuse addresses of elements that are not accessible.
+
+        Raises:
+            OutOfBoundsError: one is not.
+        """
+        self._range_of(addresses, None, nbytes, doing)
+
+    def reduce(self, kind: Any, addresses: Array, data: Array, element: Any) -> None:
+        """Combine elements with global memory, each atomically, as a TMA reduction does."""
+        name = kind.name
+        if name == "ADD" and element.is_floating():
+            name = "FADD"
+        elif name in ("MIN", "MAX") and element.is_int_unsigned():
+            name = f"U{name}"
+        if element.is_floating() and name != "FADD":
+            raise UnsupportedError(f"the CPU executor does not implement TMA reductions {name} of {element}")
+        op = getattr(_triton.ir.ATOMIC_OP, name)
+        atomics.rmw(op, addresses, data, np.ones(addresses.shape, np.bool_), self._relaxed, element)
+
+    _relaxed = _triton.ir.MEM_SEMANTIC.RELAXED
+
+    def create_buffer_load(
+        self, type_: Any, base: Handle, offsets: Handle, mask: Any, other: Any, *policy: Any
+    ) -> Handle:
+        element = base.get_element_ty()
+        addresses = buffer_addresses(base, offsets)
+        return Handle(self.load(addresses, optional(mask), optional(other), numpy_dtype(element)), element)
+
+    def create_buffer_store(self, value: Handle, base: Handle, offsets: Handle, mask: Any, *policy: Any) -> None:
+        self.store(buffer_addresses(base, offsets), optional(mask), value.data)
+
+    def create_buffer_atomic_rmw(
+        self, op: Any, base: Handle, offsets: Handle, value: Handle, sem: Any, scope: Any, mask: Any
+    ) -> Handle:
+        addresses = Handle(buffer_addresses(base, offsets), base.dtype)
+        active = mask if isinstance(mask, Handle) else Handle(np.ones(addresses.data.shape, np.bool_), tl.int1)
+        return self.create_atomic_rmw(op, addresses, value, active, sem, scope)
+
+    def create_warp_pipeline_border(self, *arguments: Any) -> None:
+        """A hint to the scheduler of AMD's compiler."""
+
+    create_amd_sched_barrier = create_warp_pipeline_border
+
+    def get_nvidia_cache_policy(self, *policy: Any) -> None:
+        """Hints have no effect."""
+
+    def get_bool_attr(self, value: bool) -> bool:
+        return value
 
     # -- types --------------------------------------------------------------------------------------------------------
     def get_distributed_ty(self, element: Any, shape: Any, layout: None) -> Any:
@@ -106,6 +186,11 @@ class GluonBuilder(CpuBuilder):
 
     def create_histogram(self, data: Handle, bins: int, mask: Handle | None, layout: None = None) -> Handle:
         return super().create_histogram(data, bins, mask)
+
+
+def _shared_layout(name: str, *arguments: Any) -> tuple[str, str]:
+    """Layouts of shared memory are compared."""
+    return name.removeprefix("get_"), repr(arguments)
 
 
 def _no_attribute(*arguments: Any, **named: Any) -> None:

@@ -6,11 +6,17 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from iris_gluon import _compat
+from iris_gluon.cpu import program
 from iris_gluon.cpu.builder import GluonBuilder
+from iris_gluon.cpu.cta import Cta
+from iris_gluon.cpu.memory_ops import scalar
 from iris_gluon.cpu.semantic import CpuGluonSemantic
+from iris_gluon.cpu.tma import Descriptor
+from iris_gluon.cpu.wgmma import check_operands
 from iris_triton import _compat as _triton
 from iris_triton.cpu.calls import Dialect
 from iris_triton.cpu.operators import unwrap
+from iris_triton.cpu.state import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +40,13 @@ class GluonDialect(Dialect):
         # Triton's arange has no layout: the semantic layer says so, which a cached one would not.
         self._handlers[_triton.core.arange] = self._make_handler(_triton.core.arange)
         self._handlers[_compat.core.arange] = self._arange_with_layout
+        product = _compat.hopper.warpgroup_mma
+        self._handlers[product] = functools.partial(self._warpgroup_mma, self._make_handler(product))
+
+    @staticmethod
+    def _warpgroup_mma(multiply: Callable[..., Any], a: Any, b: Any, acc: Any, **named: Any) -> Any:
+        check_operands(a, b, acc, program.num_warps())
+        return multiply(a, b, acc, **named)
 
     def _arange_with_layout(self, start: Any, end: Any, layout: Any = None) -> Any:
         layout = unwrap(layout)
@@ -44,6 +57,42 @@ class GluonDialect(Dialect):
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - there is one dialect, which lives for ever
     def _cached_arange(self, start: int, end: int, layout: Any) -> Any:
         return _triton.builtin_body(_compat.core.arange)(start, end, layout, _semantic=self.semantic)
+
+    def argument(self, value: Any, convert: Callable[[Any], Any]) -> Any:
+        """Tensor descriptors made on the host."""
+        if isinstance(value, _triton.TensorDescriptor):
+            raise TypeError(
+                "a Gluon kernel takes triton.experimental.gluon.nvidia.hopper.TensorDescriptor, which has a layout, "
+                "not triton.tools.tensor_descriptor.TensorDescriptor"
+            )
+        if not isinstance(value, _compat.HostDescriptor):
+            return NotImplemented
+        base = convert(value.base)
+        element = base.type.element_ty
+        block = tuple(int(n) for n in value.block_shape)
+        handle = Descriptor(
+            scalar(base.handle),
+            element,
+            [int(n) for n in value.shape],
+            [int(n) for n in value.strides],
+            block,
+            value.layout._to_ir(self.semantic.builder),
+            value.padding == "nan",
+        )
+        shape = [self.semantic.cast(convert(int(n)), _compat.core.int32) for n in value.shape]
+        strides = [self.semantic.cast(convert(int(n)), _compat.core.int64) for n in value.strides]
+        type_ = _compat.core.block_type(element, list(block))
+        return _compat.hopper.tma.tensor_descriptor(handle, shape, strides, type_, value.layout)
+
+    def run_program(self, body: Callable[..., Any], arguments: dict[str, Any]) -> None:
+        outer = current.program
+        cta = Cta(outer, program.launched_warps(), current.launch)
+        current.program = cta.root
+        try:
+            body(**arguments)
+            cta.finish()
+        finally:
+            current.program = outer
 
     def block_type(self, scalar: Any, shape: tuple[int, ...]) -> Any:
         return _compat.distributed_type(scalar, list(shape), _compat.layouts.AutoLayout())

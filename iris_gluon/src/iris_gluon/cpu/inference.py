@@ -69,6 +69,47 @@ def result_layout(
 
 
 @functools.cache
+def _memory(operation: str, layout: Any, dtype: Any, shape: tuple[int, ...], arguments: tuple[int, ...]) -> Any:
+    with _lock:
+        builder, _ = _builder(4, 32)
+        type_ = _compat.core.shared_memory_descriptor_type(dtype, list(shape), layout, list(shape))
+        memory = builder.create_local_alloc(type_.to_ir(builder))
+        return builder.get_gluon_layout_from_memdesc(_VIEWS[operation](builder, memory, list(arguments)))
+
+
+_VIEWS: dict[str, Callable[[Any, Any, list[int]], Any]] = {
+    "reshape": lambda builder, memory, shape: builder.create_memdesc_reshape(memory, shape),
+    "trans": lambda builder, memory, order: builder.create_memdesc_trans(memory, order),
+}
+
+
+def memory_layout(operation: str, layout: Any, dtype: Any, shape: tuple[int, ...], arguments: tuple[int, ...]) -> Any:
+    """Return the layout of a view of shared memory.
+
+    Args:
+        operation: "reshape" or "trans".
+        layout: layout of what is viewed.
+        dtype: its element type.
+        shape: its shape.
+        arguments: the new shape, or the order of dimensions.
+    """
+    return _memory(operation, layout, dtype, shape, arguments)
+
+
+def ask_compiler(question: str, *operands: Any) -> Any:
+    """Ask Gluon's own semantic layer something that has an answer without code being generated.
+
+    Args:
+        question: name of its method.
+        *operands: the method's arguments, then warps of the program and lanes of a warp.
+    """
+    *arguments, warps, lanes = operands
+    with _lock:
+        builder, _ = _builder(warps, lanes)
+        return getattr(_compat.GluonSemantic(builder), question)(*arguments)
+
+
+@functools.cache
 def _linear(layout: Any, shape: tuple[int, ...], num_warps: int, warp_size: int) -> Any:
     with _lock:
         builder, _ = _builder(num_warps, warp_size)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from iris_core.errors import UnsupportedError
 from iris_gluon.cpu.inference import threads_per_warp, warps_per_program
+from iris_gluon.cpu.memory_ops import partition
 from iris_triton.cpu.state import current
 
 _DEFAULT_WARPS = 4
@@ -16,9 +17,14 @@ _DEFAULT_LANES = 32
 _LANES = "warp_size"
 
 
-def num_warps() -> int:
-    """Warps of the running program."""
+def launched_warps() -> int:
+    """Warps that the launch asked for: those of a kernel outside gl.warp_specialize, and of the default partition."""
     return int(current.launch.options.get("num_warps", _DEFAULT_WARPS))
+
+
+def num_warps() -> int:
+    """Warps of the running partition."""
+    return partition().warps
 
 
 def num_ctas() -> int:

@@ -6,14 +6,19 @@ launch, and that the operands of atomics agree.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from iris_gluon import _compat
 from iris_gluon.cpu import program
 from iris_gluon.cpu.builder import LaidOut
-from iris_gluon.cpu.inference import linear_layout
+from iris_gluon.cpu.inference import ask_compiler, linear_layout, memory_layout
+from iris_gluon.cpu.memory_ops import partition
+from iris_triton.cpu.operators import unwrap
 from iris_triton.cpu.semantic import ArrayRegions
 from iris_triton.cpu.values import wrap_handle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _layouts = _compat.layouts
 
@@ -105,6 +110,52 @@ class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[mis
             raise ValueError("all reduction inputs must have the same shape")
         return self.reduce_arrays(inputs, axis, region_builder_fn)
 
+    # -- shared memory ------------------------------------------------------------------------------------------------
+    def shared_load(self, mem_desc: Any, layout: Any) -> Any:
+        self.check_layout(layout)
+        return super().shared_load(mem_desc, layout)
+
+    def memdesc_trans(self, mem_desc: Any, order: Any) -> Any:
+        return super().memdesc_trans(_expecting("trans", mem_desc, order), order)
+
+    def memdesc_reshape(self, mem_desc: Any, shape: Any) -> Any:
+        return super().memdesc_reshape(_expecting("reshape", mem_desc, shape), shape)
+
+    def bank_conflicts(self, distr_ty: Any, shared_ty: Any) -> Any:
+        return ask_compiler("bank_conflicts", distr_ty, shared_ty, program.num_warps(), program.warp_size())
+
+    # -- partitions ---------------------------------------------------------------------------------------------------
+    def warp_specialize(
+        self, functions_and_args: Any, worker_num_warps: Any, worker_num_regs: Any, generator: Any
+    ) -> Any:
+        """Run the first function here and the others beside it; see `iris_gluon.cpu.cta`."""
+        pairs = [(unwrap(function), arguments) for function, arguments in functions_and_args]
+        for _, arguments in pairs:
+            if not isinstance(arguments, (tuple, _compat.core.tuple)):
+                raise ValueError(f"function arguments must be a tuple of arguments, but got {type(arguments)}")
+        (default, default_arguments), *workers = pairs
+        for what, counts in (("warp", worker_num_warps), ("register", worker_num_regs)):
+            if counts is not None and len(counts) != len(workers):
+                raise AssertionError(f"warp specialize got {len(workers)} partitions but {len(counts)} {what} counts")
+        for function, arguments in workers:
+            for position, argument in enumerate(arguments):
+                if isinstance(argument, _compat.tensor) and argument.type.is_block():
+                    raise ValueError(
+                        f"argument {position} of {function.__name__} is a block: only the default partition of "
+                        "gl.warp_specialize can take tensors; hand blocks to the others through shared memory"
+                    )
+
+        def body(function: Any, arguments: Any) -> Callable[[], Any]:
+            return lambda: generator.call_JitFunction(function, tuple(arguments), {})
+
+        return partition().cta.run_partitions(
+            body(default, default_arguments),
+            [
+                (f"partition {number} ({function.__name__})", int(warps), body(function, arguments))
+                for number, ((function, arguments), warps) in enumerate(zip(workers, worker_num_warps, strict=True), 1)
+            ],
+        )
+
     # -- atomics ------------------------------------------------------------------------------------------------------
     def atom_red_typechecking_impl(self, ptr: Any, val: Any, mask: Any, op: str) -> Any:
         _check_operands(f"atomic_{op}", ptr, val, mask)
@@ -113,6 +164,16 @@ class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[mis
     def atomic_cas(self, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
         _check_operands("atomic_cas", ptr, cmp, val)
         return super().atomic_cas(ptr, cmp, val, sem, scope)
+
+
+def _expecting(operation: str, memory: Any, arguments: Any) -> Any:
+    """A descriptor of shared memory that knows the layout of the view that the compiler would make of it."""
+    shape = tuple(int(n) for n in memory.shape)
+    layout = memory_layout(operation, memory.layout, memory.dtype, shape, tuple(int(n) for n in arguments))
+    view = memory.handle.expecting(layout)
+    return _compat.core.shared_memory_descriptor(
+        view, memory.dtype, memory.shape, memory.layout, memory.type.alloc_shape
+    )
 
 
 def _laid_out(tensor: Any) -> Any:

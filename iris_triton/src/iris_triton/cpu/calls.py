@@ -86,6 +86,20 @@ class Dialect:
         """The type of a block that a CPU entry returns."""
         return block_type(scalar, shape)
 
+    # -- launches -----------------------------------------------------------------------------------------------------
+    def argument(self, value: Any, convert: Callable[[Any], Any]) -> Any:
+        """What a kernel gets for an argument that only this language knows, else NotImplemented.
+
+        Args:
+            value: the argument.
+            convert: converts the tensors and numbers in it.
+        """
+        return NotImplemented
+
+    def run_program(self, body: Callable[..., Any], arguments: dict[str, Any]) -> None:
+        """Run one program of a launch."""
+        body(**arguments)
+
     def call_JitFunction(self, function: Any, args: Any, kwargs: dict[str, Any], caller_context: Any = None) -> Any:
         """What builtins that take a function call it with; the name is the compiler's."""
         return self.prepare(function)(*args, **kwargs)

@@ -231,7 +231,7 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
         current.launch, current.program = state, program
         try:
             with np.errstate(all="ignore"):
-                body(**values)
+                dialect.run_program(body, values)
         except Exception as error:
             error.add_note(f"in kernel {kernel!r}, program {program.pid} of grid {size}")
             raise
@@ -294,6 +294,9 @@ class _Argument:
         if isinstance(value, tuple):
             items = [self.convert(item) for item in value]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        made = self._dialect.argument(value, self.convert)
+        if made is not NotImplemented:
+            return made
         if isinstance(value, _compat.TensorDescriptor):
             return self._descriptor(value)
         if hasattr(value, "data_ptr"):

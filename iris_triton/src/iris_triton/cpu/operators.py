@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _Tensor = tl.tensor
 _constexpr = tl.constexpr
 
+_SEQUENCES = (list, tuple, tl.tuple)
+
 _FLOAT32_MAX = 3.4e38
 _INT1 = facts_of(tl.int1)
 
@@ -151,13 +153,20 @@ def truth(value: Any) -> bool:
     return truth(inner) if inner is not None and isinstance(value, tl.core.base_value) else bool(value)
 
 
+def _plain_sum(left: Any, right: Any) -> Any:
+    """`+` of what are no tensors; lists and tuples are the same in kernels."""
+    if left.__class__ is not right.__class__ and isinstance(left, _SEQUENCES) and isinstance(right, _SEQUENCES):
+        return [*left, *right]
+    return left + right
+
+
 class Operators:
     """The operators, bound to a semantic layer.  `call` runs methods that aggregates define for operators."""
 
     def __init__(self, semantic: CpuSemantic, call: Callable[..., Any], attribute: Callable[[Any, str], Any]) -> None:
         self._semantic, self._call, self._attribute = semantic, call, attribute
         numbers = (FLOAT, HALF, INT, UNSIGNED)
-        plus = self._binary("add", operator.add, np.add, numbers)
+        plus = self._binary("add", _plain_sum, np.add, numbers)
 
         def add(left: Any, right: Any) -> Any:
             if left.__class__ is _Tensor:

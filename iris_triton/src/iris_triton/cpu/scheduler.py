@@ -48,12 +48,16 @@ class Program:
         if scheduler.error is not None:
             raise Cancelled
         if self.seen.get(place) == value:
-            scheduler.wait(self, place, value)
+            self.wait(place, value)
         else:
             if len(self.seen) >= _FORGET:
                 self.seen.clear()
             self.seen[place] = value
             scheduler.idle_polls = 0
+
+    def wait(self, place: Any, value: bytes) -> None:
+        """Let others run, because nothing new was seen."""
+        self.scheduler.wait(self, place, value)
 
 
 class Scheduler:
@@ -237,3 +241,8 @@ class _Worker:
 
 _pool = _Pool()
 os.register_at_fork(after_in_child=_pool.forget)
+
+
+def run_on_thread(task: Callable[[], None]) -> None:
+    """Run a task on a thread of the pool; for languages in which a program has several threads of control."""
+    _pool.submit(task)

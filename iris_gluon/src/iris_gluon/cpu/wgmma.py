@@ -1,0 +1,105 @@
+"""Warpgroup matrix products: their operands' layouts, and results that are there only after a wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from iris_gluon import _compat
+from iris_gluon.cpu.cta import Partition
+from iris_gluon.cpu.errors import RaceError
+from iris_gluon.cpu.source import Line, here
+from iris_triton.cpu.state import current
+from iris_triton.cpu.values import Array, Handle
+
+if TYPE_CHECKING:
+    from iris_gluon.cpu.clocks import Queue
+
+_layouts = _compat.layouts
+_WARPGROUP = 4
+_ACCUMULATORS = ("fp16", "fp32", "int32")
+
+
+class Accumulator(Handle):
+    """The result of a product that may be under way; only another product may take it before it is complete."""
+
+    __slots__ = ("_line", "_queue", "_time", "value")
+
+    def __init__(self, value: Array, dtype: Any, queue: Queue, time: int) -> None:
+        self.value, self.dtype, self.attr = value, dtype, {}
+        self._queue, self._time, self._line = queue, time, here()
+
+    @property
+    def data(self) -> Array:  # type: ignore[override]  # an attribute of other handles
+        program = current.program
+        assert isinstance(program, Partition)
+        if program.clock.seen.get(self._queue, 0) < self._time:
+            raise RaceError(
+                f"{here()}: the result of warpgroup_mma in {self._line} is used while the product may be under way: "
+                "call warpgroup_mma_wait(0, deps=...) first"
+            )
+        return self.value
+
+
+def raw(handle: Handle) -> Handle:
+    """An accumulator as the next product takes it: complete or not."""
+    return Handle(handle.value, handle.dtype) if isinstance(handle, Accumulator) else handle
+
+
+def check_operands(a: Any, b: Any, accumulator: Any, warps: int) -> None:
+    """Refuse what the hardware cannot multiply; mostly in the compiler's words.
+
+    Args:
+        a: tensor or shared_memory_descriptor.
+        b: shared_memory_descriptor.
+        accumulator: tensor or warpgroup_mma_accumulator.
+        warps: of the partition.
+
+    Raises:
+        ValueError: a layout, shape or element type does not fit.
+    """
+    type_ = getattr(accumulator.type, "tensor_type", accumulator.type)
+    layout = getattr(type_, "layout", None)
+    line = here()
+    if not isinstance(layout, _layouts.NVMMADistributedLayout) or list(layout.version) != [3, 0]:
+        raise _bad(line, f"the accumulator must have an NVMMADistributedLayout of version [3, 0], not {layout}")
+    if warps % _WARPGROUP:
+        raise _bad(line, f"the partition has {warps} warps; a warpgroup is {_WARPGROUP}, so give it a multiple of that")
+    for name, operand in (("a", a), ("b", b)):
+        if isinstance(operand, _compat.core.shared_memory_descriptor):
+            if not isinstance(operand.layout, _layouts.NVMMASharedLayout):
+                raise _bad(line, f"unexpected operand layout for NvidiaMmaEncodingAttr v3: {name} has {operand.layout}")
+        elif name == "b":
+            raise _bad(line, "b must be in shared memory")
+        else:
+            found = operand.type.layout
+            if not isinstance(found, _layouts.DotOperandLayout) or found.operand_index or found.parent != layout:
+                raise _bad(
+                    line,
+                    "unexpected operand layout for NvidiaMmaEncodingAttr v3: a in registers must have a "
+                    f"DotOperandLayout(0, parent=the accumulator's), not {found}",
+                )
+    if a.dtype != b.dtype and not (a.dtype.is_fp8() and b.dtype.is_fp8()):
+        raise _bad(line, f"a is {a.dtype} and b is {b.dtype}")
+    if str(type_.scalar) not in _ACCUMULATORS:
+        raise _bad(line, f"the accumulator must be float16, float32 or int32, not {type_.scalar}")
+    (m, k), (k_b, n), shape = _shape(a), _shape(b), _shape(type_)
+    if k != k_b:
+        raise _bad(
+            line,
+            "expected the last dimension of the first operand to be equal to the second-to-last dimension of the "
+            f"second operand, got {k} and {k_b}",
+        )
+    if shape != (m, n):
+        raise _bad(
+            line,
+            "expected the output shape to be the concatenation of the last dimension of the first operand and the last "
+            f"dimension of the second, got {list(shape)} for {[m, n]}",
+        )
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(int(getattr(n, "value", n)) for n in value.shape)
+
+
+def _bad(line: Line, problem: str) -> ValueError:
+    return ValueError(f"{line}: warpgroup_mma: {problem}")
