@@ -3,6 +3,7 @@
 what                     3.6                 3.7 and newer
 barrier of a program     thread_barrier      barrier
 shared_memory gather     missing             present
+TMA                      async_copy_*        async_load, async_store from 3.8 on
 """
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ HostDescriptor: Any = _HostDescriptor
 """A description of a tensor made on the host, for TMA."""
 
 aggregate = _compat.aggregate
+
+tma_load = getattr(_hopper.tma, "async_load", None) or _hopper.tma.async_copy_global_to_shared
+"""The builtin that begins to copy a block from global to shared memory by TMA."""
+
+tma_store = getattr(_hopper.tma, "async_store", None) or _hopper.tma.async_copy_shared_to_global
+"""The builtin that begins to copy a block from shared to global memory by TMA."""
 
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 """The builtin that synchronises the threads of a program."""

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.target_info import cuda_capability_geq, is_cuda, is_hip
 
-from iris_gluon._compat import barrier
+from iris_gluon._compat import barrier, tma_load, tma_store
 from iris_gluon.lanes import default_layout
 from iris_triton.cpu.entries import cpu_entry
 from iris_triton.translation import translate
@@ -65,7 +65,7 @@ def _begin_load(rows, chunk, stages, full, STAGES: gl.constexpr):
     ROWS: gl.constexpr = rows.block_type.shape[0]
     stage = chunk % STAGES
     mbarrier.expect(full.index(stage), rows.block_type.nbytes)
-    tma.async_copy_global_to_shared(rows, [chunk * ROWS, 0], full.index(stage), stages.index(stage))
+    tma_load(rows, [chunk * ROWS, 0], full.index(stage), stages.index(stage))
 
 
 @gluon.jit
@@ -86,7 +86,7 @@ def _copy_rows(source, target, rows, CHUNK_BYTES: gl.constexpr, STAGES: gl.const
         _begin_load(there, chunk, stages, full, STAGES)
     for chunk in range(chunks):
         mbarrier.wait(full.index(chunk % STAGES), (chunk // STAGES) & 1)
-        tma.async_copy_shared_to_global(here, [chunk * ROWS, 0], stages.index(chunk % STAGES))
+        tma_store(here, [chunk * ROWS, 0], stages.index(chunk % STAGES))
         if chunk + AHEAD < chunks:
             tma.store_wait(BEHIND)  # what the next stage held has been read
             _begin_load(there, chunk + AHEAD, stages, full, STAGES)
@@ -209,4 +209,6 @@ def _cpu_order_before_bulk(program):
 
 @cpu_entry(await_bulk_stores)
 def _cpu_await_bulk_stores(program):
-    return None
+    from iris_gluon.cpu.cta import complete_stores
+
+    complete_stores()

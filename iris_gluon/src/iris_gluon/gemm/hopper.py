@@ -17,7 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from iris_gluon._compat import barrier
+from iris_gluon._compat import barrier, tma_load
 from iris_gluon.bulk import await_bulk_stores
 from iris_gluon.gemm.order import RowGroups
 from iris_gluon.gemm.sinks import StoreTile
@@ -42,12 +42,8 @@ def _load(a_desc, b_desc, a_stages, b_stages, full, empty, order, tiles, k_tiles
             stage = step % STAGES
             mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
             mbarrier.expect(full.index(stage), NBYTES)
-            tma.async_copy_global_to_shared(
-                a_desc, [row * BLOCK_M, k * BLOCK_K], full.index(stage), a_stages.index(stage)
-            )
-            tma.async_copy_global_to_shared(
-                b_desc, [k * BLOCK_K, column * BLOCK_N], full.index(stage), b_stages.index(stage)
-            )
+            tma_load(a_desc, [row * BLOCK_M, k * BLOCK_K], full.index(stage), a_stages.index(stage))
+            tma_load(b_desc, [k * BLOCK_K, column * BLOCK_N], full.index(stage), b_stages.index(stage))
             step += 1
 
 

@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from iris_gluon._compat import aggregate
+from iris_gluon._compat import aggregate, tma_store
 from iris_gluon.bulk import peer_descriptor
 
 
@@ -31,7 +31,7 @@ class StoreTile:
     @gluon.jit
     def store(self, part, row, column):
         """Begin to copy a part to its place."""
-        tma.async_copy_shared_to_global(self.matrix, [row, column], part)
+        tma_store(self.matrix, [row, column], part)
 
 
 @aggregate
@@ -52,7 +52,7 @@ class ScatterTile:
     def store(self, part, row, column):
         """Begin to copy a part to every rank."""
         for i in gl.static_range(len(self.matrices)):
-            tma.async_copy_shared_to_global(self.matrices[i], [row, column], part)
+            tma_store(self.matrices[i], [row, column], part)
 
 
 @gluon.jit
