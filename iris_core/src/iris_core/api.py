@@ -12,6 +12,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from iris_core import bootstrap, device_context, selection
+from iris_core.ccl.api import Collectives
+from iris_core.ccl.binding import Binder
 from iris_core.device_barrier import DeviceBarriers
 from iris_core.errors import DeviceError, HeapClosedError, IrisError, PeerLostError, SettingsError
 from iris_core.heap import SymmetricHeap
@@ -145,6 +147,17 @@ class Iris(TensorFactories):
             self._everywhere("clearing the system area", self._clear_system_area)
             self._everywhere("making the device context", self._make_context)
             self._everywhere("attaching the backend", lambda: self.backend.attach(self.heap))
+            collectives = Binder(
+                self,
+                self.heap,
+                self._system_area,
+                self._world,
+                self._spec,
+                create=lambda context, record: context._create(record, options),
+                provides=self._allocator.info.provides,
+            )
+            undo.callback(collectives.close)
+            self._ccl = Collectives(collectives)
             self._world.barrier()
             closing = undo.pop_all()
         self._closed = False
@@ -204,7 +217,7 @@ class Iris(TensorFactories):
 
         timeout_s = self.settings.device_timeout
         self._status = torch.zeros(device_context.STATUS_WORDS, dtype=torch.int64, device=self.device)
-        spec = device_context.ContextSpec(
+        self._spec = device_context.ContextSpec(
             rank=self._world.rank,
             world_size=self._world.world_size,
             heap_bases=self.heap.heap_bases,
@@ -212,7 +225,7 @@ class Iris(TensorFactories):
             status_ptr=self._status.data_ptr(),
             device=self.device,
         )
-        self._context = self.backend.make_context(spec)
+        self._context = self.backend.make_context(self._spec)
 
     def _allocated(self, offset_bytes: int, nbytes: int) -> None:
         notify("iris_allocated", context=self, offset_bytes=offset_bytes, nbytes=nbytes)
@@ -294,6 +307,11 @@ class Iris(TensorFactories):
     def explain(self) -> str:
         """Return why this allocator, backend and device were chosen, and why others were not."""
         return self._plan.explain()
+
+    @property
+    def ccl(self) -> Collectives:
+        """The collectives on this heap; see `iris_core.ccl.api.Collectives` and docs/collectives.md."""
+        return self._ccl
 
     # -- synchronisation ----------------------------------------------------------------------------------------------
     def barrier(self, stream: Any = None, group: dist.ProcessGroup | None = None) -> None:

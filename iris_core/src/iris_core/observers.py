@@ -63,6 +63,12 @@ def _current(registry: Registry, revision: int) -> Observers:
     return Observers(registry)
 
 
+def is_watched(hook: str) -> bool:
+    """Whether any observer of this process implements a hook; cheap, for what happens often."""
+    registry = default_registry()
+    return _current(registry, registry.revision).watched(hook)
+
+
 def notify(hook: str, **arguments: Any) -> None:
     """Tell this process's observers; they are loaded at the first call and again when plugins were blocked or added.
 

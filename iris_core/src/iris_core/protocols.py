@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     import torch
 
@@ -207,6 +208,16 @@ class SupportsDeviceBarrier(Protocol):
         """
 
 
+class SupportsCollectives(Protocol):
+    """A backend that brings algorithms for `ctx.ccl`."""
+
+    def collectives(self) -> Sequence[Collective]:
+        """The algorithms, for this rank's device; what is named first counts where two cost the same."""
+
+    def tables(self) -> Sequence[Path]:
+        """Folders with measured tables of collectives (docs/collectives.md has the format)."""
+
+
 class SupportsSelfTest(Protocol):
     """A backend that can test remote access between all pairs of ranks, for `iris doctor`."""
 
@@ -228,7 +239,10 @@ class Work(Protocol):
     """Handle of an asynchronous operation."""
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Block until done; CollectiveTimeoutError if it takes longer."""
+        """Let the current stream wait until it is done; on the CPU, or with a time, the host waits.
+
+        CollectiveTimeoutError if it takes longer than `timeout_s`.
+        """
 
     def is_completed(self) -> bool:
         """Whether it is done, without blocking."""

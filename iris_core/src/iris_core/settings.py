@@ -89,6 +89,10 @@ def _system_size(value: ByteSize) -> ByteSize:
     return value
 
 
+def _cache_dir() -> str:
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "iris")
+
+
 def _no_bool(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("a size is a number of bytes or text such as '64MiB'")
@@ -124,6 +128,10 @@ class IrisSettings(BaseSettings):
     system_size: Annotated[ByteSize, BeforeValidator(_no_bool), AfterValidator(_system_size)] | None = None
     """Size of what each rank's heap has beyond that for Iris itself: flags of groups of ranks, and workspaces of their
     collectives; unset: 64 MiB on GPUs, 8 MiB on CPUs, where only what is used takes memory."""
+    ccl_workspace: Annotated[ByteSize, BeforeValidator(_no_bool)] = ByteSize(32 << 20)
+    """Largest workspace of a group's collectives for tensors off the heap; what is larger goes in pieces."""
+    cache_dir: str = Field(default_factory=_cache_dir)
+    """Folder for what Iris measures on this machine: tables of collectives; default: iris in the user's cache."""
     allocator: Annotated[str, Field(min_length=1)] = "auto"
     """Allocator by name, `name@distribution`, or "auto"."""
     backend: Annotated[str, Field(min_length=1)] = "auto"

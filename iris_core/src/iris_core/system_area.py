@@ -85,17 +85,12 @@ class SystemArea:
         self._used.append((begin, begin + size))
         return begin
 
-    def largest(self, world: World) -> int:
-        """Return the size in bytes of the largest range that a group could get now.
+    def used_nbytes(self, world: World) -> int:
+        """Return how much of the area the ranges of these ranks reach over, in bytes from its beginning.
 
-        Collective: every member calls it, and nobody else.
+        Collective: every rank of `world` calls it, and nobody else.
         """
-        used = sorted({tuple(each) for row in world.all_gather_object(self._used) for each in row})
-        begin = largest = 0
-        for first, end in [*used, (self.nbytes, self.nbytes)]:
-            largest = max(largest, first - begin)
-            begin = max(begin, end)
-        return largest // ALIGNMENT * ALIGNMENT
+        return max((end for row in world.all_gather_object(self._used) for _, end in row), default=0)
 
     def tensor(self, offset_bytes: int, nbytes: int) -> torch.Tensor:
         """Return this rank's bytes of a range (uint8)."""

@@ -26,7 +26,7 @@ import triton.language as tl
 from iris_core.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from triton.backends.compiler import GPUTarget
 
@@ -150,6 +150,30 @@ def disable_stock_interpreter() -> None:
 
 
 disable_stock_interpreter()
+
+
+def launcher_of(compiled: Any, grid: int) -> Callable[[int, Sequence[Any]], None]:
+    """Return a function that launches a compiled kernel on a raw stream, with the values of all its parameters.
+
+    The values must be what the kernel was compiled for: nothing is checked or specialised again.
+    """
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    hooks = triton.knobs.runtime
+
+    def launch(stream: int, values: Sequence[Any]) -> None:
+        enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+        if _has_calls(enter) or _has_calls(leave):  # a profiler listens
+            described = compiled.launch_metadata((grid, 1, 1), stream, *values)
+            run(grid, 1, 1, stream, function, metadata, described, enter, leave, *values)
+        else:
+            run(grid, 1, 1, stream, function, metadata, None, None, None, *values)
+
+    return launch
+
+
+def _has_calls(hook: Any) -> bool:
+    """Whether a hook of launches does anything: a chain may be empty."""
+    return bool(getattr(hook, "calls", hook))
 
 
 # -- builtins of the language -----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from iris_core.types import DeviceType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     import torch
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from iris_core.device_barrier import BarrierSlot
     from iris_core.device_context import ContextSpec
     from iris_core.diagnosis import PairCheck
-    from iris_core.protocols import MemoryMap
+    from iris_core.protocols import Collective, MemoryMap
     from iris_core.types import CompileCase, CreateRequest, Demo, PluginInfo
 
 
@@ -87,6 +88,18 @@ class TritonBackend:
         from iris_triton import device_barrier
 
         device_barrier.launch(slot, self._spec, sem, stream)
+
+    def collectives(self) -> Sequence[Collective]:
+        """The algorithms for `ctx.ccl`."""
+        from iris_triton.collectives import collectives
+
+        return collectives()
+
+    def tables(self) -> Sequence[Path]:
+        """Where measured tables of collectives lie."""
+        from iris_triton.collectives import TABLES
+
+        return [TABLES]
 
     def device_api(self) -> Mapping[str, Any]:
         """The device functions by name (load, store, ...), and the class DeviceContext."""

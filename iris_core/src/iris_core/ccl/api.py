@@ -1,0 +1,357 @@
+"""`ctx.ccl`: the collectives of one context.
+
+A repeated call is one dict lookup and a launch; `Binder` does what a call needs the first time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from iris_core.ccl.binding import Binder, Question
+from iris_core.ccl.calls import TORCH
+from iris_core.ccl.work import DoneWork
+from iris_core.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+    import torch.distributed as dist
+
+    from iris_core.ccl.choice import Explanation
+    from iris_core.ccl.config import Config
+    from iris_core.ccl.reduce_op import ReduceOp
+    from iris_core.ccl.team import Team
+    from iris_core.protocols import Work
+
+
+class Collectives:
+    """The collectives of one context: `ctx.ccl`.
+
+    Collective: every member of the group calls an operation with the same arguments, in the same order, and nobody
+    else does.  Alike must be: dtypes, numbers of elements, strides, reduction, root, config, and whether a tensor lies
+    on the heap; its place there may differ.
+
+    Tensors may have any shape and any strides and may lie on the heap or not; those on the heap that are contiguous
+    are worked on where they are, others go through a workspace.  An operation works in place where torch's does.
+
+    Stream: an operation runs on the current stream, and the host waits for nothing.  With `async_op=True` it runs on a
+    stream of the group, behind what the current stream has to do now, and returns a handle: `wait()` lets the then
+    current stream wait, `is_completed()` asks.  On the CPU an operation is finished when the call returns, and an
+    asynchronous one runs in a thread.
+
+    Graphs: an operation can be captured once it was called with tensors of the same kind, and replayed for ever.
+
+    Arguments that they share:
+        group: a process group of torch.distributed with any ranks of this world, in any order; None for all.
+        async_op: return a handle instead of running on the current stream.
+        config: how to run; see `iris_core.ccl.Config`.
+
+    All raise:
+        ArgumentError: (a ValueError) shapes, dtypes or options do not fit.
+        DeviceError: a tensor is on another device.
+        UnsupportedError: no algorithm can serve the call (the message lists all with their reasons), or a graph is
+            being captured and it is the first call of its kind.
+        RankMismatchError: the members call differently (noticed at the first call of a kind).
+        IrisError: this rank is not a member of the group.
+        HeapClosedError: the context is closed.
+        CollectiveTimeoutError, PeerLostError: a member did not take part in the exchange of a first call.
+    """
+
+    def __init__(self, binder: Binder) -> None:
+        self._binder = binder
+        self._bound = binder.bound
+        self._low, self._high = binder.own_heap
+        self._done = DoneWork()
+
+    # -- operations ---------------------------------------------------------------------------------------------------
+    def all_reduce(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: ReduceOp | Any = None,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+        config: Config | None = None,
+    ) -> Work | None:
+        """Reduce the inputs of all members into the output of each; all get the same bits.
+
+        Args:
+            output: of the input's shape; may be the input.
+            input: what this rank gives.
+            op: a ReduceOp, also of torch.distributed; SUM by default.  16-bit floats are reduced in float32.
+            group, async_op, config: see `Collectives`.
+        """
+        return self._run("all_reduce", output, input, group, async_op, config, op)
+
+    def all_gather(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+        config: Config | None = None,
+    ) -> Work | None:
+        """Put the inputs of all members, in the group's order, into the output of each.
+
+        Args:
+            output: (size * M, ...) or (size, M, ...).
+            input: (M, ...); may be this rank's part of the output.
+            group, async_op, config: see `Collectives`.
+        """
+        return self._run("all_gather", output, input, group, async_op, config)
+
+    def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: ReduceOp | Any = None,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+        config: Config | None = None,
+        *,
+        layout: str = TORCH,
+    ) -> Work | None:
+        """Reduce the inputs of all members; each member gets its part of the result.
+
+        Args:
+            output: (M, ...); may be this rank's part of the input.
+            input: (size * M, ...) or (size, M, ...).
+            op: as in `all_reduce`.
+            group, async_op, config: see `Collectives`.
+            layout: "torch", or "tiles" as in the reference system: both are (M, N), and each member gets some tiles of
+                the result at their own places; the rest of its output stays as it is.
+        """
+        return self._run("reduce_scatter", output, input, group, async_op, config, op, layout)
+
+    def all_to_all(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+        config: Config | None = None,
+        *,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        layout: str = TORCH,
+    ) -> Work | None:
+        """Give each member its part of the input; the output has the parts from all members, in the group's order.
+
+        Args:
+            output: memory of its own.
+            input: with layout "torch", equal parts along the first dimension.
+            group, async_op, config: see `Collectives`.
+            output_split_sizes: rows that come from each member, where parts are not equal.
+            input_split_sizes: rows for each member.
+            layout: "torch", or "columns" as in the reference system: both are (M, N * size), and the parts are chunks
+                of columns.
+        """
+        splits = None
+        if output_split_sizes is not None or input_split_sizes is not None:
+            splits = (_as_tuple(output_split_sizes), _as_tuple(input_split_sizes))
+        return self._run("all_to_all", output, input, group, async_op, config, splits, layout)
+
+    def broadcast(
+        self,
+        tensor: torch.Tensor,
+        src: int = 0,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+        config: Config | None = None,
+    ) -> Work | None:
+        """Give the tensor of one member to all.
+
+        Args:
+            tensor: what rank `src` gives and the others get.
+            src: a rank of this context's world, also where a group is given.
+            group, async_op, config: see `Collectives`.
+        """
+        own = src == self._binder.rank
+        return self._run("broadcast", tensor, tensor if own else None, group, async_op, config, src)
+
+    def reduce(
+        self,
+        output: torch.Tensor | None,
+        input: torch.Tensor,
+        dst: int = 0,
+        op: ReduceOp | Any = None,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+        config: Config | None = None,
+    ) -> Work | None:
+        """Reduce the inputs of all members into the output of one.
+
+        Args:
+            output: on rank `dst`, of the input's shape; may be the input.  Elsewhere it is not looked at.
+            input: what this rank gives.
+            dst: a rank of this context's world, also where a group is given.
+            op: as in `all_reduce`.
+            group, async_op, config: see `Collectives`.
+        """
+        out = self._of_root("reduce", "output", output, dst)
+        return self._run("reduce", out, input, group, async_op, config, op, dst)
+
+    def gather(
+        self,
+        output: torch.Tensor | None,
+        input: torch.Tensor,
+        dst: int = 0,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+        config: Config | None = None,
+    ) -> Work | None:
+        """Put the inputs of all members, in the group's order, into the output of one.
+
+        Args:
+            output: on rank `dst`, (size * M, ...) or (size, M, ...).  Elsewhere it is not looked at.
+            input: (M, ...); on rank `dst` it may be its part of the output.
+            dst: a rank of this context's world, also where a group is given.
+            group, async_op, config: see `Collectives`.
+        """
+        out = self._of_root("gather", "output", output, dst)
+        return self._run("gather", out, input, group, async_op, config, dst)
+
+    def scatter(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor | None,
+        src: int = 0,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+        config: Config | None = None,
+    ) -> Work | None:
+        """Give each member its part of the input of one.
+
+        Args:
+            output: (M, ...); on rank `src` it may be its part of the input.
+            input: on rank `src`, (size * M, ...) or (size, M, ...).  Elsewhere it is not looked at.
+            src: a rank of this context's world, also where a group is given.
+            group, async_op, config: see `Collectives`.
+        """
+        inp = self._of_root("scatter", "input", input, src)
+        return self._run("scatter", output, inp, group, async_op, config, src)
+
+    def barrier(self, group: dist.ProcessGroup | None = None, async_op: bool = False) -> Work | None:
+        """Let this rank's stream wait for those of the other members; see `Iris.device_barrier`.
+
+        Args:
+            group, async_op: see `Collectives`.
+        """
+        work = self._binder.barrier(group, async_op)
+        return work if async_op else None
+
+    def explain(self, op: str, *tensors: torch.Tensor | None, **options: Any) -> Explanation:
+        """Return which algorithm serves a call, why, what the others would cost, and why others cannot.
+
+        Local: nothing is communicated or launched.
+
+        Args:
+            op: the operation, "all_reduce" and so on.
+            *tensors: as the operation takes them.
+            **options: likewise.
+
+        Example:
+            >>> import torch
+            >>> from iris_core import Iris
+            >>> with Iris("1MiB", device="cpu") as ctx:
+            ...     x = torch.ones(4)
+            ...     print(ctx.ccl.explain("all_reduce", x, x).algorithm)
+            local
+        """
+        operation: Callable[..., Any] | None = getattr(Collectives, op, None) if op in _OPERATIONS else None
+        if operation is None:
+            raise ArgumentError(f"explain: {op!r} is no collective; there are {', '.join(_OPERATIONS)}")
+        asked = _Asked(self._binder)
+        operation(asked, *tensors, **options)
+        return asked.answer()
+
+    def team(self, members: Sequence[int]) -> Team:
+        """Return what an algorithm gets for some ranks of this world, in this order (see docs/collectives.md).
+
+        Collective, the first time: every member calls it, and nobody else.
+        """
+        return self._binder.team(tuple(members))
+
+    # -- the fast path ------------------------------------------------------------------------------------------------
+    def _run(
+        self,
+        op: str,
+        out: torch.Tensor | None,
+        inp: torch.Tensor | None,
+        group: dist.ProcessGroup | None,
+        async_op: bool,
+        config: Config | None,
+        first: Any = None,
+        second: Any = None,
+    ) -> Work | None:
+        key: Any = None
+        bound = None
+        try:
+            out_facts: Any = None
+            in_facts: Any = None
+            relation = None
+            if inp is not None:
+                in_at = inp.data_ptr() or inp.untyped_storage().data_ptr()  # of an empty tensor
+                in_facts = inp.shape, inp.stride(), inp.dtype, inp.get_device(), self._low <= in_at < self._high
+            if out is inp:
+                out_facts, relation = in_facts, 0
+            elif out is not None:
+                out_at = out.data_ptr() or out.untyped_storage().data_ptr()
+                out_facts = out.shape, out.stride(), out.dtype, out.get_device(), self._low <= out_at < self._high
+                if inp is not None:
+                    distance = in_at - out_at  # matters where they overlap; else only that they do not
+                    if -inp.nbytes < distance < out.nbytes:
+                        relation = distance
+            key = op, out_facts, in_facts, relation, group, config, first, second
+            bound = self._bound.get(key)
+        except (AttributeError, TypeError):  # something is no tensor, or cannot be a key: the binder says what
+            key = None
+        if bound is None:
+            bound = self._binder.bind(Question(op, out, inp, group, config, first, second), key)
+        if async_op:
+            return bound.run_async(out, inp)
+        bound.run(out, inp)
+        return None
+
+    def _of_root(self, op: str, side: str, tensor: Any, root: int) -> Any:
+        """The tensor on the root, None elsewhere."""
+        if root != self._binder.rank:
+            return None
+        if tensor is None:
+            raise ArgumentError(f"{op}: rank {root} is the root and must pass the {side}")
+        return tensor
+
+
+class _Asked(Collectives):
+    """Takes a call like `Collectives` and says what would become of it."""
+
+    def __init__(self, binder: Binder) -> None:
+        super().__init__(binder)
+        self._question: Question | None = None
+
+    def _run(
+        self,
+        op: str,
+        out: torch.Tensor | None,
+        inp: torch.Tensor | None,
+        group: dist.ProcessGroup | None,
+        async_op: bool,
+        config: Config | None,
+        first: Any = None,
+        second: Any = None,
+    ) -> Work | None:
+        self._question = Question(op, out, inp, group, config, first, second)
+        return None
+
+    def answer(self) -> Explanation:
+        """Return the explanation of the call."""
+        assert self._question is not None
+        return self._binder.explain(self._question)
+
+
+_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
+
+
+def _as_tuple(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if sizes is None else tuple(sizes)

@@ -1,0 +1,339 @@
+"""From a call to something that can be launched again and again: check, team, choice, agreement, plan.
+
+This is the slow path of `ctx.ccl`.  It may exchange between the members' hosts, so nothing in it may depend on what
+differs between them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+
+from iris_core.ccl import calls
+from iris_core.ccl.calls import Call
+from iris_core.ccl.choice import Chooser
+from iris_core.ccl.order import DeviceOrder, HostOrder
+from iris_core.ccl.providers import find_algorithms
+from iris_core.ccl.reduce_op import reduce_op
+from iris_core.ccl.tables import Tables
+from iris_core.ccl.team import Memory, Region, Team, control_nbytes
+from iris_core.ccl.work import DoneWork
+from iris_core.errors import ArgumentError, HeapClosedError, HeapError, RankMismatchError, UnsupportedError
+from iris_core.observers import is_watched, notify
+from iris_core.types import DeviceType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch.distributed as dist
+
+    from iris_core.api import Iris
+    from iris_core.bootstrap import World
+    from iris_core.ccl.choice import Explanation
+    from iris_core.ccl.config import Config
+    from iris_core.device_context import ContextSpec
+    from iris_core.heap import SymmetricHeap
+    from iris_core.protocols import Collective, SupportsCollectives, Work
+    from iris_core.registry import PluginRecord
+    from iris_core.system_area import SystemArea
+    from iris_core.types import Capability, CollectiveRequest
+
+
+class Question(NamedTuple):
+    """A call as `Collectives` passes it on, not looked at; what `first` and `second` are depends on `op`."""
+
+    op: str
+    out: Any
+    inp: Any
+    group: dist.ProcessGroup | None
+    config: Config | None
+    first: Any
+    second: Any
+
+
+class Bound:
+    """A call that can be launched: algorithm, plan, and where it runs.
+
+    Args:
+        algorithm: serves it.
+        plan: what the algorithm has prepared.
+        order: of the team.
+        context: for observers.
+        nbytes: of the request.
+    """
+
+    def __init__(
+        self,
+        algorithm: Collective,
+        plan: Any,
+        order: HostOrder | DeviceOrder,
+        context: weakref.ref[Iris],
+        nbytes: int,
+    ) -> None:
+        self._algorithm = algorithm
+        self._plan = plan
+        self._order = order
+        self._context = context
+        self._nbytes = nbytes
+
+    def run(self, out: Any, inp: Any) -> None:
+        """Launch on the current stream."""
+        if is_watched("iris_collective"):
+            self._tell()
+        work = self._order.run(self._algorithm.launch, self._plan, out, inp)
+        if work is not None:
+            work.wait()
+
+    def run_async(self, out: Any, inp: Any) -> Work:
+        """Launch beside the current stream, and return a handle."""
+        if is_watched("iris_collective"):
+            self._tell()
+        return self._order.run_async(self._algorithm.launch, self._plan, out, inp, self._algorithm.op)
+
+    def _tell(self) -> None:
+        algorithm = self._algorithm
+        notify(
+            "iris_collective",
+            context=self._context(),
+            op=algorithm.op,
+            algorithm=algorithm.name,
+            nbytes=self._nbytes,
+        )
+
+
+class Nothing:
+    """A call that moves no element: its tensors are empty on all members."""
+
+    def run(self, out: Any, inp: Any) -> None:
+        """Return at once."""
+
+    def run_async(self, out: Any, inp: Any) -> Work:
+        """Return a handle that is done."""
+        return DoneWork()
+
+
+class Binder:
+    """What `ctx.ccl` knows of the context.
+
+    Collective: every rank makes it while the context is opened.
+
+    Args:
+        context: the context.
+        heap: open.
+        area: the heap's system area, of which no group has anything yet.
+        world: the ranks of the heap.
+        spec: what the context tensor says.
+        create: makes the algorithm of a plugin for this rank.
+        provides: what the allocator's memory can do.
+    """
+
+    def __init__(
+        self,
+        context: Iris,
+        heap: SymmetricHeap,
+        area: SystemArea,
+        world: World,
+        spec: ContextSpec,
+        create: Callable[[Iris, PluginRecord], Collective],
+        provides: frozenset[Capability],
+    ) -> None:
+        self._context = weakref.ref(context)
+        self._heap = heap
+        self._world = world
+        self._area = area
+        self._spec = spec
+        self._create = create
+        self._provides = provides
+        self.rank = world.rank
+        own = heap.heap_bases[world.rank]
+        self.own_heap = own, own + heap.nbytes
+        self.bound: dict[Any, Bound | Nothing] = {}
+        self._memory = Memory(heap, area, int(context.settings.ccl_workspace))
+        self._teams: dict[tuple[int, ...], Team] = {}
+        self._orders: dict[tuple[int, ...], HostOrder | DeviceOrder] = {}
+        self._agreed: set[Any] = set()
+        self._chooser: Chooser | None = None
+        self._closed = False
+        self._control: Region | None = self._reserve(control_nbytes(world.world_size, area.nbytes))
+
+    def _reserve(self, nbytes: int) -> Region:
+        offset = self._area.reserve_at_opening(nbytes)
+        return Region(self._heap.usable_nbytes + offset, self._area.tensor(offset, nbytes))
+
+    # -- the slow path ------------------------------------------------------------------------------------------------
+    def bind(self, question: Question, key: Any) -> Bound | Nothing:
+        """Return what serves a call, and keep it under its key, if it can have one.
+
+        Collective: every member of the group comes here with its first call of a kind.
+        """
+        call = self._call(question)
+        calls.check(call, torch.device(self._open().device))
+        bound: Bound | Nothing = Nothing() if call.is_empty else self._bind(call)
+        if key is not None:
+            self.bound[key] = bound
+        return bound
+
+    def _bind(self, call: Call) -> Bound:
+        context = self._open()
+        if _capturing():
+            raise UnsupportedError(
+                f"{call.op}: the first call of its kind cannot be captured into a graph, because it prepares memory "
+                "and compiles; call it once before the capture, on every rank of the group, with tensors of the same "
+                "shapes and kind"
+            )
+        request = self._request(call)
+        algorithm, _ = self._algorithms().choose(request, call.config)
+        team = self.team(call.members)
+        self._agree(team, request, algorithm.name)
+        plan = algorithm.prepare(request, context)
+        return Bound(algorithm, plan, self._order(call.members), self._context, request.nbytes)
+
+    def explain(self, question: Question) -> Explanation:
+        """Say what would serve a call."""
+        call = self._call(question)
+        calls.check(call, torch.device(self._open().device))
+        return self._algorithms().explain(self._request(call), call.config)
+
+    def barrier(self, group: dist.ProcessGroup | None, async_op: bool) -> Work | None:
+        """Launch a barrier on the device, ordered with the group's collectives."""
+        context = self._open()
+        order = self._order(self._world.members_of(group))
+
+        def launch(plan: Any, out: Any, inp: Any, stream: Any = None) -> None:
+            context.device_barrier(group)
+
+        if async_op:
+            return order.run_async(launch, None, None, None, "barrier")
+        order.run(launch, None, None, None)
+        return None
+
+    def _open(self) -> Iris:
+        context = self._context()
+        if self._closed or context is None:
+            raise HeapClosedError("this Iris context is closed; open a new one")
+        return context
+
+    def _call(self, question: Question) -> Call:
+        """Make sense of the arguments."""
+        op, out, inp, group, config, first, second = question
+        self._open()
+        members = self._world.members_of(group)
+        call = {"op": op, "out": out, "inp": inp, "members": members, "config": config}
+        call["rank"] = members.index(self.rank)
+        if config is not None and not hasattr(config, "named"):
+            raise TypeError(f"{op}: config must be an iris_core.ccl.Config, not {type(config).__name__}")
+        if op in calls.REDUCING:
+            call["reduction"] = reduce_op(first)
+        if op in ("broadcast", "gather", "scatter"):
+            call["root"] = _index(op, members, first)
+        if op == "reduce":
+            call["root"] = _index(op, members, second)
+        if op == "reduce_scatter" or op == "all_to_all":
+            call["layout"] = second
+        if op == "all_to_all" and first is not None:
+            out_splits, in_splits = first
+            call["out_splits"] = calls.split_sizes(out_splits, out, len(members), in_splits)
+            call["in_splits"] = calls.split_sizes(in_splits, inp, len(members), out_splits)
+        return Call(**call)
+
+    def _request(self, call: Call) -> CollectiveRequest:
+        return calls.request_of(call, self._open().target, self._heap.is_symmetric)
+
+    def _agree(self, team: Team, request: CollectiveRequest, algorithm: str) -> None:
+        """Compare with the other members what must be equal, once."""
+        facts = {**calls.shared_facts(request), "algorithm": algorithm}
+        agreed = (team.members, tuple(facts.items()))
+        if team.size == 1 or agreed in self._agreed:
+            return
+        everyone = team.world.all_gather_object(facts)
+        names = dict.fromkeys(name for row in everyone for name in row)
+        differing = [name for name in names if len({row.get(name) for row in everyone}) > 1]
+        if differing:
+            lines = [
+                f"  {name}: "
+                + "; ".join(
+                    f"{row.get(name, 'absent')} on rank {rank}"
+                    for rank, row in zip(team.members, everyone, strict=True)
+                )
+                for name in differing
+            ]
+            raise RankMismatchError(f"{request.op}: the members of the group call differently:\n" + "\n".join(lines))
+        self._agreed.add(agreed)
+
+    # -- what there is ------------------------------------------------------------------------------------------------
+    def team(self, members: tuple[int, ...]) -> Team:
+        """Return the team of some ranks.  Collective, the first time: every member calls it, and nobody else."""
+        team = self._teams.get(members)
+        if team is None:
+            context = self._open()
+            everyone = members == tuple(range(self._world.world_size))
+            team = self._teams[members] = Team(
+                members,
+                self._world.subworld(members),
+                self.rank,
+                self._memory,
+                self._spec,
+                context.get_device_context(),
+                control=self._control if everyone else None,
+            )
+        return team
+
+    def _order(self, members: tuple[int, ...]) -> HostOrder | DeviceOrder:
+        order = self._orders.get(members)
+        if order is None:
+            target = self._open().target
+            order = HostOrder() if target.type is DeviceType.CPU else DeviceOrder(target.index, self._keep)
+            self._orders[members] = order
+        return order
+
+    def _keep(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Let a tensor's memory not be used again before a stream is done with it."""
+        try:
+            if self._heap.is_symmetric(tensor):
+                self._heap.record_stream(tensor, stream)
+                return
+        except HeapError:
+            pass  # memory of the heap that torch's own allocator manages
+        tensor.record_stream(stream)
+
+    def _algorithms(self) -> Chooser:
+        if self._chooser is None:
+            context = self._open()
+            algorithms, unusable = find_algorithms(context, partial(self._create, context), self._provides)
+            cuda = context.target.type is not DeviceType.CPU
+            device = torch.cuda.get_device_name(context.target.index) if cuda else "cpu"
+            folders = [Path(context.settings.cache_dir) / "ccl"]
+            if hasattr(context.backend, "collectives"):
+                folders += cast("SupportsCollectives", context.backend).tables()
+            self._chooser = Chooser(algorithms, Tables(folders, device), unusable)
+        return self._chooser
+
+    def describe_wait(self, address: int) -> str:
+        """Say which member a kernel waited for, if the word lies in a team's control region; else nothing."""
+        return next((text for team in self._teams.values() if (text := team.describe(address))), "")
+
+    def close(self) -> None:
+        """End the threads, and let go of the heap's memory."""
+        self._closed = True
+        self._control = None
+        self.bound.clear()
+        for order in self._orders.values():
+            order.close()
+        self._teams.clear()
+
+
+def _index(op: str, members: tuple[int, ...], rank: Any) -> int:
+    """A rank's index in the group."""
+    if isinstance(rank, bool) or not isinstance(rank, int):
+        raise TypeError(f"{op}: a root is a rank, not {rank!r}")
+    if rank not in members:
+        raise ArgumentError(f"{op}: rank {rank} is not in the group of ranks {', '.join(map(str, members))}")
+    return members.index(rank)
+
+
+def _capturing() -> bool:
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())

@@ -1,0 +1,380 @@
+"""Calls of collectives: what may be asked for, and its description as a `CollectiveRequest`.
+
+A wrong call is refused here, before anything is launched or said to other ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iris_core.ccl.reduce_op import ReduceOp, check_reducible
+from iris_core.errors import ArgumentError, DeviceError, LayoutError
+from iris_core.types import CollectiveRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from iris_core.ccl.config import Config
+    from iris_core.types import DeviceTarget
+
+OPS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+)
+"""Operations that algorithms serve; a barrier is the backend's."""
+
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+POINT_TO_POINT = ("send", "recv")
+TORCH, TILES, COLUMNS = "torch", "tiles", "columns"
+LAYOUTS = {"reduce_scatter": (TORCH, TILES), "all_to_all": (TORCH, COLUMNS)}
+"""Ways to divide tensors among ranks, by operation; the first is the default."""
+
+_ALL_HAVE_INPUT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "reduce", "gather")
+_ALL_HAVE_OUTPUT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter")
+_ALL_IN_PLACE = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call as the user made it.
+
+    Attributes:
+        op: the operation.
+        out: output of this rank, or None.
+        inp: input of this rank, or None.
+        members: world ranks of the group, in its order.
+        rank: this rank in the group.
+        reduction: for those that reduce.
+        root: rank in the group of the one rank that gives or gets everything.
+        peer: rank in the group of the other side of a send or recv.
+        layout: how a tensor is divided among the ranks.
+        in_splits, out_splits: rows for, and from, each member (all_to_all with uneven parts).
+        config: how to run.
+    """
+
+    op: str
+    out: torch.Tensor | None
+    inp: torch.Tensor | None
+    members: tuple[int, ...]
+    rank: int
+    reduction: ReduceOp | None = None
+    root: int | None = None
+    peer: int | None = None
+    layout: str = TORCH
+    in_splits: tuple[int, ...] | None = None
+    out_splits: tuple[int, ...] | None = None
+    config: Config | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.members)
+
+    @property
+    def main(self) -> torch.Tensor:
+        """The input; the output where there is no input."""
+        tensor = self.out if self.inp is None else self.inp
+        assert tensor is not None
+        return tensor
+
+    @property
+    def in_place(self) -> bool:
+        """Whether input and output begin at the same byte, or one is this rank's part of the other."""
+        return _in_place(self)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no member moves anything."""
+        return self.in_splits is None and self.main.numel() == 0
+
+
+def check(call: Call, device: torch.device) -> None:
+    """Raise unless a call is possible.
+
+    Args:
+        call: what was asked for.
+        device: of this context.
+
+    Raises:
+        TypeError: something is no tensor.
+        DeviceError: a tensor is on another device.
+        LayoutError: a tensor is not strided memory.
+        UnsupportedError: elements of this type cannot be reduced.
+        ArgumentError: (a ValueError) shapes, dtypes, splits or options do not fit.
+    """
+    import torch
+
+    for name, tensor in (("output", call.out), ("input", call.inp)):
+        if tensor is None:
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{call.op}: the {name} must be a torch tensor, not {type(tensor).__name__}")
+        if tensor.layout is not torch.strided:
+            raise LayoutError(
+                f"{call.op}: the {name} has layout {tensor.layout}; only torch.strided tensors can be sent"
+            )
+        if tensor.device != device:
+            raise DeviceError(f"{call.op}: the {name} is on {tensor.device}, but this context works on {device}")
+        if tensor.is_complex() and tensor.is_conj():
+            raise ArgumentError(f"{call.op}: the {name} is a lazy conjugate: pass tensor.resolve_conj()")
+        if tensor.is_neg():
+            raise ArgumentError(f"{call.op}: the {name} is lazily negated: pass tensor.resolve_neg()")
+    if call.layout not in LAYOUTS.get(call.op, (TORCH,)):
+        raise ArgumentError(f"{call.op}: layout must be one of {', '.join(LAYOUTS[call.op])}, not {call.layout!r}")
+    if call.out is not None and call.inp is not None and call.out.dtype != call.inp.dtype:
+        raise ArgumentError(f"{call.op}: the output has dtype {call.out.dtype}, the input {call.inp.dtype}")
+    if call.reduction is not None:
+        check_reducible(call.op, call.reduction, call.main.dtype)
+    _SHAPES[call.op](call)
+    if call.out is not None:
+        _check_written(call.op, call.out)
+    _check_overlap(call)
+
+
+# -- shapes -----------------------------------------------------------------------------------------------------------
+def _same(call: Call) -> None:
+    """Output and input are alike, where this rank has both."""
+    if call.out is not None and call.inp is not None and call.out.shape != call.inp.shape:
+        raise _shapes(call, "they must be equal")
+
+
+def _one_to_many(call: Call) -> None:
+    """The output holds one input of every member, along the first dimension or along one of its own."""
+    if call.out is not None and call.inp is not None:
+        _check_parts(call, call.out, call.inp, "output", "input")
+
+
+def _many_to_one(call: Call) -> None:
+    """The input holds one output for every member."""
+    if call.layout == TILES:
+        _tiles(call)
+    elif call.out is not None and call.inp is not None:
+        _check_parts(call, call.inp, call.out, "input", "output")
+
+
+def _check_parts(call: Call, whole: torch.Tensor, part: torch.Tensor, large: str, small: str) -> None:
+    stacked = (call.size, *part.shape)
+    joined = (call.size * part.shape[0], *part.shape[1:]) if part.dim() else (call.size,)
+    if tuple(whole.shape) not in (stacked, joined):
+        raise _shapes(
+            call, f"the {large} must be {joined} or {stacked}: one {small} for each of the {call.size} members"
+        )
+
+
+def _tiles(call: Call) -> None:
+    out, inp = call.out, call.inp
+    assert out is not None
+    assert inp is not None
+    if out.dim() != 2 or out.shape != inp.shape:
+        raise _shapes(call, 'with layout="tiles" both must be matrices of the same shape')
+
+
+def _exchanged(call: Call) -> None:
+    out, inp = call.out, call.inp
+    assert out is not None
+    assert inp is not None
+    splits = (call.in_splits, call.out_splits)
+    if call.layout == COLUMNS:
+        if splits != (None, None):
+            raise ArgumentError('all_to_all: layout="columns" has equal parts; split sizes need layout="torch"')
+        if out.shape != inp.shape or out.dim() != 2 or out.shape[1] % call.size:
+            raise _shapes(
+                call, f'with layout="columns" both must be (M, N * {call.size}): one chunk of columns for each member'
+            )
+        return
+    for tensor, split, name in ((inp, call.in_splits, "input"), (out, call.out_splits, "output")):
+        if split is None:
+            if tensor.dim() == 0 or tensor.shape[0] % call.size:
+                raise ArgumentError(
+                    f"all_to_all: the first dimension of the {name}, of shape {tuple(tensor.shape)}, must be divisible "
+                    f"by the {call.size} members of the group, or {name}_split_sizes say how it is divided"
+                )
+        elif len(split) != call.size or min(split, default=0) < 0 or tensor.dim() == 0 or sum(split) != tensor.shape[0]:
+            raise ArgumentError(
+                f"all_to_all: {name}_split_sizes={list(split)} must be {call.size} numbers that add up to the first "
+                f"dimension of the {name}, of shape {tuple(tensor.shape)}"
+            )
+    if splits == (None, None):
+        _same(call)
+    elif out.shape[1:] != inp.shape[1:]:
+        raise _shapes(call, "they may differ in the first dimension only")
+
+
+def _shapes(call: Call, rule: str) -> ArgumentError:
+    out, inp = call.out, call.inp
+    assert out is not None
+    assert inp is not None
+    return ArgumentError(f"{call.op}: the output has shape {tuple(out.shape)}, the input {tuple(inp.shape)}: {rule}")
+
+
+_SHAPES: dict[str, Callable[[Call], None]] = {
+    "all_reduce": _same,
+    "all_gather": _one_to_many,
+    "reduce_scatter": _many_to_one,
+    "all_to_all": _exchanged,
+    "broadcast": _same,
+    "reduce": _same,
+    "gather": _one_to_many,
+    "scatter": _many_to_one,
+    "send": _same,
+    "recv": _same,
+}
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+def _check_written(op: str, out: torch.Tensor) -> None:
+    """Refuse an output that has several elements in one place."""
+    reach = 1
+    for stride, size in sorted(
+        (stride, size) for size, stride in zip(out.shape, out.stride(), strict=True) if size > 1
+    ):
+        if stride < reach and not out.is_contiguous():
+            raise ArgumentError(
+                f"{op}: elements of the output, of shape {tuple(out.shape)} and strides {out.stride()}, share memory; "
+                "pass a tensor that was not expanded"
+            )
+        reach += stride * (size - 1)
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte, and the byte behind the last one."""
+    begin = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return begin, begin
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * tensor.element_size()
+
+
+def _in_place(call: Call) -> bool:
+    out, inp = call.out, call.inp
+    if out is None or inp is None:
+        return False
+    if call.op in ("all_gather", "gather"):
+        whole, part = out, inp
+    elif call.op in ("reduce_scatter", "scatter") and call.layout == TORCH:
+        whole, part = inp, out
+    else:
+        return out.data_ptr() == inp.data_ptr() and out.numel() > 0
+    if not (whole.is_contiguous() and part.is_contiguous() and part.numel()):
+        return False
+    return part.data_ptr() == whole.data_ptr() + call.rank * part.numel() * part.element_size()
+
+
+def _check_overlap(call: Call) -> None:
+    out, inp = call.out, call.inp
+    if out is None or inp is None or (call.in_place and out.stride() == inp.stride() and call.op != "all_to_all"):
+        return
+    if call.in_place and call.op in ("all_gather", "reduce_scatter", "gather", "scatter"):
+        return
+    (first, end), (begin, last) = _extent(out), _extent(inp)
+    dense = out.is_contiguous() and inp.is_contiguous()  # the elements of others may lie in each other's gaps
+    if first < last and begin < end and (dense or first == begin):
+        raise ArgumentError(
+            f"{call.op}: input and output overlap; "
+            + ("it does not work in place" if call.op == "all_to_all" else "in place they must be the same elements")
+        )
+
+
+# -- description ------------------------------------------------------------------------------------------------------
+def request_of(call: Call, target: DeviceTarget, is_symmetric: Callable[[torch.Tensor], bool]) -> CollectiveRequest:
+    """Describe a checked call for choosing an algorithm; docs/collectives.md says what the options mean.
+
+    Args:
+        call: the call.
+        target: device of this rank.
+        is_symmetric: whether a tensor lies wholly on the heap.
+    """
+    main = call.main
+    options: dict[str, Any] = {
+        "layout": call.layout,
+        "in_place": call.in_place,
+        "uneven": call.in_splits is not None,
+        "config": {} if call.config is None else call.config.given(call.op),
+    }
+    if call.inp is not None:
+        options["in_stride"] = call.inp.stride()
+    if call.out is not None:
+        options["out_shape"], options["out_stride"] = tuple(call.out.shape), call.out.stride()
+    if call.reduction is not None:
+        options["reduction"] = call.reduction.name.lower()
+    if call.root is not None:
+        options["root"] = call.root
+    if call.peer is not None:
+        options["peer"] = call.peer
+    if call.in_splits is not None:
+        options["in_splits"], options["out_splits"] = call.in_splits, call.out_splits
+    return CollectiveRequest(
+        op=call.op,
+        shape=tuple(main.shape),
+        dtype=str(main.dtype).removeprefix("torch."),
+        nbytes=main.numel() * main.element_size(),
+        rank=call.rank,
+        group_size=call.size,
+        target=target,
+        options=options,
+        members=call.members,
+        direct_in=call.inp is not None and call.inp.is_contiguous() and is_symmetric(call.inp),
+        direct_out=call.out is not None and call.out.is_contiguous() and is_symmetric(call.out),
+    )
+
+
+def shared_facts(request: CollectiveRequest) -> dict[str, str]:
+    """Return what must be equal on all members, by name, for comparing and for messages."""
+    options = request.options
+    facts = {"operation": request.op, "dtype": request.dtype}
+    facts["elements"] = str(_elements(request))
+    for name in ("reduction", "root", "layout"):
+        if name in options:
+            facts[name] = str(options[name])
+    facts["config"] = ", ".join(f"{k}={v}" for k, v in sorted(options["config"].items())) or "default"
+    if request.op in _ALL_HAVE_INPUT:
+        facts["input on the heap and contiguous"] = str(request.direct_in)
+    if request.op in _ALL_HAVE_OUTPUT:
+        facts["output on the heap and contiguous"] = str(request.direct_out)
+    if request.op in _ALL_IN_PLACE:
+        facts["in place"] = str(options["in_place"])
+    if options["uneven"]:
+        facts["split sizes"] = "given"
+    return facts
+
+
+def _elements(request: CollectiveRequest) -> int:
+    """Number of elements that all members agree on: of a part, or of a row where parts differ."""
+    shape = request.shape
+    total = 1
+    for size in shape[1:] if request.options["uneven"] else shape:
+        total *= size
+    divided = request.op in ("all_to_all", "reduce_scatter") or (
+        request.op == "scatter" and request.rank == request.options["root"]
+    )
+    if request.options["uneven"] or not divided or request.options["layout"] == TILES:
+        return total
+    return total // request.group_size
+
+
+def split_sizes(sizes: Sequence[int] | None, tensor: Any, size: int, other: Any) -> tuple[int, ...] | None:
+    """Return split sizes as a tuple: None if neither side has any, equal parts if only the other side has.
+
+    Args:
+        sizes: what the caller gave.
+        tensor: the tensor that they divide.
+        size: number of members.
+        other: the other side's split sizes.
+    """
+    if sizes is None and other is None:
+        return None
+    if sizes is None:
+        rows = tensor.shape[0] if tensor.dim() else 0
+        return (rows // size,) * size
+    return tuple(int(n) for n in sizes)

@@ -1,0 +1,145 @@
+"""Which algorithm serves a request: the one that was named, the measured best, or the cheapest by its own estimate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.types import Availability
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iris_core.ccl.config import Config
+    from iris_core.ccl.tables import Tables
+    from iris_core.protocols import Collective
+    from iris_core.types import CollectiveRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What is known of one algorithm for one request.
+
+    Attributes:
+        name: the algorithm.
+        provider: the plugin that offers it.
+        ok: whether it can serve the request.
+        reason: why it cannot.
+        seconds: its estimate, or what was measured.
+        measured: whether it was.
+    """
+
+    name: str
+    provider: str
+    ok: bool
+    reason: str
+    seconds: float | None
+    measured: bool
+
+    def __str__(self) -> str:
+        if not self.ok:
+            return f"{self.name} ({self.provider}): no, {self.reason}"
+        assert self.seconds is not None
+        return f"{self.name} ({self.provider}): {self.seconds * 1e6:.1f} us, {'measured' if self.measured else 'model'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Which algorithm serves a request, and why; `str()` of it is for reading.
+
+    Attributes:
+        op: the operation.
+        algorithm: what was chosen; empty if nothing can serve the request.
+        why: the reason.
+        candidates: all algorithms for the operation.
+    """
+
+    op: str
+    algorithm: str
+    why: str
+    candidates: tuple[Candidate, ...]
+
+    def __str__(self) -> str:
+        head = f"{self.op}: {self.algorithm or 'no algorithm'}, {self.why}"
+        return "\n".join([head, *(f"  {candidate}" for candidate in self.candidates)])
+
+
+class Chooser:
+    """The algorithms of one context.
+
+    Args:
+        algorithms: all of them; of two with one name for one operation, the first counts.
+        tables: what was measured on such a machine.
+        unusable: plugins that should have brought algorithms, with the reason why they did not.
+    """
+
+    def __init__(self, algorithms: Sequence[Collective], tables: Tables, unusable: Sequence[tuple[str, str]]) -> None:
+        self._by_op: dict[str, dict[str, Collective]] = {}
+        for each in algorithms:
+            self._by_op.setdefault(each.op, {}).setdefault(each.name, each)
+        self._tables = tables
+        self._unusable = tuple(unusable)
+
+    def names(self, op: str) -> tuple[str, ...]:
+        """Return the names of the algorithms for an operation."""
+        return tuple(self._by_op.get(op, ()))
+
+    def choose(self, request: CollectiveRequest, config: Config | None) -> tuple[Collective, str]:
+        """Return the algorithm that serves a request, and why.
+
+        Raises:
+            UnsupportedError: none does, or the one that was named does not; with the reasons.
+            ArgumentError: the one that was named does not exist, or is named twice.
+        """
+        known = self._by_op.get(request.op, {})
+        name, field = config.named(request.op) if config is not None else (None, "")
+        if name is not None:
+            if name not in known:
+                raise ArgumentError(
+                    f"{request.op}: there is no algorithm {name!r}; there are {', '.join(known) or 'none'}"
+                    + self._missing()
+                )
+            answer = _supports(known[name], request, config)
+            if not answer:
+                raise UnsupportedError(f"{request.op}: algorithm {name!r} cannot serve this call: {answer.reason}")
+            return known[name], f"named by {field}={name!r}"
+        answers = {each: _supports(algorithm, request, config) for each, algorithm in known.items()}
+        for entry in self._tables.lookup(request):
+            if answers.get(entry.algorithm, Availability.no("")):
+                return known[entry.algorithm], f"measured as the fastest in {entry.source}"
+        usable = [each for each, answer in answers.items() if answer]
+        if not usable:
+            listed = "".join(f"\n  {name}: {answer.reason}" for name, answer in answers.items())
+            raise UnsupportedError(
+                f"no algorithm can serve this {request.op} of {request.dtype} {request.shape} on "
+                f"{request.group_size} ranks:{listed or ' the backend offers none'}{self._missing()}"
+            )
+        cheapest = min(usable, key=lambda each: known[each].cost(request))
+        return known[cheapest], "the cheapest by its model" if len(usable) > 1 else "the only one that can"
+
+    def explain(self, request: CollectiveRequest, config: Config | None) -> Explanation:
+        """Return what `choose` would return, and what it knows of all the others."""
+        try:
+            algorithm, why = self.choose(request, config)
+            chosen = algorithm.name
+        except (UnsupportedError, ArgumentError) as error:
+            chosen, why = "", str(error).partition("\n")[0]
+        measured = {entry.algorithm: entry.seconds for entry in reversed(self._tables.lookup(request))}
+        candidates = []
+        for name, each in self._by_op.get(request.op, {}).items():
+            answer = _supports(each, request, config)
+            seconds = measured.get(name, each.cost(request) if answer else None)
+            candidates.append(
+                Candidate(name, each.info.name, answer.ok, answer.reason, seconds, answer.ok and name in measured)
+            )
+        return Explanation(request.op, chosen, why, tuple(candidates))
+
+    def _missing(self) -> str:
+        return "".join(f"\n  {label}: {reason}" for label, reason in self._unusable)
+
+
+def _supports(algorithm: Collective, request: CollectiveRequest, config: Config | None) -> Availability:
+    if config is not None and config.use_gluon and algorithm.info.name != "gluon":
+        return Availability.no("it is not written in Gluon, and Config(use_gluon=True) wants that")
+    return algorithm.supports(request)

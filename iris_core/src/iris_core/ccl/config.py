@@ -1,0 +1,138 @@
+"""How a collective is to run: the fields of the reference system, and the algorithm by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from iris_core.errors import ArgumentError
+
+AUTO = "auto"
+
+_VARIANTS = {
+    "all_gather_variant": (AUTO, "persistent", "partitioned"),
+    "all_reduce_variant": (AUTO, "atomic", "ring", "two_shot", "one_shot", "spinlock"),
+    "reduce_scatter_variant": (AUTO, "two_shot"),
+}
+_POSITIVE = (
+    "block_size_m",
+    "block_size_n",
+    "swizzle_size",
+    "comm_sms",
+    "num_xcds",
+    "chunk_size",
+    "all_reduce_num_rings",
+    "all_reduce_ring_slice_n",
+    "num_stages",
+    "num_warps",
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a collective is to run.  Everything that is not given is the algorithm's choice.
+
+    A field that differs from its default is a wish that must be fulfilled: an algorithm that has no use for it is not
+    chosen, and is refused when it was named.
+
+    Attributes:
+        algorithm: name of an algorithm (`ctx.ccl.explain` lists them); None for the library's choice.
+        block_size_m, block_size_n: rows and columns of a tile; their product is what a program handles at a time.
+        swizzle_size: rows of tiles that are taken together, for locality.
+        comm_sms: number of programs (SMs, CUs) that communicate.
+        num_xcds: number of accelerator dies; None for that of the device.
+        chunk_size: programs in a row on one die; None for a fitting number.
+        use_gluon: only algorithms written in Gluon.
+        all_gather_variant: "persistent" or "partitioned"; "auto" for the library's choice.
+        all_reduce_variant: "atomic", "ring", "two_shot", "one_shot" or "spinlock"; "auto" for the library's choice.
+        all_reduce_distribution: which tiles a rank reduces: 0 every world_size-th, 1 a block of them.
+        all_reduce_num_rings: number of rings that run side by side.
+        all_reduce_ring_slice_n: columns of a slice of the ring; None for block_size_n.
+        reduce_scatter_variant: "two_shot", or "auto" for the library's choice.
+        num_stages: stages of software pipelining.
+        num_warps: warps of a program.
+        threads_per_warp: 32 or 64.
+        waves_per_eu: hint for AMD's compiler; 0 for none.
+
+    Raises:
+        ArgumentError: (a ValueError) a field has a value that cannot be.
+    """
+
+    block_size_m: int = 32
+    block_size_n: int = 64
+    swizzle_size: int = 4
+    comm_sms: int = 64
+    num_xcds: int | None = None
+    chunk_size: int | None = None
+    use_gluon: bool = False
+    all_gather_variant: str = AUTO
+    all_reduce_variant: str = AUTO
+    all_reduce_distribution: int = 1
+    all_reduce_num_rings: int = 1
+    all_reduce_ring_slice_n: int | None = None
+    reduce_scatter_variant: str = AUTO
+    num_stages: int = 1
+    num_warps: int = 4
+    threads_per_warp: int = 64
+    waves_per_eu: int = 0
+    algorithm: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ArgumentError(f"Config: {name} must be a positive integer, not {value!r}")
+        for name, known in _VARIANTS.items():
+            if getattr(self, name) not in known:
+                raise ArgumentError(f"Config: {name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
+        if self.all_reduce_distribution not in (0, 1):
+            raise ArgumentError(
+                "Config: all_reduce_distribution must be 0 (every world_size-th tile) or 1 (a block of tiles), "
+                f"not {self.all_reduce_distribution!r}"
+            )
+        if self.threads_per_warp not in (32, 64):
+            raise ArgumentError(f"Config: threads_per_warp must be 32 or 64, not {self.threads_per_warp!r}")
+        if not isinstance(self.waves_per_eu, int) or self.waves_per_eu < 0:
+            raise ArgumentError(f"Config: waves_per_eu must be 0 or more, not {self.waves_per_eu!r}")
+        part = self.all_reduce_ring_slice_n
+        if part is not None and (self.block_size_n % part or part & (part - 1)):
+            raise ArgumentError(
+                f"Config: all_reduce_ring_slice_n must be a power of two that divides block_size_n="
+                f"{self.block_size_n}, not {part}"
+            )
+        if self.algorithm is not None and (not isinstance(self.algorithm, str) or not self.algorithm):
+            raise ArgumentError(f"Config: algorithm must be a name or None, not {self.algorithm!r}")
+        # a repeated call looks its config up: once is enough
+        object.__setattr__(self, "_hash", hash(tuple(getattr(self, field.name) for field in fields(self))))
+
+    def __hash__(self) -> int:
+        return int(self.__dict__["_hash"])
+
+    def named(self, op: str) -> tuple[str | None, str]:
+        """Return the algorithm that this config names for an operation, and by which field; (None, "") if none.
+
+        Raises:
+            ArgumentError: `algorithm` and the operation's variant name different ones.
+        """
+        field = f"{op}_variant"
+        variant = getattr(self, field, AUTO)
+        if variant == AUTO:
+            return self.algorithm, "algorithm" if self.algorithm else ""
+        if self.algorithm not in (None, variant):
+            raise ArgumentError(f"Config: algorithm={self.algorithm!r} contradicts {field}={variant!r}")
+        return variant, field
+
+    def given(self, op: str) -> dict[str, Any]:
+        """Return the fields that differ from their defaults, without those that name algorithms.
+
+        Args:
+            op: the operation; fields that speak of another one by their name are left out.
+        """
+        skipped = {"algorithm", "use_gluon", *_VARIANTS}
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in skipped
+            and getattr(self, field.name) != field.default
+            and not (field.name.startswith("all_reduce_") and op != "all_reduce")
+        }

@@ -1,0 +1,112 @@
+"""The order of one team's collectives on this rank, whatever streams or threads they are launched from.
+
+The calls of a team share flags and workspaces, so no two of them may overlap on a device.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris_core.ccl.work import FutureWork, StreamWork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from iris_core.protocols import Work
+
+
+class HostOrder:
+    """On the CPU, where a launch ends when its kernel does: asynchronous calls run in one thread, in order."""
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._last: Future[Any] | None = None
+
+    def run(self, launch: Callable[..., Any], plan: Any, out: Any, inp: Any) -> Any:
+        """Launch after everything that is in the thread, and wait for it; returns what `launch` does."""
+        if self._last is None or self._last.done():
+            return launch(plan, out, inp)
+        return self._submit(launch, plan, out, inp).result()
+
+    def run_async(self, launch: Callable[..., Any], plan: Any, out: Any, inp: Any, what: str) -> Work:
+        """Launch in the thread."""
+        return FutureWork(self._submit(_finish, launch, plan, out, inp), what)
+
+    def _submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="iris-collective")
+        self._last = self._thread.submit(call, *arguments)
+        return self._last
+
+    def close(self) -> None:
+        """Wait for the thread and end it."""
+        if self._thread is not None:
+            self._thread.shutdown()
+
+
+def _finish(launch: Callable[..., Any], plan: Any, out: Any, inp: Any) -> None:
+    work = launch(plan, out, inp)
+    if work is not None:
+        work.wait()
+
+
+class DeviceOrder:
+    """On a GPU: a call on another stream than the last one first waits for that stream.
+
+    Args:
+        index: of the device.
+        keep: called with a tensor and the stream that is going to use it, where that is not the current one.
+    """
+
+    def __init__(self, index: int, keep: Callable[[Any, Any], None]) -> None:
+        self._index = index
+        self._keep = keep
+        self._raw_stream = torch._C._cuda_getCurrentRawStream
+        self._last_raw: int | None = None
+        self._last: Any = None
+        self._side: Any = None
+
+    def run(self, launch: Callable[..., Any], plan: Any, out: Any, inp: Any) -> Any:
+        """Launch on the current stream; returns what `launch` does."""
+        if self._raw_stream(self._index) != self._last_raw:
+            self._follow()
+        return launch(plan, out, inp)
+
+    def run_async(self, launch: Callable[..., Any], plan: Any, out: Any, inp: Any, what: str) -> Work:
+        """Launch on the team's own stream, after what the current stream does now."""
+        if self._side is None:
+            self._side = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
+        side = self._side
+        side.wait_stream(torch.cuda.current_stream(self._index))
+        tensors = tuple(tensor for tensor in (out, inp) if tensor is not None)
+        for tensor in tensors:
+            self._keep(tensor, side)
+        with torch.cuda.stream(side):
+            work: Work | None = self.run(launch, plan, out, inp)
+            if work is not None:
+                return work
+            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(side)
+        return StreamWork(event, what, tensors)
+
+    def _follow(self) -> None:
+        """Make the current stream the last one."""
+        current = torch.cuda.current_stream(self._index)
+        # An event from outside cannot be waited for inside a capture: who captures orders the replays.
+        if self._last is not None and _is_capturing(current) == _is_capturing(self._last):
+            current.wait_stream(self._last)
+        self._last, self._last_raw = current, self._raw_stream(self._index)
+
+    def close(self) -> None:
+        """Nothing is left to be done: the context has waited for the device."""
+
+
+def _is_capturing(stream: Any) -> bool:
+    import torch
+
+    with torch.cuda.stream(stream):
+        return bool(torch.cuda.is_current_stream_capturing())

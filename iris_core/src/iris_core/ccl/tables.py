@@ -1,0 +1,121 @@
+"""Measured tables: which algorithm was the fastest, by device, group size, operation, dtype and size."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iris_core.errors import SettingsError
+from iris_core.logs import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from iris_core.types import CollectiveRequest
+
+FORMAT = 1
+"""Version of the files' format."""
+
+ANY_DTYPE = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a table.
+
+    Attributes:
+        op: the operation.
+        dtype: torch's name of the element type, or ANY_DTYPE.
+        max_nbytes: largest request (`CollectiveRequest.nbytes`) that it speaks of.
+        algorithm: name of the fastest algorithm.
+        seconds: what it took.
+        source: file that it comes from.
+    """
+
+    op: str
+    dtype: str
+    max_nbytes: int
+    algorithm: str
+    seconds: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The measurements of one file.
+
+    Attributes:
+        device: torch's name of the device, as `torch.cuda.get_device_name` tells it; "cpu" for the CPU.
+        group_size: ranks that took part.
+        entries: sorted by size.
+        source: the file.
+    """
+
+    device: str
+    group_size: int
+    entries: tuple[Entry, ...]
+    source: str
+
+    def lookup(self, request: CollectiveRequest) -> list[Entry]:
+        """Return the entries that speak of a request, the best one first; those of other dtypes are left out."""
+        covering = [e for e in self.entries if e.op == request.op and request.nbytes <= e.max_nbytes]
+        own = [e for e in covering if e.dtype == request.dtype]
+        return own or [e for e in covering if e.dtype == ANY_DTYPE]
+
+
+def read_table(path: Path) -> Table:
+    """Read one file.
+
+    Raises:
+        SettingsError: it is no table, or one of another format.
+    """
+    try:
+        content = json.loads(path.read_text())
+        return _parse(content, str(path))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingsError(f"{path} is not a table of collectives: {type(error).__name__}: {error}") from error
+
+
+def _parse(content: Any, source: str) -> Table:
+    if content["format"] != FORMAT:
+        raise ValueError(f"its format is {content['format']}, this version reads {FORMAT}")
+    entries = [
+        Entry(
+            op=str(row["op"]),
+            dtype=str(row["dtype"]),
+            max_nbytes=int(row["max_nbytes"]),
+            algorithm=str(row["algorithm"]),
+            seconds=float(row["seconds"]),
+            source=source,
+        )
+        for row in content["entries"]
+    ]
+    entries.sort(key=lambda entry: entry.max_nbytes)
+    return Table(str(content["device"]), int(content["group_size"]), tuple(entries), source)
+
+
+class Tables:
+    """The tables of one machine.
+
+    Args:
+        folders: where the files lie; what comes first counts first.  A folder need not exist.
+        device: name of this rank's device; tables of others are left out.
+    """
+
+    def __init__(self, folders: Iterable[Path], device: str) -> None:
+        self._by_size: dict[int, list[Table]] = {}
+        for folder in folders:
+            for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+                try:
+                    table = read_table(path)
+                except SettingsError as error:  # measurements are advice: without them the model decides
+                    logger.warning("%s", error)
+                    continue
+                if table.device == device:
+                    self._by_size.setdefault(table.group_size, []).append(table)
+
+    def lookup(self, request: CollectiveRequest) -> list[Entry]:
+        """Return what the tables say of a request, the most trusted entry first."""
+        return [entry for table in self._by_size.get(request.group_size, ()) for entry in table.lookup(request)]

@@ -1,0 +1,226 @@
+"""The ranks of one group: who they are, how kernels reach their memory, and the memory that they share.
+
+A team is made by its members alone, the first time they call a collective together.  Its regions are symmetric memory
+that stays where it is for ever: captured graphs know the addresses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from iris_core.errors import HeapExhaustedError, UnsupportedError
+from iris_core.system_area import ALIGNMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iris_core.bootstrap import World
+    from iris_core.device_context import ContextSpec
+    from iris_core.heap import SymmetricHeap
+    from iris_core.system_area import SystemArea
+
+MAX_PROGRAMS = 128
+"""Programs of one launch that can meet those of the other members."""
+
+_WORD = 8
+
+MIN_STAGING_NBYTES = 4 << 10
+"""A team that cannot have that much workspace has no collectives for tensors off the heap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Symmetric memory of a team.
+
+    Attributes:
+        offset_bytes: where it begins, from the beginning of each member's heap.
+        tensor: this rank's bytes (uint8).
+    """
+
+    offset_bytes: int
+    tensor: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes on each member."""
+        return self.tensor.numel()
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Where teams get memory from.
+
+    Attributes:
+        heap: the heap, open.
+        area: its system area.
+        limit_nbytes: the largest region that is made without being asked for by size (IRIS_CCL_WORKSPACE).
+    """
+
+    heap: SymmetricHeap
+    area: SystemArea
+    limit_nbytes: int
+
+    def take(self, world: World, nbytes: int, what: str) -> Region:
+        """Make a region for some ranks.
+
+        Collective: every rank of `world` calls it with the same arguments.  What the whole world asks for comes from
+        the system area as long as half of that stays for other groups, then from what users allocate.
+
+        Raises:
+            UnsupportedError: there is no room.
+        """
+        heap, area = self.heap, self.area
+        everyone = world.world_size == len(heap.heap_bases)
+        if everyone and area.used_nbytes(world) + nbytes > area.nbytes // 2:
+            try:
+                tensor = heap.allocate_unscoped(nbytes, (what, nbytes), ALIGNMENT)
+            except HeapExhaustedError as error:
+                raise UnsupportedError(f"{what} needs {nbytes} bytes: {error}") from error
+            return Region(heap.offset_of(tensor), tensor)
+        offset = area.reserve(world, nbytes, what)
+        return Region(heap.usable_nbytes + offset, area.tensor(offset, nbytes))
+
+
+class Team:
+    """The ranks of one group, as one member sees them.
+
+    Collective: every member makes it, unless `control` is given.
+
+    Attributes:
+        members: world ranks, in the group's order.
+        rank: this rank's index among them.
+        size: how many they are.
+        world: for exchanges between their hosts.
+        world_rank: this rank in the world of the context.
+        base_ptrs: address in this process of each member's heap, in the group's order.
+        bases: the same as int64[size] on the device.
+        device: torch's name of this rank's device.
+        context: the context tensor.
+        timeout_ns, status_ptr: bound of waits in kernels, and where they report (`iris_core.device_context`).
+        control: words by which the programs of portable kernels meet; zero at first.
+        max_programs: how many programs can meet there.
+
+    Args:
+        members: world ranks, in the group's order.
+        world: the members' world.
+        world_rank: this rank in the world of the context.
+        memory: where regions come from.
+        spec: what the context tensor says.
+        context: the context tensor.
+        control: memory for the control region that all members have already.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[int],
+        world: World,
+        world_rank: int,
+        memory: Memory,
+        spec: ContextSpec,
+        context: torch.Tensor,
+        control: Region | None = None,
+    ) -> None:
+        self.members = tuple(members)
+        self.rank = self.members.index(world_rank)
+        self.size = len(self.members)
+        self.world = world
+        self.world_rank = world_rank
+        self.base_ptrs = tuple(spec.heap_bases[member] for member in self.members)
+        self.device = spec.device
+        self.bases = torch.tensor(self.base_ptrs, dtype=torch.int64, device=self.device)
+        self.context = context
+        self.timeout_ns = spec.timeout_ns
+        self.status_ptr = spec.status_ptr
+        self._memory = memory
+        self._regions: dict[str, list[Region]] = {}
+        self._exhausted: dict[str, int] = {}  # smallest size that could not be had, by name
+        if control is None:
+            control = memory.take(world, control_nbytes(self.size, memory.area.nbytes), "a group's collectives")
+        self.control = control
+        self.max_programs = control.nbytes // (control_words(self.size) * _WORD)
+
+    def region(self, name: str, nbytes: int, fill: int | None = 0) -> Region:
+        """Return symmetric memory of at least this size; the same as before if that is large enough.
+
+        Collective: every member calls it with the same arguments, in the same order with other regions.  Where the
+        region is new, no member returns before all have it ready.  A region that has become too small stays valid.
+
+        Args:
+            name: what it is; each protocol has names of its own.
+            nbytes: size in bytes.
+            fill: value of every byte at first; None for anything.
+
+        Raises:
+            UnsupportedError: there is no room.
+        """
+        known = self._regions.setdefault(name, [])
+        if known and known[-1].nbytes >= nbytes:
+            return known[-1]
+        region = self._memory.take(self.world, nbytes, f"workspace {name!r} of a collective")
+        if fill is not None:
+            region.tensor.fill_(fill)
+            if region.tensor.device.type != "cpu":
+                torch.cuda.current_stream(region.tensor.device).synchronize()
+        self.world.barrier()  # nobody stores there before it is filled
+        known.append(region)
+        return region
+
+    def workspace(self, name: str, nbytes: int, minimum: int = MIN_STAGING_NBYTES) -> Region:
+        """Return a region of up to this size, for what can go in pieces; see `region`.
+
+        Collective, like `region`.  It is as large as IRIS_CCL_WORKSPACE and the memory allow.
+
+        Args:
+            name: what it is.
+            nbytes: size in bytes with which it would go in one piece.
+            minimum: smallest size that is of any use.
+
+        Raises:
+            UnsupportedError: there is no room for `minimum` bytes.
+        """
+        limit = max(self._memory.limit_nbytes, _power_of_2(minimum))
+        wanted = min(_power_of_2(max(nbytes, minimum)), limit)
+        known = self._regions.get(name)
+        have = known[-1] if known else None
+        while have is None or have.nbytes < min(wanted, nbytes):
+            if have is None or wanted < self._exhausted.get(name, wanted + 1):
+                try:
+                    return self.region(name, wanted, fill=None)
+                except UnsupportedError:
+                    self._exhausted[name] = wanted
+                    if have is None and wanted // 2 < minimum:
+                        raise
+            wanted //= 2
+        return have
+
+    def describe(self, address: int) -> str:
+        """Say which member should have stored a word of the control region; empty if it lies elsewhere."""
+        begin = self.control.tensor.data_ptr()
+        if not begin <= address < begin + self.control.nbytes:
+            return ""
+        row = control_words(self.size)
+        program, word = divmod((address - begin) // _WORD, row)
+        if word >= self.size:
+            return ""
+        return (
+            f"it is where rank {self.members[word]} says to program {program} of the collectives of ranks "
+            f"{', '.join(map(str, self.members))} that it has arrived"
+        )
+
+
+def control_words(size: int) -> int:
+    """Words of 64 bits by which one program meets those of the other members, in a team of this size."""
+    return 3 * size + 1
+
+
+def control_nbytes(size: int, area_nbytes: int) -> int:
+    """Bytes of the control region of a team of this size: at most an eighth of the system area."""
+    row = control_words(size) * _WORD
+    return min(MAX_PROGRAMS, max(1, area_nbytes // 8 // row)) * row
+
+
+def _power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,26 @@
+"""Algorithms for `ctx.ccl` (see docs/collectives.md).  Imports nothing until a backend asks for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from iris_core.protocols import Collective
+
+TABLES = Path(__file__).parent / "tables"
+"""Folder with the tables that were measured with these algorithms."""
+
+
+def collectives() -> list[Collective]:
+    """Return the algorithms."""
+    from iris_triton.collectives.moves import MOVES, Pull
+    from iris_triton.collectives.reductions import PullReduce, TwoShot
+
+    return [
+        TwoShot(),
+        PullReduce("all_reduce", "one_shot"),
+        PullReduce("reduce_scatter", "pull"),
+        PullReduce("reduce", "pull"),
+        *(Pull(op) for op in MOVES),
+    ]

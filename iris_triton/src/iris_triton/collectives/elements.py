@@ -1,0 +1,139 @@
+"""Elements: copying and reducing them, dense or strided, as wide as their addresses allow."""
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+
+@triton.constexpr_function
+def _word_type(element):
+    return {8: tl.int8, 16: tl.int16, 32: tl.int32, 64: tl.int64}[element.primitive_bitwidth]
+
+
+@triton.jit
+def as_words(pointer):
+    """A pointer to integers of the elements' width: copied as numbers, NaNs might change."""
+    return pointer.to(tl.pointer_type(_word_type(pointer.dtype.element_ty)), bitcast=True)
+
+
+@triton.constexpr_function
+def item_nbytes(pointer_type):
+    """Bytes of an element."""
+    return pointer_type.element_ty.primitive_bitwidth // 8
+
+
+@triton.jit
+def strided(index, sizes, strides, DIMS: tl.constexpr):
+    """Where the elements of a tensor with these sizes and strides lie that have a linear index (a block)."""
+    offset = index * 0
+    for d in tl.static_range(DIMS):
+        size = sizes[DIMS - 1 - d]
+        offset += index % size * strides[DIMS - 1 - d]
+        index = index // size
+    return offset
+
+
+@triton.jit
+def copy_dense(dst, src, count, BLOCK: tl.constexpr):
+    """Copy `count` elements; the programs of the launch share the work block by block.
+
+    Args:
+        dst, src: pointers.
+        count: number of elements (int64).
+        BLOCK: elements that a program copies at a time.
+    """
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    step = tl.num_programs(0).to(tl.int64) * BLOCK
+    lanes = tl.arange(0, BLOCK)
+    to, origin = dst.to(tl.int64), src.to(tl.int64)
+    if (to | origin) % 16 == 0:
+        whole = count // BLOCK * BLOCK
+        # Made anew from numbers, for inlining drops what is promised of an argument.
+        wide_to = tl.multiple_of(to.to(dst.dtype), 16)
+        wide_origin = tl.multiple_of(origin.to(src.dtype), 16)
+        for at in range(first, whole, step):
+            tl.store(wide_to + at + lanes, tl.load(wide_origin + at + lanes))
+        if (whole // BLOCK) % tl.num_programs(0) == tl.program_id(0):
+            mask = lanes < count - whole
+            tl.store(dst + whole + lanes, tl.load(src + whole + lanes, mask=mask), mask=mask)
+    else:
+        for at in range(first, count, step):
+            mask = at + lanes < count
+            tl.store(dst + at + lanes, tl.load(src + at + lanes, mask=mask), mask=mask)
+
+
+@triton.jit
+def copy(
+    dst, dst_at, dst_sizes, dst_strides, src, src_at, src_sizes, src_strides, count,
+    DST_DIMS: tl.constexpr, SRC_DIMS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Copy `count` elements from the linear index `src_at` of one tensor to `dst_at` of another.
+
+    Args:
+        dst, src: pointers to the tensors.
+        dst_at, src_at: linear indices.
+        dst_sizes, dst_strides, src_sizes, src_strides: tuples of DST_DIMS and SRC_DIMS numbers; 0 dimensions mean that
+            the tensor is dense.
+        count: number of elements (int64).
+        BLOCK: elements that a program copies at a time.
+    """
+    if DST_DIMS == 0 and SRC_DIMS == 0:
+        copy_dense(dst + dst_at, src + src_at, count, BLOCK)
+    else:
+        lanes = tl.arange(0, BLOCK)
+        for at in range(tl.program_id(0).to(tl.int64) * BLOCK, count, tl.num_programs(0).to(tl.int64) * BLOCK):
+            to = dst_at + at + lanes
+            origin = src_at + at + lanes
+            if DST_DIMS > 0:
+                to = strided(to, dst_sizes, dst_strides, DST_DIMS)
+            if SRC_DIMS > 0:
+                origin = strided(origin, src_sizes, src_strides, SRC_DIMS)
+            mask = at + lanes < count
+            tl.store(dst + to, tl.load(src + origin, mask=mask), mask=mask)
+
+
+# -- reducing ---------------------------------------------------------------------------------------------------------
+@triton.constexpr_function
+def _wide_type(element):
+    return tl.float32 if element.is_floating() and element.primitive_bitwidth < 32 else element
+
+
+@triton.jit
+def widened(value):
+    """16-bit floats as float32, everything else as it is."""
+    return value.to(_wide_type(value.dtype))
+
+
+@triton.jit
+def combine(a, b, OP: tl.constexpr):
+    """One step of a reduction; NaNs go on, whichever rank they come from."""
+    if OP == "sum" or OP == "avg":
+        return a + b
+    elif OP == "product":
+        return a * b
+    elif OP == "min":
+        return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    elif OP == "max":
+        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    elif OP == "band":
+        return a & b
+    elif OP == "bor":
+        return a | b
+    else:
+        tl.static_assert(OP == "bxor", "unknown reduction")
+        return a ^ b
+
+
+@triton.jit
+def finished(value, OP: tl.constexpr, SIZE: tl.constexpr):
+    """The end of a reduction: the average of SIZE elements, rounded to nearest, of integers towards zero."""
+    if OP == "avg":
+        divisor = tl.full(value.shape, SIZE, value.dtype)
+        if value.dtype.is_fp32():
+            return tl.div_rn(value, divisor)
+        elif value.dtype.is_floating():
+            return value / divisor
+        else:
+            return value // divisor
+    else:
+        return value

@@ -1,0 +1,150 @@
+"""all_gather, all_to_all, broadcast, gather and scatter by pulling; see `iris_triton.collectives.pull`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris_triton.collectives.geometry import blocks_for, carrier_of, columns_first, layout_of, pieces
+from iris_triton.collectives.portable import Plan, Portable
+from iris_triton.collectives.pull import PER_CALL, pull
+from iris_triton.launcher import BoundKernel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iris_core.ccl.team import Team
+    from iris_core.types import CollectiveRequest
+
+MOVES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
+"""Operations that pulling serves."""
+
+_SHARED = ("all_gather", "broadcast", "gather")  # a rank has the same for every member that gets something
+_ANYWHERE = 1 << 62  # elements: nothing has to go in pieces
+
+
+class Pull(Portable):
+    """One operation by pulling."""
+
+    def __init__(self, op: str) -> None:
+        super().__init__(op, "pull")
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: two meetings, and what comes over the links."""
+        staged = not self._all_direct(request)
+        return self.model(request, meetings=2, moved=_received_nbytes(request), copied=request.nbytes * staged)
+
+    @staticmethod
+    def _all_direct(request: CollectiveRequest) -> bool:
+        """Whether it is sure that no member has to stage its input."""
+        if request.op in ("broadcast", "scatter"):
+            return False  # only the root knows
+        return request.direct_in and request.options["layout"] == "torch"
+
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
+        """Make the table, and bind the kernel."""
+        carrier = carrier_of(request.dtype)
+        item = carrier.dtype.itemsize
+        table, chunk = _table(request, carrier.parts)
+        shared = request.op in _SHARED
+        layouts = []
+        for shape, stride in _sides(request):
+            extended = carrier.extend(shape, stride)
+            if request.options["layout"] == "columns":
+                extended = columns_first(*extended, team.size)
+            layouts.append(layout_of(*extended))
+        inner, outer = layouts
+        region, capacity = team.control, _ANYWHERE
+        if not self._all_direct(request):
+            region, capacity = pieces(team, chunk, item, 1 if shared else team.size)
+        source = "none"
+        if _has_input(request):
+            source = "direct" if request.direct_in and request.options["layout"] == "torch" else "staged"
+        blocks = blocks_for(request, team, None if chunk is None else chunk * team.size, item, reduces=False)
+        arguments = {
+            "control": team.control.tensor.view(torch.int64),
+            "stage": region.tensor,
+            "table": torch.tensor(table, dtype=torch.int64, device=team.device),
+            "bases": team.bases,
+            "me": team.rank,
+            "rank": team.world_rank,
+            "capacity": capacity,
+            "timeout_ns": team.timeout_ns,
+            "status": team.status_ptr,
+            "in_sizes": inner.sizes,
+            "in_strides": inner.strides,
+            "out_sizes": outer.sizes,
+            "out_strides": outer.strides,
+            "SIZE": team.size,
+            "SOURCE": source,
+            "SHARED": shared,
+            "IN_DIMS": inner.num_dims,
+            "OUT_DIMS": outer.num_dims,
+            "BLOCK": blocks.block,
+        }
+        kernel = BoundKernel(pull, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
+        return Plan(kernel, carrier)
+
+
+def _has_input(request: CollectiveRequest) -> bool:
+    return request.op not in ("broadcast", "scatter") or request.rank == request.options["root"]
+
+
+def _sides(request: CollectiveRequest) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """(shape, strides) of the input and of the output; where a rank has only one, that one stands for both."""
+    options = request.options
+    has_input = _has_input(request)
+    has_output = request.op != "gather" or request.rank == options["root"]
+    out = (options["out_shape"], options["out_stride"]) if has_output else None
+    inp = (request.shape, options["in_stride"]) if has_input else None
+    first, second = inp or out, out or inp
+    assert first is not None
+    assert second is not None
+    return first, second
+
+
+def _table(request: CollectiveRequest, parts: int) -> tuple[list[int], int | None]:
+    """The table of `iris_triton.collectives.pull`, and the largest number of elements for a member, if all know it."""
+    size, rank, options = request.group_size, request.rank, request.options
+    total = math.prod(request.shape) * parts
+    if request.op == "all_to_all" and options["uneven"]:
+        row = math.prod(request.shape[1:]) * parts
+        given, got = [row * n for n in options["in_splits"]], [row * n for n in options["out_splits"]]
+        return [*_begins(given), *given, *_begins(got), *got], None
+    root = options.get("root")
+    nothing, everything = [0] * size, list(range(size))
+    if request.op == "all_gather":
+        given, got, places, chunk = [total] * size, [total] * size, everything, total
+    elif request.op == "all_to_all":
+        chunk = total // size
+        begins = [chunk * i for i in everything]
+        return [*begins, *[chunk] * size, *begins, *[chunk] * size], chunk
+    elif request.op == "gather":
+        given, got = [total] * size, [total * (rank == root)] * size
+        places, chunk = everything, total
+    elif request.op == "scatter":
+        chunk = total // size if rank == root else total
+        given, got = [chunk * (rank == root)] * size, [chunk * (i == root) for i in everything]
+        return [*(chunk * i for i in everything), *given, *nothing, *got], chunk
+    else:
+        given, got = [total * (rank == root)] * size, [total * (i == root) for i in everything]
+        places, chunk = nothing, total
+    return [*nothing, *given, *(chunk * i for i in places), *got], chunk
+
+
+def _begins(numbers: Sequence[int]) -> list[int]:
+    return [0, *itertools.accumulate(numbers)][:-1]
+
+
+def _received_nbytes(request: CollectiveRequest) -> int:
+    """Bytes that come to one rank from the others, at most; the same on all members."""
+    size = request.group_size
+    if request.op in ("all_gather", "gather"):
+        return request.nbytes * (size - 1)
+    if request.op == "all_to_all":
+        return request.nbytes * (size - 1) // size
+    part = request.nbytes // size if request.op == "scatter" and _has_input(request) else request.nbytes
+    return part * (size - 1)  # all of it leaves the root

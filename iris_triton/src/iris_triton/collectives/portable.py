@@ -1,0 +1,106 @@
+"""What the portable algorithms have in common: who they serve, how they are launched, and what they cost by a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iris_core.types import Availability, DeviceType
+from iris_triton._plugin import TRITON_INFO
+from iris_triton.collectives.geometry import USED_CONFIG, block_problem
+
+if TYPE_CHECKING:
+    import torch
+
+    from iris_core.ccl.team import Team
+    from iris_core.types import CollectiveRequest, PluginInfo
+    from iris_triton.collectives.geometry import Carrier
+    from iris_triton.launcher import BoundKernel
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a portable algorithm has prepared.
+
+    Attributes:
+        kernel: takes the output and the input.
+        carrier: as what it takes their elements; None as what they are.
+    """
+
+    kernel: BoundKernel
+    carrier: Carrier | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """Seconds per meeting, and bytes per second over links and within a device; rough, where nothing was measured."""
+
+    meeting_s: float
+    link: float
+    memory: float
+
+
+_GPU = _Model(meeting_s=3e-6, link=3e11, memory=1e12)
+_CPU = _Model(meeting_s=1e-3, link=2e9, memory=2e9)
+
+
+class Portable:
+    """One portable algorithm; satisfies `iris_core.protocols.Collective`.
+
+    Args:
+        op: the operation.
+        name: the algorithm.
+    """
+
+    def __init__(self, op: str, name: str) -> None:
+        self.op = op
+        self.name = name
+
+    @property
+    def info(self) -> PluginInfo:
+        """The backend's description."""
+        return TRITON_INFO
+
+    def supports(self, request: CollectiveRequest) -> Availability:
+        """Say whether this algorithm serves a call."""
+        if request.group_size < 2:
+            return Availability.no("it needs two ranks at least")
+        config = request.options.get("config", {})
+        unused = [name for name in config if name not in USED_CONFIG]
+        if unused:
+            return Availability.no(f"it has no use for {', '.join(unused)} of the config")
+        problem = block_problem(config) or self.obstacle(request)
+        return Availability.no(problem) if problem else Availability.yes()
+
+    def obstacle(self, request: CollectiveRequest) -> str:
+        """Why this algorithm in particular does not serve a call; empty if it does."""
+        return ""
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds."""
+        raise NotImplementedError
+
+    @staticmethod
+    def model(request: CollectiveRequest, *, meetings: int, moved: float, copied: float = 0) -> float:
+        """Seconds for so many meetings, bytes over the links of one rank, and bytes within its memory."""
+        model = _CPU if request.target.type is DeviceType.CPU else _GPU
+        return meetings * model.meeting_s + moved / model.link + copied / model.memory
+
+    def prepare(self, request: CollectiveRequest, context: Any) -> Plan:
+        """Make a plan.  Collective: every member calls it."""
+        return self.plan(request, context.ccl.team(request.members))
+
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
+        """Make a plan for a team."""
+        raise NotImplementedError
+
+    def launch(self, plan: Plan, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> None:
+        """Launch a plan on a stream."""
+        target = inp if out is None else out
+        source = out if inp is None else inp
+        assert target is not None
+        assert source is not None
+        kernel, carrier = plan.kernel, plan.carrier
+        if carrier is not None and not kernel.is_ready:  # a ready one looks at the addresses only
+            target, source = carrier.view(target), carrier.view(source)
+        kernel(stream, target, source)

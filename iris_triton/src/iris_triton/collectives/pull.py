@@ -1,0 +1,115 @@
+"""Pull: every rank says where its tensor lies, and reads what it needs from the others'.
+
+Serves all_gather, all_to_all, broadcast, gather and scatter: they differ in which elements each rank has for which, and
+a table says that.  For each member it has four words: where in the input begins what is for that member, and how many
+elements that are; where in the output begins what comes from it, and how many.
+
+A rank whose input peers can address tells them where it lies: meet, read, meet.  Another one stages it in rounds: it
+copies a piece for each member into a half of its staging region, all meet, and the others read their pieces; the halves
+take turns, so one meeting per round is enough, and one at the end.  Each rank does what suits its input, and all make
+as many rounds as the longest needs.
+"""
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from iris_triton.collectives.elements import as_words, copy, item_nbytes
+from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
+
+RUNTIME = ("me", "rank", "capacity", "timeout_ns", "status", "in_sizes", "in_strides", "out_sizes", "out_strides")
+"""Arguments for whose values kernels are not compiled anew."""
+
+PER_CALL = ("out", "inp")
+"""Arguments that may lie anywhere."""
+
+
+@triton.jit
+def _for_member(table, member, SIZE: tl.constexpr):
+    """(begin in the input, number of elements) of what is for a member."""
+    return tl.load(table + member), tl.load(table + SIZE + member)
+
+
+@triton.jit
+def _from_member(table, member, SIZE: tl.constexpr):
+    """(begin in the output, number of elements) of what comes from a member."""
+    return tl.load(table + 2 * SIZE + member), tl.load(table + 3 * SIZE + member)
+
+
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+def pull(
+    out, inp, control, stage, table, bases, me, rank, capacity, timeout_ns, status,
+    in_sizes, in_strides, out_sizes, out_strides,
+    SIZE: tl.constexpr, SOURCE: tl.constexpr, SHARED: tl.constexpr, IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr,
+    BLOCK: tl.constexpr
+):  # fmt: skip
+    """Read what the table says from the members.
+
+    Args:
+        out, inp: the tensors.
+        control: the team's control region (int64).
+        stage: the team's staging region.
+        table: int64[4 * SIZE], see above.
+        bases: int64[SIZE], the members' heaps.
+        me, rank: the caller's index in the team, and in the world.
+        capacity: elements of a piece; half of the staging region holds one for each member, or one for all if SHARED.
+        timeout_ns, status: bound of waits, and where they report.
+        in_sizes, in_strides: of the input, IN_DIMS of them; none if it is dense.
+        out_sizes, out_strides: of the output, OUT_DIMS of them.
+        SIZE: number of members.
+        SOURCE: "direct" if the input is dense and on the heap, "staged" if not, "none" if the rank has none.
+        SHARED: whether all members get the same from a rank.
+        BLOCK: elements that a program moves at a time.
+    """
+    inp = as_words(inp)
+    out = as_words(out)
+    ITEM: tl.constexpr = item_nbytes(inp.dtype)
+    PIECES: tl.constexpr = 1 if SHARED else SIZE
+    members = members_of(SIZE)
+    row = row_of(control, SIZE)
+    epoch = last_epoch(row, SIZE)
+    own = tl.load(bases + me)
+    staging = stage.to(tl.int64) - own  # the same in every heap
+    capacity = tl.cast(capacity, tl.int64)
+    done = capacity * 0
+    longest = done + 1
+    half = done
+    while done < longest:
+        if SOURCE == "staged":
+            for i in range(PIECES):
+                begin, number = _for_member(table, i, SIZE)
+                mine = (own + staging + half).to(inp.dtype) + i * capacity
+                piece = tl.minimum(number - done, capacity)
+                copy(mine, 0, in_sizes, in_strides, inp, begin + done, in_sizes, in_strides, piece, 0, IN_DIMS, BLOCK)
+        if done == 0:
+            begin, number = _for_member(table, members, SIZE)
+            place = tl.zeros_like(number)
+            if SOURCE == "direct":
+                place += inp.to(tl.int64) - own + begin * ITEM
+            elif SOURCE == "staged":  # no place, but how much there is
+                place += -1 - tl.max(number, axis=0)
+            tell(row, bases, me, place, number, SIZE)
+        epoch += 1
+        meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        if done == 0:
+            longest = tl.max(-1 - told(row, members, SIZE), axis=0)
+        for i in range(SIZE):
+            member = (me + 1 + i) % SIZE
+            begin, number = _from_member(table, member, SIZE)
+            number = tl.minimum(number, told_second(row, member, SIZE))  # never more than the member has
+            place = told(row, member, SIZE)
+            if place < 0:
+                place = staging + half
+                if not SHARED:
+                    place += me * capacity * ITEM
+                begin += done
+                number = tl.minimum(number - done, capacity)
+            elif done > 0:
+                number = done * 0
+            src = (tl.load(bases + member) + place).to(inp.dtype)
+            copy(out, begin, out_sizes, out_strides, src, 0, out_sizes, out_strides, number, OUT_DIMS, 0, BLOCK)
+        done += capacity
+        half = PIECES * capacity * ITEM - half
+    epoch += 1
+    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    leave(row, epoch, SIZE)

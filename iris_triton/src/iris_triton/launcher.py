@@ -1,0 +1,97 @@
+"""Launching one kernel with the same arguments again and again, except for a few tensors, with little Python.
+
+Triton's own launch binds, specialises and looks up at every call, which costs tens of microseconds.  Here that happens
+once; later calls hand addresses to the launcher that Triton has compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris_triton import _compat
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class BoundKernel:
+    """A kernel with all arguments but some tensors.
+
+    Those tensors may have other addresses at each call, so the kernel must name their parameters in
+    `do_not_specialize_on_alignment`; dtypes stay the same.
+
+    Args:
+        kernel: a jitted function.
+        grid: number of programs.
+        arguments: by name, everything but `tensors`; tensors among them are kept alive.
+        tensors: names of the parameters that each call provides.
+        device: torch's name of the device.
+        options: num_warps and other compiler options.
+
+    Example:
+        bound = BoundKernel(copy, 8, {"numel": 1024, "BLOCK": 128}, ("out", "inp"), "cuda:0", {"num_warps": 4})
+        bound(None, y, x)
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: int,
+        arguments: Mapping[str, Any],
+        tensors: Sequence[str],
+        device: str,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._kernel = kernel
+        self._grid = grid
+        self._arguments = dict(arguments)
+        self._names = tuple(tensors)
+        self._options = dict(options or {})
+        self._on_cpu = device == "cpu"
+        self._index = 0 if self._on_cpu else torch.device(device).index
+        self._run: Any = None
+        self._values: list[Any] = []
+        self._places: tuple[int, ...] = ()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a call needs nothing but addresses; never on the CPU."""
+        return self._run is not None
+
+    def __call__(self, stream: Any, *tensors: torch.Tensor) -> None:
+        """Launch.
+
+        Args:
+            stream: a torch stream; None for the current one.  On the CPU it is not looked at.
+            *tensors: one per name.
+        """
+        if self._run is None:
+            self._first(stream, tensors)
+            return
+        values = self._values
+        for place, tensor in zip(self._places, tensors, strict=True):
+            values[place] = tensor.data_ptr()
+        raw = torch._C._cuda_getCurrentRawStream(self._index) if stream is None else stream.cuda_stream
+        self._run(raw, values)
+
+    def _first(self, stream: Any, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Launch as Triton does, and keep what it has compiled."""
+        named = dict(zip(self._names, tensors, strict=True))
+        on_stream = contextlib.nullcontext() if self._on_cpu or stream is None else torch.cuda.stream(stream)
+        with on_stream:
+            compiled = self._kernel[(self._grid,)](**self._arguments, **named, **self._options)
+        if self._on_cpu:
+            return
+        order = [parameter.name for parameter in self._kernel.params]
+        everything = {**self._arguments, **named}
+        self._values = [_plain(everything[name]) for name in order]
+        self._places = tuple(order.index(name) for name in self._names)
+        self._run = _compat.launcher_of(compiled, self._grid)
+
+
+def _plain(value: Any) -> Any:
+    """The address of a tensor: the launcher asks the driver about each object that is not a number."""
+    return value.data_ptr() if isinstance(value, torch.Tensor) else value
