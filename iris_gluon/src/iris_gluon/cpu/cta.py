@@ -281,3 +281,14 @@ class Cta:
                 f"{partition.name} ends while {reading} TMA stores may still read its shared memory: call "
                 "tma.store_wait(0) at its end"
             )
+
+
+def complete_stores() -> None:
+    """For CPU entries: wait until the TMA stores of the running partition are in global memory.
+
+    What `cp.async.bulk.wait_group 0` is on a GPU.  tma.store_wait is less: unless it is told otherwise (Triton 3.8 and
+    newer), it waits until shared memory has been read, and the data may arrive as late as the program ends.
+    """
+    partition = current.program
+    if isinstance(partition, Partition):
+        partition.deliver_stores(partition.complete(partition.stores, 0))
