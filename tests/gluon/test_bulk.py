@@ -66,10 +66,6 @@ def everything_said(error):
     return "\n".join(texts)
 
 
-DEVICES = [pytest.param("cuda", marks=pytest.mark.multigpu)]
-
-
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.int64])
 @pytest.mark.parametrize(("form", "num_warps"), [("function", 1), ("method", 4)])
@@ -79,7 +75,6 @@ def test_copies(pool, op, form, num_warps, dtype, num_ranks, device):
     assert [line for lines in results for line in lines] == []
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 @pytest.mark.parametrize("num_warps", [1, 4])
 def test_stored_before_and_loaded_behind(pool, num_warps, num_ranks, device):

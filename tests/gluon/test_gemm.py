@@ -1,11 +1,12 @@
 """The GEMM core: what it compiles to, how it is configured and refused, and, on a Hopper GPU, what it computes."""
 
-import importlib.util
+import math
 import pathlib
 import re
 import shutil
 import subprocess
 
+import gemm_jobs
 import pytest
 import torch
 from triton.experimental import gluon
@@ -18,6 +19,7 @@ from iris_gluon.gemm.hopper import gemm_kernel
 from iris_triton.compile_only import TARGETS, assembly, compile_for
 
 BF16 = torch.bfloat16
+TOLERANCE = 1e-2  # of a row's norm; rounding is 0.2 %
 LARGE = gemm.GemmConfig()
 SMALL = gemm.GemmConfig(block_n=128, parts=1, stages=5)
 CONFIGS = {
@@ -26,15 +28,11 @@ CONFIGS = {
     "tall": gemm.GemmConfig(block_m=256, block_n=128),
     "four warps": gemm.GemmConfig(block_m=64, block_n=128, num_warps=4, parts=1, maxnreg=255),
 }
-EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "06_gluon_gemm_all_scatter.py"
 
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("gluon_gemm_all_scatter_example", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return gemm_jobs.example()
 
 
 def compiled_gemm(config, dtype=BF16):
@@ -211,17 +209,38 @@ def test_out_of_another_shape():
         gemm.matmul(torch.zeros(4, 5), torch.zeros(5, 6), out=torch.zeros(6, 4))
 
 
+# -- on the CPU: the executor computes TMA and wgmma -------------------------------------------------------------------
+@pytest.mark.parametrize("programs", [1, 3])
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+@pytest.mark.parametrize("shape", [(64, 64, 64), (200, 104, 136), (8, 8, 200)])
+def test_core_on_the_cpu(shape, dtype, parts, programs):
+    from iris_triton import cpu
+
+    cpu.enable()
+    m, n, k = shape
+    config = gemm.GemmConfig(block_m=64, block_n=64, parts=parts, stages=3, num_warps=4, group=2)
+    a, b = gemm_jobs.matrix(m, k, 1, dtype), gemm_jobs.matrix(k, n, 2, dtype)
+    c = torch.full((m, n), float("nan"), dtype=dtype)
+    tiles_m, tiles_n = -(-m // 64), -(-n // 64)
+    gemm_kernel[(programs,)](
+        *config.operands(a, b), gemm.descriptor(c, [64, 64 // parts]), tiles_m, tiles_n, -(-k // 64), **config.options
+    )
+    assert gemm_jobs.largest_row_error(c, a, b) < TOLERANCE
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_all_scatter_by_the_core_on_cpu_ranks(pool, num_ranks):
+    errors = pool.run(gemm_jobs.scatter_by_core, num_ranks, 136, 104, 72, 2)
+    assert max(errors) < TOLERANCE
+    assert not any(math.isnan(error) for error in errors)
+
+
 # -- on a GPU ---------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def hopper():
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the core is for sm_90")
-
-
-def is_product(c, a, b):
-    wanted = a.float() @ b.float()
-    error = (c.float() - wanted).norm(dim=1) / wanted.norm(dim=1)
-    assert error.max().item() < 1e-2
 
 
 @pytest.mark.gpu
@@ -237,7 +256,7 @@ def test_product(hopper, shape, config, dtype):
     c = surroundings[1:-1, 8:-8]
     c.fill_(float("nan"))
     assert gemm.matmul(a, b, out=c, config=config) is c
-    is_product(c, a, b)
+    assert gemm_jobs.largest_row_error(c, a, b) < TOLERANCE
     c.fill_(7.0)
     assert (surroundings == 7.0).all(), "nothing is written around C"
 

@@ -46,7 +46,7 @@ class ScatterTile:
 
     @gluon.constexpr_function
     def __init__(self, matrices):
-        self.matrices = matrices
+        self.matrices = gl.tuple(matrices)  # on the CPU a tuple is Python's own
 
     @gluon.jit
     def store(self, part, row, column):
