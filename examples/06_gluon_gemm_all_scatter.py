@@ -41,7 +41,7 @@ def portable(
             ctx.store(where, acc.to(c.dtype.element_ty), peer, mask=(i < M) & (j < N))
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["M", "N", "K"])
 def on_hopper(
     IrisDeviceCtx: gl.constexpr, context, a, b, c, M, N, K, stride_c, WORLD: gl.constexpr,
     GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr
