@@ -73,6 +73,17 @@ def test_core_for_hopper(config, tmp_path):
     assert spilled_bytes(ptx, tmp_path) == 0
 
 
+def test_a_matrix_of_one_tile(example):
+    """Sizes of 1 are no constants."""
+    c = gemm.descriptor(torch.empty(128, 128, dtype=BF16), [128, 128])
+    a, b = SMALL.operands(torch.empty(128, 64, dtype=BF16), torch.empty(64, 128, dtype=BF16))
+    assert assembly(compile_for(gemm_kernel, [a, b, c, 1, 1, 1], SMALL.options))
+    arguments = [IrisDeviceCtx, torch.int64, a, b, BF16, 1, 1, 1, 8]
+    assert assembly(compile_for(example.on_hopper, arguments, {"WORLD": 2, **SMALL.options}))
+    arguments = [IrisDeviceCtx, torch.int64, BF16, BF16, BF16, 1, 1, 1, 8]
+    assert assembly(compile_for(example.portable, arguments, {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}))
+
+
 def test_float16():
     assert ".f32.f16.f16" in assembly(compiled_gemm(SMALL, torch.float16))
 

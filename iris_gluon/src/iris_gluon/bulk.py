@@ -72,8 +72,7 @@ def _begin_load(rows, chunk, stages, full, STAGES: gl.constexpr):
 def _copy_rows(source, target, rows, CHUNK_BYTES: gl.constexpr, STAGES: gl.constexpr):
     """Copy whole rows of `_ROW_BYTES`; both addresses are multiples of `_ALIGNMENT`.  At least one row."""
     ROWS: gl.constexpr = CHUNK_BYTES // _ROW_BYTES
-    AHEAD: gl.constexpr = STAGES // 2
-    BEHIND: gl.constexpr = STAGES - AHEAD
+    AHEAD: gl.constexpr = STAGES - 1  # what hides the latency of reading; the last stage is on its way out
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, _WORDS], gl.int32)
     stages = gl.allocate_shared_memory(gl.int32, [STAGES, ROWS, _WORDS], layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -88,7 +87,7 @@ def _copy_rows(source, target, rows, CHUNK_BYTES: gl.constexpr, STAGES: gl.const
         mbarrier.wait(full.index(chunk % STAGES), (chunk // STAGES) & 1)
         tma_store(here, [chunk * ROWS, 0], stages.index(chunk % STAGES))
         if chunk + AHEAD < chunks:
-            tma.store_wait(BEHIND)  # what the next stage held has been read
+            tma.store_wait(1)  # the chunk before this one has been read: its stage is the next one to fill
             _begin_load(there, chunk + AHEAD, stages, full, STAGES)
     await_bulk_stores()
     for stage in gl.static_range(STAGES):
@@ -150,7 +149,7 @@ def put_bulk(
         to_rank: rank whose memory is written.
         heap_bases: int64[world_size].
         CHUNK_BYTES: bytes that are moved at a time, a power of 2 from 1024 to 32768.
-        STAGES: chunks in shared memory, half of them on their way in, half on their way out.
+        STAGES: chunks in shared memory, one of them on its way out, the others on their way in.
 
     Raises:
         CompilationError: the target has no bulk copies; see `supports_bulk`.
