@@ -6,8 +6,10 @@ launch, and that the operands of atomics agree.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
+from iris_core.errors import UnsupportedError
 from iris_gluon import _compat
 from iris_gluon.cpu import program
 from iris_gluon.cpu.builder import LaidOut
@@ -169,7 +171,15 @@ class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[mis
 def _expecting(operation: str, memory: Any, arguments: Any) -> Any:
     """A descriptor of shared memory that knows the layout of the view that the compiler would make of it."""
     shape = tuple(int(n) for n in memory.shape)
-    layout = memory_layout(operation, memory.layout, memory.dtype, shape, tuple(int(n) for n in arguments))
+    numbers = tuple(int(n) for n in arguments)
+    same = math.prod(numbers) == math.prod(shape) if operation == "reshape" else len(numbers) == len(shape)
+    if not same:
+        return memory  # the semantic layer says why that cannot be
+    if operation == "trans" and sorted(numbers) != list(range(len(shape))):
+        raise ValueError(f"the order must be a permutation of {list(range(len(shape)))}, got {list(numbers)}")
+    if isinstance(memory.layout, getattr(_layouts, "PaddedSharedLayout", ())):
+        raise UnsupportedError("the CPU executor cannot reshape or permute shared memory with a PaddedSharedLayout")
+    layout = memory_layout(operation, memory.layout, memory.dtype, shape, numbers)
     view = memory.handle.expecting(layout)
     return _compat.core.shared_memory_descriptor(
         view, memory.dtype, memory.shape, memory.layout, memory.type.alloc_shape
