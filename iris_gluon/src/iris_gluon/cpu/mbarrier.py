@@ -104,7 +104,8 @@ class MBarrier:
 
     def passed(self, parity: int, line: Line) -> bool:
         """Whether the last complete phase has this parity; before the first phase, the answer for 1 is yes."""
-        self.settle(line)
+        if (self.phase & 1) == parity:
+            self.settle(line)
         return (self.phase & 1) != parity
 
     def acquire(self, partition: Partition) -> None:
