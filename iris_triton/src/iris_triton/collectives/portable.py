@@ -63,8 +63,6 @@ class Portable:
 
     def supports(self, request: CollectiveRequest) -> Availability:
         """Say whether this algorithm serves a call."""
-        if request.group_size < 2:
-            return Availability.no("it needs two ranks at least")
         config = request.options.get("config", {})
         unused = [name for name in config if name not in USED_CONFIG]
         if unused:

@@ -1,0 +1,129 @@
+"""Rank jobs of tests/ccl; they run on CPU ranks and on GPUs."""
+
+import math
+
+import torch
+from ccl_cases import data, expected, input_shape, output_shape, row_splits
+
+from iris_core import Iris
+from iris_core.ccl import Config, ReduceOp
+
+
+class Tensors:
+    """Input and output of a rank where a case wants them; made in the same order on every rank."""
+
+    def __init__(self, ctx, case, rank, size):
+        self.case, self.rank, self.size = case, rank, size
+        self._ctx = ctx
+        in_heap = case.place not in ("ordinary", "strided ordinary", "output only")
+        out_heap = case.place not in ("ordinary", "strided ordinary", "input only")
+        self.in_shape, self.out_shape = input_shape(case, rank, size), output_shape(case, rank, size)
+        most = self._most()
+        self.inp = self.out = None
+        if case.in_place and case.op in ("all_gather", "gather"):
+            self.out = self._make(out_heap, self.out_shape, most)
+            self.inp = self.out.view(size, *case.shape)[rank]
+        else:
+            self.inp = self._make(in_heap, self.in_shape, most)
+            if case.in_place and case.op in ("reduce_scatter", "scatter"):
+                self.out = self.inp.view(size, *case.shape)[rank]
+            else:
+                self.out = self.inp if case.in_place else self._make(out_heap, self.out_shape, most)
+
+    def _most(self):
+        """Elements of the largest tensor of any rank: allocations must be alike."""
+        ranks = range(self.size)
+        return max(math.prod(shape(self.case, r, self.size)) for shape in (input_shape, output_shape) for r in ranks)
+
+    def _make(self, on_heap, shape, most):
+        dtype = getattr(torch, self.case.dtype)
+        step = 2 if "strided" in self.case.place else 1
+        lead = 3 + 5 * self.rank if self.case.place == "skewed" else 0
+        nbytes = (step * most + 3 + 5 * self.size) * dtype.itemsize
+        make = self._ctx.empty if on_heap else torch.empty
+        raw = make(nbytes, dtype=torch.uint8, device=self._ctx.device).view(dtype)[lead:]
+        count = math.prod(shape)
+        if self.case.place == "transposed" and len(shape) == 2:
+            return raw[:count].view(shape[1], shape[0]).t()
+        return raw[: step * count].view(*shape[:-1], step * shape[-1])[..., ::step] if shape else raw[0]
+
+    def fill(self, turn):
+        """New data in the input, something else in the output; returns the inputs of all ranks."""
+        inputs = [data(self.case, r, self.size, turn) for r in range(self.size)]
+        if not self.case.in_place:
+            self.out.view_as(self.out).copy_(
+                torch.ones((), dtype=torch.float32).to(self.out.dtype).expand(self.out.shape)
+            )
+        if self.case.op == "broadcast" and self.rank == self.case.root:
+            self.out.copy_(inputs[self.rank])
+        self.inp.copy_(inputs[self.rank])
+        return inputs
+
+
+def call(ctx, case, tensors, group=None, members=None, async_op=False):
+    """Call the operation; `members` are the world's ranks in the group's order."""
+    members = members or list(range(ctx.num_ranks))
+    config = Config(**case.config) if case.config else None
+    kwargs = {"group": group, "async_op": async_op, "config": config}
+    out, inp = tensors.out, tensors.inp
+    op = ReduceOp[case.reduction.upper()]
+    root = members[case.root]
+    is_root = ctx.cur_rank == root
+    if case.op == "all_reduce":
+        return ctx.ccl.all_reduce(out, inp, op, **kwargs)
+    if case.op == "reduce_scatter":
+        return ctx.ccl.reduce_scatter(out, inp, op, **kwargs)
+    if case.op == "reduce":
+        return ctx.ccl.reduce(out if is_root else None, inp, root, op, **kwargs)
+    if case.op == "broadcast":
+        return ctx.ccl.broadcast(out, root, **kwargs)
+    if case.op == "gather":
+        return ctx.ccl.gather(out if is_root else None, inp, root, **kwargs)
+    if case.op == "scatter":
+        return ctx.ccl.scatter(out, inp if is_root else None, root, **kwargs)
+    if case.op == "all_to_all":
+        splits = {}
+        if case.splits:
+            matrix = row_splits(tensors.size, case.shape[0])
+            splits["input_split_sizes"] = matrix[tensors.rank]
+            splits["output_split_sizes"] = [row[tensors.rank] for row in matrix]
+        return ctx.ccl.all_to_all(out, inp, layout=case.layout, **kwargs, **splits)
+    return ctx.ccl.all_gather(out, inp, **kwargs)
+
+
+def verify(case, tensors, inputs, what=""):
+    """What is wrong with the output (and the input); an empty list if nothing is."""
+    rank = tensors.rank
+    wrong = []
+    has_output = case.op not in ("reduce", "gather") or rank == case.root
+    if has_output:
+        want = expected(case, rank, inputs)
+        got = tensors.out.cpu()
+        if not torch.equal(bits(got), bits(want)):
+            wrong.append(
+                f"{case}{what}: rank {rank} of {tensors.size} got {got.flatten()[:8]}, not {want.flatten()[:8]}"
+            )
+    if not case.in_place and not torch.equal(bits(tensors.inp.cpu()), bits(inputs[rank])):
+        wrong.append(f"{case}{what}: the input of rank {rank} was changed")
+    return wrong
+
+
+def bits(tensor):
+    """Contiguous bytes of a tensor."""
+    return tensor.contiguous().flatten().view(torch.uint8)
+
+
+def run_cases(device, cases, turns):
+    """Call every case `turns` times with new data; returns what was wrong."""
+    wrong = []
+    with Iris("24MiB", device=device) as ctx:
+        for case in cases:
+            with ctx.scope():
+                tensors = Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
+                for turn in range(turns):
+                    inputs = tensors.fill(turn)
+                    if call(ctx, case, tensors) is not None:
+                        wrong.append(f"{case}: a synchronous call returned something")
+                    wrong += verify(case, tensors, inputs)
+        ctx.barrier()
+    return wrong

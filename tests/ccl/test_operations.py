@@ -1,0 +1,30 @@
+"""Every operation with every dtype, reduction, shape and place, against torch on one process."""
+
+import pytest
+from ccl_cases import moving_cases, place_cases, reducing_cases, shape_cases, way_cases
+from jobs_ccl import run_cases
+
+
+def check(pool, num_ranks, device, cases, turns):
+    for wrong in pool.run(run_cases, num_ranks, device, list(cases), turns):
+        assert wrong == []
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
+def test_dtypes_and_reductions(pool, num_ranks, device):
+    check(pool, num_ranks, device, [*reducing_cases(2 if num_ranks == 8 else None), *moving_cases()], turns=1)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 8])
+def test_shapes(pool, num_ranks, device):
+    check(pool, num_ranks, device, shape_cases(), turns=1)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_places(pool, num_ranks, device):
+    check(pool, num_ranks, device, place_cases(), turns=1)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_ways(pool, num_ranks, device):
+    check(pool, num_ranks, device, way_cases(num_ranks), turns=2)
