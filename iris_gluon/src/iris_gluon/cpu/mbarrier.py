@@ -166,6 +166,7 @@ def invalidate(view: View) -> None:
 
 
 def _check_memory(view: View) -> None:
+    view.check_inside()
     if view.data.size != 1 or view.data.itemsize != 8 or not view.dtype.is_int():
         raise MBarrierError(
             f"{here()}: barrier allocation must be a descriptor of Nxi64 type with N <= number of CTAs; {view.name!r} "

@@ -75,7 +75,7 @@ class Allocation:
 class View:
     """Part of an allocation; stands where the compiler has a memory descriptor."""
 
-    __slots__ = ("allocation", "code", "data", "dtype", "forms", "inferred", "layout", "name", "offset")
+    __slots__ = ("allocation", "code", "data", "dtype", "forms", "inferred", "layout", "name", "offset", "outside")
 
     def __init__(
         self,
@@ -91,9 +91,12 @@ class View:
         self.allocation, self.dtype, self.data, self.forms, self.code = allocation, dtype, data, forms, code
         self.offset, self.name, self.layout = offset, name, layout
         self.inferred: Any = None  # layout of what is made of it, where the compiler has to be asked
+        self.outside = ""  # why it must not be accessed: making such a view is harmless
 
     def _part(self, data: Array, forms: Array, offset: int, name: str, layout: Any = None) -> View:
-        return View(self.allocation, self.dtype, data, forms, self.code, offset, name, layout)
+        view = View(self.allocation, self.dtype, data, forms, self.code, offset, name, layout)
+        view.outside = self.outside
+        return view
 
     def expecting(self, layout: Any) -> View:
         """The same view, which knows the layout of the view that will be made of it."""
@@ -103,10 +106,12 @@ class View:
 
     # -- views of views -----------------------------------------------------------------------------------------------
     def index(self, index: int) -> View:
-        """One element of the first dimension."""
+        """One element of the first dimension; a predicate may keep one that does not exist from being accessed."""
         size = self.data.shape[0]
         if not 0 <= index < size:
-            raise IndexError(f"{self.name}.index({index}) is outside [0, {size}), in {here()}")
+            view = self.index(0)
+            view.outside = f"{self.name}.index({index}) is outside [0, {size}), in {here()}"
+            return view
         offset = self.offset + index * self.data.strides[0]
         return self._part(self.data[index], self.forms[index], offset, f"{self.name}[{index}]", self.layout)
 
@@ -157,7 +162,7 @@ class View:
                 f"{here()}: {self.name!r} has {self.nbytes} bytes, too few for shape {list(shape)} of {dtype}"
             )
         view = self.allocation.view(dtype, shape, layout, self.offset)
-        view.name = self.name
+        view.name, view.outside = self.name, self.outside
         return view
 
     # -- extent -------------------------------------------------------------------------------------------------------
@@ -226,6 +231,15 @@ class View:
         result: Array = self.data[where].copy()
         return result
 
+    def check_inside(self) -> None:
+        """Refuse an access to a view that lies outside its allocation.
+
+        Raises:
+            IndexError: it does.
+        """
+        if self.outside:
+            raise IndexError(self.outside)
+
     # -- who may access when ------------------------------------------------------------------------------------------
     def access(
         self,
@@ -250,8 +264,10 @@ class View:
             remedy: what completes it, for messages.
 
         Raises:
+            IndexError: the view lies outside its allocation.
             RaceError: an earlier access is not ordered before this one.
         """
+        self.check_inside()
         seen, fenced = partition.clock.seen, partition.clock.fenced
         accesses = self.allocation.accesses
         line = here()

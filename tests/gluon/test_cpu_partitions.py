@@ -1,0 +1,375 @@
+"""gl.warp_specialize on the CPU: partitions that wait for each other, for other programs, and in vain."""
+
+import threading
+import time
+
+import pytest
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+import iris_gluon.cpu
+from iris_core.errors import UnsupportedError
+from iris_gluon._compat import tma_load, tma_store
+from iris_gluon.cpu.errors import MBarrierError, RaceError
+from iris_triton import cpu
+from iris_triton.compile_only import compile_for
+
+
+@pytest.fixture(autouse=True)
+def _executor():
+    cpu.enable()
+
+
+# -- three partitions: load, add, store -------------------------------------------------------------------------------
+@gluon.jit
+def load_part(descriptions, barriers, buffers, row, steps, WIDTH: gl.constexpr, BUG: gl.constexpr):
+    x_desc, y_desc, _ = descriptions
+    in_empty, in_ready, _, _ = barriers
+    x_bufs, y_bufs, _ = buffers
+    COUNT: gl.constexpr = x_bufs.type.shape[0]
+    for i in range(steps):
+        place = i % COUNT
+        phase = i // COUNT & 1
+        mbarrier.wait(in_empty.index(place), phase ^ 1)
+        mbarrier.expect(in_ready.index(place), x_desc.block_type.nbytes + y_desc.block_type.nbytes)
+        tma_load(x_desc, [row, i * WIDTH], in_ready.index(place), x_bufs.index(place))
+        tma_load(y_desc, [row, i * WIDTH], in_ready.index(place), y_bufs.index(place))
+
+
+@gluon.jit
+def store_part(descriptions, barriers, buffers, row, steps, WIDTH: gl.constexpr, BUG: gl.constexpr):
+    _, _, out_desc = descriptions
+    _, _, out_empty, out_ready = barriers
+    _, _, out_bufs = buffers
+    COUNT: gl.constexpr = out_bufs.type.shape[0]
+    for i in range(steps):
+        place = i % COUNT
+        mbarrier.wait(out_ready.index(place), i // COUNT & 1)
+        tma_store(out_desc, [row, i * WIDTH], out_bufs.index(place))
+        if BUG != "frees too early":
+            tma.store_wait(COUNT - 1)
+            mbarrier.arrive(out_empty.index((i - (COUNT - 1)) % COUNT), count=1, pred=i >= COUNT - 1)
+        else:
+            mbarrier.arrive(out_empty.index(place), count=1)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def add_part(barriers, buffers, steps, WIDTH: gl.constexpr, layout: gl.constexpr, BUG: gl.constexpr):
+    in_empty, in_ready, out_empty, out_ready = barriers
+    x_bufs, y_bufs, out_bufs = buffers
+    COUNT: gl.constexpr = x_bufs.type.shape[0]
+    OUT: gl.constexpr = out_bufs.type.shape[0]
+    for i in range(steps):
+        place = i % COUNT
+        if BUG != "no wait for data":
+            mbarrier.wait(in_ready.index(place), i // COUNT & 1)
+        x = x_bufs.index(place).load(layout)
+        if BUG == "gives back too early":
+            fence_async_shared()
+            mbarrier.arrive(in_empty.index(place), count=1)
+            y = y_bufs.index(place).load(layout)
+        else:
+            y = y_bufs.index(place).load(layout)
+            if BUG != "no fence before giving back":
+                fence_async_shared()
+            mbarrier.arrive(in_empty.index(place), count=1)
+        out_place = i % OUT
+        if BUG != "no wait for room":
+            mbarrier.wait(out_empty.index(out_place), (i // OUT & 1) ^ 1)
+        out_bufs.index(out_place).store(x + y)
+        if BUG != "no fence before storing":
+            fence_async_shared()
+        mbarrier.arrive(out_ready.index(out_place), count=1)
+
+
+@gluon.jit
+def add_specialized(x_desc, y_desc, out_desc, steps, COUNT: gl.constexpr, OUT: gl.constexpr, BUG: gl.constexpr):
+    ROWS: gl.constexpr = x_desc.block_type.shape[0]
+    WIDTH: gl.constexpr = x_desc.block_type.shape[1]
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, 4], [1, 0])
+    x_bufs = gl.allocate_shared_memory(gl.float32, [COUNT, ROWS, WIDTH], x_desc.layout)
+    y_bufs = gl.allocate_shared_memory(gl.float32, [COUNT, ROWS, WIDTH], y_desc.layout)
+    out_bufs = gl.allocate_shared_memory(gl.float32, [OUT, ROWS, WIDTH], out_desc.layout)
+    in_empty = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    in_ready = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    out_empty = gl.allocate_shared_memory(gl.int64, [OUT, 1], mbarrier.MBarrierLayout())
+    out_ready = gl.allocate_shared_memory(gl.int64, [OUT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(in_empty.index(i), count=1)
+        mbarrier.init(in_ready.index(i), count=1)
+    for i in gl.static_range(OUT):
+        mbarrier.init(out_empty.index(i), count=1)
+        mbarrier.init(out_ready.index(i), count=1)
+    descriptions = (x_desc, y_desc, out_desc)
+    barriers = (in_empty, in_ready, out_empty, out_ready)
+    buffers = (x_bufs, y_bufs, out_bufs)
+    row = gl.program_id(0) * ROWS
+    gl.warp_specialize(
+        [
+            (add_part, (barriers, buffers, steps, WIDTH, layout, BUG)),
+            (load_part, (descriptions, barriers, buffers, row, steps, WIDTH, BUG)),
+            (store_part, (descriptions, barriers, buffers, row, steps, WIDTH, BUG)),
+        ],
+        [1, 1],
+        [24, 24],
+    )
+
+
+def describe(tensor, block):
+    layout = gl.NVMMASharedLayout.get_default_for(block, gl.float32)
+    return TensorDescriptor.from_tensor(tensor, block, layout)
+
+
+def add(rows, columns, programs, count, out_count, bug=""):
+    x, y, out = torch.randn(rows, columns), torch.randn(rows, columns), torch.zeros(rows, columns)
+    described = [describe(t, [8, 32]) for t in (x, y, out)]
+    add_specialized[(programs,)](*described, -(-columns // 32), count, out_count, bug)
+    return torch.equal(out, x + y)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("out_count", [1, 2])
+@pytest.mark.parametrize(("rows", "columns"), [(16, 256), (20, 100)])
+def test_three_partitions(rows, columns, count, out_count):
+    assert add(rows, columns, -(-rows // 8), count, out_count)
+
+
+FOUND = {
+    "frees too early": "store overwrites 'out_bufs.*TMA store.*may still be reading",
+    "no wait for data": "load reads 'x_bufs.*in the default partition, while the TMA load|never been written",
+    "gives back too early": "TMA load overwrites 'y_bufs.*which the default partition has read.*nothing orders the two"
+    "|goes through the async proxy",
+    "no fence before giving back": "TMA load of 'x_bufs.*async proxy.*not ordered with the load",
+    "no wait for room": "store overwrites 'out_bufs|too many|for the phase before arriving again",
+    "no fence before storing": "TMA store of 'out_bufs.*async proxy.*not ordered with the store",
+}
+
+
+@pytest.mark.parametrize("bug", FOUND)
+@pytest.mark.parametrize("count", [1, 2])
+def test_mistakes_are_found(bug, count):
+    with pytest.raises((RaceError, MBarrierError, iris_gluon.cpu.errors.UninitializedMemoryError), match=FOUND[bug]):
+        add(8, 32 * 12, 1, count, count, bug)
+
+
+# -- results, arguments, warps ----------------------------------------------------------------------------------------
+@gluon.jit
+def sums(x, i, bar):
+    mbarrier.wait(bar, 0)
+    return gl.sum(x, axis=0), x + i
+
+
+@gluon.jit
+def signal(bar, out, value: gl.constexpr):
+    gl.store(out + value, gl.num_warps())
+    mbarrier.arrive(bar, count=1)
+
+
+@gluon.jit
+def with_results(x, out, warps):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    i = gl.arange(0, 128, layout=layout)
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar, count=2)
+    total, moved = gl.warp_specialize(
+        [(sums, (gl.load(x + i), i, bar)), (signal, (bar, warps, 0)), (signal, (bar, warps, 1))], [1, 4], [24, 24]
+    )
+    gl.store(out + i, moved)
+    gl.store(out + 128, total)
+    gl.store(warps + 2, gl.num_warps())
+
+
+def test_results_of_the_default_partition_and_warps_of_each():
+    x, out, warps = torch.randn(128), torch.zeros(129), torch.zeros(3, dtype=torch.int32)
+    with_results[(1,)](x, out, warps)
+    torch.testing.assert_close(out, torch.cat([x + torch.arange(128), x.sum()[None]]))
+    assert warps.tolist() == [1, 4, 4]
+
+
+@gluon.jit
+def nothing():
+    pass
+
+
+@gluon.jit
+def block_argument(x):
+    pass
+
+
+@gluon.jit
+def layout_of_the_kernel():
+    gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
+
+
+@gluon.jit
+def nested():
+    gl.warp_specialize([(nothing, ()), (nothing, ())], [1], [24])
+
+
+@gluon.jit
+def misuse(what: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    if what == "block":
+        gl.warp_specialize([(nothing, ()), (block_argument, (gl.arange(0, 128, layout=layout),))], [1], [24])
+    elif what == "nested":
+        gl.warp_specialize([(nothing, ()), (nested, ())], [1], [24])
+    elif what == "nested in default":
+        gl.warp_specialize([(nested, ()), (nothing, ())], [1], [24])
+    elif what == "layout":
+        gl.warp_specialize([(nothing, ()), (layout_of_the_kernel, ())], [1], [24])
+    elif what == "counts":
+        gl.warp_specialize([(nothing, ()), (nothing, ())], [1, 1], [24])
+    elif what == "no tuple":
+        gl.warp_specialize([(nothing, 3), (nothing, ())], [1], [24])
+
+
+MISUSES = {
+    "block": (ValueError, "argument 0 of block_argument is a block"),
+    "nested": (UnsupportedError, "cannot be called inside a partition"),
+    "nested in default": (UnsupportedError, "cannot be called inside a partition"),
+    "layout": (ValueError, "Layout has 4 warps per CTA, but the context requires 1 warps per CTA"),
+    "counts": (AssertionError, "1 partitions but 2 warp counts"),
+    "no tuple": (ValueError, "function arguments must be a tuple"),
+}
+
+
+@pytest.mark.parametrize("what", MISUSES)
+def test_misuse(what):
+    error, text = MISUSES[what]
+    with pytest.raises(error, match=text):
+        misuse[(1,)](what)
+
+
+@pytest.mark.parametrize("what", ["block", "layout", "counts", "no tuple"])
+def test_the_compiler_refuses_the_same(what):
+    with pytest.raises((triton.CompilationError, RuntimeError)):
+        compile_for(misuse, (what,))
+
+
+# -- waiting for other programs ---------------------------------------------------------------------------------------
+@gluon.jit
+def poll(flags, bar, rounds):
+    """Wait for the other program, and let the default partition go on."""
+    me = gl.program_id(0)
+    for i in range(rounds):
+        while gl.atomic_add(flags + me, 0, sem="acquire", scope="gpu") < i + 1:
+            pass
+        mbarrier.arrive(bar, count=1)
+
+
+@gluon.jit
+def answer(flags, bar, out, rounds):
+    me = gl.program_id(0)
+    for i in range(rounds):
+        if me == 0:
+            gl.atomic_add(flags + 1, 1, sem="release", scope="gpu")
+        mbarrier.wait(bar, i & 1)
+        gl.store(out + me, i + 1)
+        if me == 1:
+            gl.atomic_add(flags, 1, sem="release", scope="gpu")
+
+
+@gluon.jit
+def talk(flags, out, rounds):
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar, count=1)
+    gl.warp_specialize([(answer, (flags, bar, out, rounds)), (poll, (flags, bar, rounds))], [1], [24])
+
+
+def test_partitions_wait_for_other_programs():
+    flags, out = torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    talk[(2,)](flags, out, 12)
+    assert out.tolist() == [12, 12]
+
+
+@gluon.jit
+def poll_twice(flags):
+    while gl.atomic_add(flags, 0) < 1:
+        pass
+    gl.atomic_add(flags + 1, 1)
+
+
+@gluon.jit
+def poll_and_tell(flags):
+    while gl.atomic_add(flags + 1, 0) < 1:
+        pass
+    gl.atomic_add(flags + 2, 1)
+
+
+@gluon.jit
+def two_polls(flags):
+    """Both partitions poll; the last program makes the first one go on, and that one the second."""
+    if gl.program_id(0) == 0:
+        gl.warp_specialize([(poll_and_tell, (flags,)), (poll_twice, (flags,))], [1], [24])
+    else:
+        gl.atomic_add(flags, 1)
+
+
+def test_several_partitions_poll():
+    flags = torch.zeros(3, dtype=torch.int32)
+    two_polls[(2,)](flags)
+    assert flags.tolist() == [1, 1, 1]
+
+
+def test_a_poll_in_vain_is_a_deadlock_after_the_bound():
+    began = time.perf_counter()
+    with cpu.configured(timeout_s=0.3), pytest.raises(cpu.DeadlockError, match="all programs of the launch"):
+        talk[(1,)](torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32), 3)
+    assert time.perf_counter() - began < 10
+
+
+# -- failures ---------------------------------------------------------------------------------------------------------
+@gluon.jit
+def wait_for(bar):
+    mbarrier.wait(bar, 0)
+
+
+@gluon.jit
+def fail():
+    gl.device_assert(False, "on purpose")
+
+
+@gluon.jit
+def mutual(what: gl.constexpr):
+    first = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    second = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(first, count=1)
+    mbarrier.init(second, count=1)
+    if what == "deadlock":
+        gl.warp_specialize([(wait_for, (first,)), (wait_for, (second,)), (nothing, ())], [1, 1], [24, 24])
+    elif what == "worker":
+        gl.warp_specialize([(wait_for, (first,)), (wait_for, (second,)), (fail, ())], [1, 1], [24, 24])
+    elif what == "default":
+        gl.warp_specialize([(fail, ()), (wait_for, (second,)), (wait_for, (first,))], [1, 1], [24, 24])
+    elif what == "workers alone":
+        gl.warp_specialize([(nothing, ()), (wait_for, (second,))], [1], [24])
+
+
+def test_a_deadlock_names_partitions_and_barriers():
+    with pytest.raises(cpu.DeadlockError) as caught:
+        mutual[(3,)]("deadlock")
+    text = str(caught.value)
+    assert "the default partition waits for mbarrier 'first' with phase=0" in text
+    assert "partition 1 (wait_for) waits for mbarrier 'second' with phase=0" in text
+    assert caught.value.kernel == "mutual"
+    with pytest.raises(cpu.DeadlockError, match=r"partition 1 \(wait_for\) waits for mbarrier 'second'"):
+        mutual[(1,)]("workers alone")
+
+
+@pytest.mark.parametrize(("what", "note"), [("worker", "in partition 2 (fail)"), ("default", "in kernel 'mutual'")])
+def test_an_error_in_one_partition_ends_all(what, note):
+    before = threading.active_count()
+    for _ in range(5):
+        with pytest.raises(AssertionError, match="on purpose") as caught:
+            mutual[(2,)](what)
+        assert any(note in line for line in caught.value.__notes__)
+    until = time.perf_counter() + 5
+    while threading.active_count() > max(before, 20) and time.perf_counter() < until:
+        time.sleep(0.01)
+    assert threading.active_count() <= max(before, 20)  # the pool keeps some, none is left waiting
+    assert add(16, 64, 2, 2, 2)
