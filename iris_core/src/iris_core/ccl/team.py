@@ -168,7 +168,9 @@ class Team:
         known.append(region)
         return region
 
-    def workspace(self, name: str, nbytes: int, minimum: int = MIN_STAGING_NBYTES) -> Region:
+    def workspace(
+        self, name: str, nbytes: int, minimum: int = MIN_STAGING_NBYTES, fill: int | None = None
+    ) -> Region:
         """Return a region of up to this size, for what can go in pieces; see `region`.
 
         Collective, like `region`.  It is as large as IRIS_CCL_WORKSPACE and the memory allow.
@@ -176,7 +178,9 @@ class Team:
         Args:
             name: what it is.
             nbytes: size in bytes with which it would go in one piece.
-            minimum: smallest size that is of any use.
+            minimum: smallest size that is of any use; a smaller region that is there already is returned if there is
+                no room for more.
+            fill: value of every byte at first; None for anything.
 
         Raises:
             UnsupportedError: there is no room for `minimum` bytes.
@@ -188,7 +192,7 @@ class Team:
         while have is None or have.nbytes < min(wanted, nbytes):
             if have is None or wanted < self._exhausted.get(name, wanted + 1):
                 try:
-                    return self.region(name, wanted, fill=None)
+                    return self.region(name, wanted, fill)
                 except UnsupportedError:
                     self._exhausted[name] = wanted
                     if have is None and wanted // 2 < minimum:

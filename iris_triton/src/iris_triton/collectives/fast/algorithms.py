@@ -1,0 +1,257 @@
+"""Collectives of packets, as algorithms: all_reduce, reduce_scatter, all_gather and all_to_all through mailboxes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton.language as tl
+
+from iris_core.ccl.reduce_op import REDUCIBLE, ReduceOp
+from iris_core.types import Availability, DeviceType
+from iris_triton._plugin import TRITON_INFO
+from iris_triton.collectives.fast.fabric import Fact, known_facts
+from iris_triton.collectives.fast.geometry import DATA_RATIO, mailbox_for, packets_for, shape_for
+from iris_triton.collectives.fast.mailbox import PER_CALL, exchange, two_shot
+from iris_triton.collectives.geometry import Carrier, carrier_of, layout_of
+from iris_triton.launcher import BoundKernel
+
+if TYPE_CHECKING:
+    from iris_core.ccl.team import Team
+    from iris_core.types import CollectiveRequest, PluginInfo
+
+MAX_RANKS = 8
+"""Members whose packets a thread holds in registers."""
+
+ENCODINGS = ("ll", "ll128", "sentinel")
+_USED_CONFIG = ("comm_sms", "num_warps")
+_HOP_S, _LAUNCH_S, _WIRE = 0.8e-6, 1.8e-6, 3.4e11  # measured on 8 x H200: seconds, seconds, bytes per second
+_FLOATS = ("float32", "float16", "bfloat16")
+_BITWISE = ("band", "bor", "bxor")
+_BOOL = {"sum": "max", "product": "min", "min": "min", "max": "max", "band": "min", "bor": "max", "bxor": "bxor"}
+
+
+@dataclass(slots=True)
+class Plan:
+    """What has been prepared.
+
+    Attributes:
+        kernel: takes the output and the input.
+        carrier: as what it takes their elements.
+    """
+
+    kernel: BoundKernel
+    carrier: Carrier
+
+
+class PacketCollective:
+    """One operation in one form and encoding; satisfies `iris_core.protocols.Collective`.
+
+    Attributes:
+        measured_only: it is chosen where a table says so, or by name, and never by its model.
+
+    Args:
+        op: the operation.
+        form: "one_shot", "two_shot" or "mailbox".
+        encoding: one of ENCODINGS.
+        emulate: serve ranks on the CPU, too, however slowly: for tests of the protocol.
+    """
+
+    measured_only = True
+
+    def __init__(self, op: str, form: str, encoding: str, *, emulate: bool = False) -> None:
+        self.op = op
+        self.name = f"{encoding}_{form}"
+        self._form = form
+        self._encoding = encoding
+        self._emulate = emulate
+
+    @property
+    def info(self) -> PluginInfo:
+        """The backend's description."""
+        return TRITON_INFO
+
+    @property
+    def _reduces(self) -> bool:
+        return self.op in ("all_reduce", "reduce_scatter")
+
+    @property
+    def _sharded(self) -> bool:
+        return self.op in ("reduce_scatter", "all_to_all")
+
+    @property
+    def _hops(self) -> int:
+        return 2 if self._form == "two_shot" else 1
+
+    # -- what it serves -----------------------------------------------------------------------------------------------
+    def supports(self, request: CollectiveRequest) -> Availability:
+        """Say whether this algorithm serves a call."""
+        problem = self._problem(request)
+        return Availability.no(problem) if problem else Availability.yes()
+
+    def _problem(self, request: CollectiveRequest) -> str:
+        if request.op != self.op:
+            return f"it serves {self.op}"
+        if not 1 <= request.group_size <= MAX_RANKS:
+            return f"it serves groups of up to {MAX_RANKS} ranks, and this one has {request.group_size}"
+        options = request.options
+        if options.get("layout", "torch") != "torch":
+            return f"it does not serve layout={options['layout']!r}"
+        if options.get("uneven"):
+            return "it sends parts of equal size"
+        unused = [name for name in options.get("config", {}) if name not in _USED_CONFIG]
+        if unused:
+            return f"it has no use for {', '.join(unused)} of the config"
+        warps = options.get("config", {}).get("num_warps", 1)
+        if warps & (warps - 1) or warps > 32:
+            return f"num_warps is {warps}, which is no power of two up to 32"
+        return self._type_problem(request) or self._device_problem(request)
+
+    def _type_problem(self, request: CollectiveRequest) -> str:
+        dtype = getattr(torch, request.dtype, None) if request.dtype else None
+        if not isinstance(dtype, torch.dtype):
+            return f"{request.dtype!r} is no element type"
+        if self._encoding == "sentinel" and request.dtype not in _FLOATS:
+            return f"words of {request.dtype} may have any value, so none can say that nothing is there yet"
+        if not self._reduces:
+            return ""
+        reduction = request.options.get("reduction", "sum")
+        if request.dtype not in REDUCIBLE:
+            return f"it does not reduce {request.dtype}"
+        if reduction.upper() not in ReduceOp.__members__:
+            return f"it does not know the reduction {reduction!r}"
+        if reduction in _BITWISE and dtype.is_floating_point:
+            return f"{reduction} works on integers"
+        return "avg does not work on bool" if (reduction, request.dtype) == ("avg", "bool") else ""
+
+    def _device_problem(self, request: CollectiveRequest) -> str:
+        if request.target.type is DeviceType.CPU:
+            return "" if self._emulate else "it is for NVIDIA GPUs, and the CPU only emulates it for tests"
+        if request.target.type is not DeviceType.CUDA:
+            return "its packets are assembly for NVIDIA GPUs"
+        return missing_facts(request.target.index, self._needs(request))
+
+    def _needs(self, request: CollectiveRequest) -> tuple[Fact, ...]:
+        """Facts about memory on which a call leans.  A message in one piece needs no PROMPT_CLEARS: kernels end."""
+        if self._encoding == "ll128":
+            return (Fact.WHOLE_LINES,)
+        return (Fact.PROMPT_CLEARS,) if self._encoding == "sentinel" else ()
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: a launch, the hops, and what goes over the links."""
+        others, size = request.group_size - 1, request.group_size
+        part = request.nbytes / size if self._sharded or self._form == "two_shot" else request.nbytes
+        sent = self._hops * others * part * DATA_RATIO[self._encoding]
+        return _LAUNCH_S + self._hops * _HOP_S + sent / _WIRE
+
+    # -- running ------------------------------------------------------------------------------------------------------
+    def prepare(self, request: CollectiveRequest, context: Any) -> Plan:
+        """Make a plan.  Collective: every member calls it."""
+        team: Team = context.ccl.team(request.members or tuple(range(request.group_size)))
+        options = request.options
+        carrier = carrier_of(request.dtype)
+        item = getattr(torch, request.dtype).itemsize
+        part = self._part_nbytes(request, item)
+        packets = packets_for(part, self._encoding)
+        shape = shape_for(request, packets, self._encoding)
+        mailbox = mailbox_for(team, self._encoding, packets, self._hops, shape.block)
+        inner = layout_of(request.shape, options["in_stride"])
+        outer = layout_of(options["out_shape"], options["out_stride"])
+        arguments: dict[str, Any] = {
+            "counters": mailbox.counters,
+            "peers": tuple(team.base_ptrs[(team.rank + 1 + i) % team.size] for i in range(team.size)),
+            "me": team.rank,
+            "rank": team.world_rank,
+            "part": part,
+            "cap": mailbox.cap,
+            "pieces": mailbox.pieces,
+            "box": mailbox.offset_bytes,
+            "half": mailbox.half_nbytes,
+            "timeout_ns": team.timeout_ns,
+            "status": team.status_ptr,
+            "in_sizes": inner.sizes,
+            "in_strides": inner.strides,
+            "out_sizes": outer.sizes,
+            "out_strides": outer.strides,
+            "N": team.size,
+            "ENC": self._encoding,
+            "ITEM": item,
+            "IN_DIMS": inner.num_dims,
+            "OUT_DIMS": outer.num_dims,
+            "BLOCK": shape.block,
+            "STEP": shape.step,
+            "NAP_NS": 0,
+        }
+        arguments |= self._reduction(request)
+        if self._form == "two_shot":
+            kernel: Any = two_shot
+            arguments["nbytes"] = request.nbytes
+        else:
+            kernel = exchange
+            arguments |= {"SHARDED": self._sharded, "REDUCES": self._reduces}
+        bound = BoundKernel(kernel, shape.programs, arguments, PER_CALL, team.device, shape.options)
+        return Plan(bound, carrier)
+
+    def _part_nbytes(self, request: CollectiveRequest, item: int) -> int:
+        """Bytes that go to one member, in one hop."""
+        size = request.group_size
+        if self._form == "two_shot":  # parts begin at multiples of 16 bytes
+            return max(1, -(-request.nbytes // (size * 16))) * 16
+        count = math.prod(request.shape)
+        return count // size * item if self._sharded else count * item
+
+    def _reduction(self, request: CollectiveRequest) -> dict[str, Any]:
+        if not self._reduces:
+            return {"DT": None, "OP": ""}
+        op = request.options["reduction"]
+        if request.dtype == "bool":
+            return {"DT": tl.uint8, "OP": _BOOL[op]}
+        return {"DT": getattr(tl, request.dtype), "OP": op}
+
+    def launch(self, plan: Plan, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> None:
+        """Launch a plan on a stream."""
+        assert out is not None
+        assert inp is not None
+        kernel, carrier = plan.kernel, plan.carrier
+        if not kernel.is_ready:  # a ready one looks at the addresses only
+            out, inp = carrier.view(out), carrier.view(inp)
+        kernel(stream, out, inp)
+
+
+def missing_facts(device_index: int | None, needed: tuple[Fact, ...]) -> str:
+    """Say which facts were not found on this device; empty if all were."""
+    if not needed:
+        return ""
+    if not torch.cuda.is_available():
+        return "no GPU is here"
+    device = torch.cuda.get_device_name(device_index)
+    missing = [fact for fact in needed if fact not in known_facts(device)]
+    if not missing:
+        return ""
+    return (
+        f"it needs {', '.join(missing)} of memory between GPUs, which was not probed on {device!r}: run "
+        "`python -m iris_triton.collectives.fast.probe`"
+    )
+
+
+def fast_collectives(*, emulate: bool = False) -> list[PacketCollective]:
+    """Return the algorithms.
+
+    Args:
+        emulate: let them serve ranks on the CPU, too: for tests.
+    """
+    forms = (
+        ("all_reduce", "one_shot"),
+        ("all_reduce", "two_shot"),
+        ("reduce_scatter", "mailbox"),
+        ("all_gather", "mailbox"),
+        ("all_to_all", "mailbox"),
+    )
+    return [
+        PacketCollective(op, form, encoding, emulate=emulate)
+        for op, form in forms
+        for encoding in ENCODINGS
+        if not (encoding == "sentinel" and op in ("all_gather", "all_to_all"))  # NaNs must keep their bits
+    ]
