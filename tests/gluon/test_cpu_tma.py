@@ -322,7 +322,9 @@ def hazards(x_desc, out_desc, what: gl.constexpr):
         tma_load(x_desc, [0, 0], ready, memory)
         mbarrier.wait(ready, 1)
     memory.store(value + 1)
-    if what != "no fence":
+    if what == "fence in assembly":
+        gl.inline_asm_elementwise("fence.proxy.async; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    elif what != "no fence":
         fence_async_shared()
     tma_store(out_desc, [0, 0], memory)
     if what == "write while stored":
@@ -353,7 +355,15 @@ HAZARDS = {
     "load while stored": "TMA load overwrites 'memory'.*while the TMA store",
     "no last wait": "the kernel ends while 1 TMA stores may still read its shared memory",
 }
-HARMLESS = ("", "write, fence, load", "read, fence, load", "read while stored", "two stores", "write after wait")
+HARMLESS = (
+    "",
+    "write, fence, load",
+    "read, fence, load",
+    "read while stored",
+    "two stores",
+    "write after wait",
+    "fence in assembly",
+)
 
 
 @pytest.mark.parametrize("what", HAZARDS)

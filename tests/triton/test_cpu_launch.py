@@ -283,6 +283,39 @@ def test_timers_and_registered_assembly():
 
 
 @triton.jit
+def assembly_kernel(out, text: tl.constexpr):
+    tl.store(out, tl.inline_asm_elementwise(text, "=r", [], dtype=tl.int32, is_pure=False, pack=1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fence.acq_rel.sys; mov.u32 $0, 0;",
+        "{ .reg .u32 t; mov.u32 t, %smid; mov.u32 $0, t; }",
+        "s_waitcnt vmcnt(0)\nv_mov_b32 $0, 0",
+        "nanosleep.u32 20;\nmov.u32 $0, 0;",
+    ],
+)
+def test_assembly_that_is_built_in(text):
+    out = torch.ones(1, dtype=torch.int32)
+    assembly_kernel[(1,)](out, text)
+    assert out.item() == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "again: ld.acquire.sys.global.u32 $0, [$1]; setp.ne.u32 p, $0, 1; @p bra again; fence.proxy.async;",
+        "fence.acq_rel.sys; red.release.sys.global.add.u32 [$1], 1;",
+        "mov.u64 t, %globaltimer; sub.u64 $0, t, $1;",
+    ],
+)
+def test_built_in_assembly_beside_other_instructions_is_refused(text):
+    with pytest.raises(UnsupportedError, match="cannot run the inline assembly"):
+        assembly_kernel[(1,)](torch.ones(1, dtype=torch.int32), text)
+
+
+@triton.jit
 def target_kernel(out):
     if tl.target_info.is_cuda() or tl.target_info.is_hip():
         tl.store(out, 1)

@@ -16,7 +16,7 @@ from iris_core.errors import UnsupportedError
 from iris_gluon.cpu import program
 from iris_gluon.cpu.async_ops import AsyncOps, buffer_addresses
 from iris_gluon.cpu.inference import result_layout
-from iris_gluon.cpu.memory_ops import MemoryOps, optional
+from iris_gluon.cpu.memory_ops import MemoryOps, optional, partition
 from iris_triton import _compat as _triton
 from iris_triton.cpu import atomics
 from iris_triton.cpu.builder import CpuBuilder
@@ -98,6 +98,12 @@ class GluonBuilder(AsyncOps, MemoryOps, CpuBuilder):
             raise UnsupportedError(f"the CPU executor does not implement TMA reductions {name} of {element}")
         op = getattr(_triton.ir.ATOMIC_OP, name)
         atomics.rmw(op, addresses, data, np.ones(addresses.shape, np.bool_), self._relaxed, element)
+
+    def create_inline_asm(self, assembly: str, *operands: Any) -> Any:
+        results = super().create_inline_asm(assembly, *operands)
+        if "fence.proxy.async" in assembly:
+            partition().fence()
+        return results
 
     _relaxed = _triton.ir.MEM_SEMANTIC.RELAXED
 

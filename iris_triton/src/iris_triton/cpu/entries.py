@@ -5,6 +5,7 @@ Imports neither torch nor triton, so any kernel module can register its entries.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,30 +97,53 @@ def cpu_assembly(text: str) -> Callable[[Entry], Entry]:
 
 
 def find_assembly(assembly: str) -> Callable[..., Any] | None:
-    """Return the implementation for inline assembly, or None."""
-    return next((entry for text, entry in _assembly if text in assembly), None)
+    """Return the implementation for inline assembly, or None.
+
+    What is built in is used only if nothing else stands beside it: a loop around a fence is more than a fence.
+    """
+    entry = next((entry for text, entry in _assembly if text in assembly), None)
+    if entry is None and all(_HARMLESS.match(part) for part in _instructions(assembly)):
+        entry = next((entry for text, entry in _BUILT_IN if text in assembly), None)
+    return entry
 
 
-@cpu_assembly("%globaltimer")
-@cpu_assembly("%clock")
-@cpu_assembly("s_memrealtime")
-@cpu_assembly("s_memtime")
-@cpu_assembly("MSG_RTN_GET_REALTIME")
+def _instructions(assembly: str) -> list[str]:
+    parts = re.split(r"[;\n{}]", assembly)
+    return [part.strip() for part in parts if part.strip()]
+
+
+_HARMLESS = re.compile(
+    r"\.reg\b|mov\.|cvt\.|v_mov_b32\b|s_mov_b\d+\b|\$\d+$|//"  # registers; what stands behind AMD's comments
+    r"|s_memrealtime\b|s_memtime\b|s_sendmsg_rtn|s_getreg_b32\b"
+    r"|nanosleep\b|s_sleep\b|s_nop\b|fence\.|membar\.|s_waitcnt\b|buffer_(wbl2|inv|gl[01]_inv)\b"
+)
+"""Instructions that only move registers, or that one of the built-in entries stands for."""
+
+
 def _timer(program: ProgramInfo, *operands: Any) -> int:
     return time.monotonic_ns()
 
 
-@cpu_assembly("%smid")
-@cpu_assembly("HW_REG_HW_ID")
 def _unit(program: ProgramInfo, *operands: Any) -> int:
     return program.linear_id  # as if every program had a multiprocessor of its own
 
 
-@cpu_assembly("HW_REG_XCC_ID")
-@cpu_assembly("nanosleep")
-@cpu_assembly("s_sleep")
-@cpu_assembly("fence.")
-@cpu_assembly("membar.")
-@cpu_assembly("s_waitcnt vmcnt")
 def _nothing(program: ProgramInfo, *operands: Any) -> int:
     return 0  # one program runs at a time, and each of its accesses is complete before the next one
+
+
+_BUILT_IN: tuple[tuple[str, Callable[..., Any]], ...] = (
+    ("%globaltimer", _timer),
+    ("%clock", _timer),
+    ("s_memrealtime", _timer),
+    ("s_memtime", _timer),
+    ("MSG_RTN_GET_REALTIME", _timer),
+    ("%smid", _unit),
+    ("HW_REG_HW_ID", _unit),
+    ("HW_REG_XCC_ID", _nothing),
+    ("nanosleep", _nothing),
+    ("s_sleep", _nothing),
+    ("fence.", _nothing),
+    ("membar.", _nothing),
+    ("s_waitcnt vmcnt", _nothing),
+)
