@@ -393,7 +393,7 @@ class Iris(TensorFactories):
     def _raise_device_errors(self) -> None:
         if self.settings.device_timeout is None:
             return  # waits are unbounded, so none can have given up
-        error = device_context.status_error(self._status.tolist())
+        error = device_context.status_error(self._status.tolist(), self._ccl.describe_wait)
         if error is not None:
             self._status.zero_()
             raise error

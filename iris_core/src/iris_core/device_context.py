@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from iris_core.errors import DeviceTimeoutError, IrisError, RankMismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 CONTEXT_LAYOUT = 1
 """Version of this layout; exchanged between ranks and checked by kernels' host side."""
@@ -127,14 +127,22 @@ def decode(words: Sequence[int], device: str = "cpu") -> ContextSpec:
     )
 
 
-def status_error(words: Sequence[int]) -> DeviceTimeoutError | None:
-    """Turn the status words into an error, or None if no wait has timed out."""
+def status_error(
+    words: Sequence[int], describe: Callable[[int], str] = lambda address: ""
+) -> DeviceTimeoutError | None:
+    """Turn the status words into an error, or None if no wait has timed out.
+
+    Args:
+        words: the status words.
+        describe: says of an address what lies there, as a sentence; nothing if it does not know.
+    """
     if words[Status.CODE] == STATUS_OK:
         return None
     comparison = _SYMBOLS[COMPARISONS[words[Status.COMPARISON]]]
     return DeviceTimeoutError(
         f"rank {words[Status.RANK]}, program {words[Status.PROGRAM]}: a wait for the word at "
         f"{words[Status.ADDRESS]:#x} to be {comparison} {words[Status.EXPECTED]} reached IRIS_DEVICE_TIMEOUT; "
-        f"the last value seen was {words[Status.LAST]}. What the kernel computed afterwards is not valid. "
-        "Look for the rank that should have signalled, or raise IRIS_DEVICE_TIMEOUT."
+        f"the last value seen was {words[Status.LAST]}. {describe(words[Status.ADDRESS])}"
+        "What the kernel computed afterwards is not valid. Look for the rank that should have signalled, or raise "
+        "IRIS_DEVICE_TIMEOUT."
     )

@@ -241,7 +241,7 @@ class Collectives:
         work = self._binder.barrier(group, async_op)
         return work if async_op else None
 
-    def explain(self, op: str, *tensors: torch.Tensor | None, **options: Any) -> Explanation:
+    def explain(self, op: str, /, *tensors: torch.Tensor | None, **options: Any) -> Explanation:
         """Return which algorithm serves a call, why, what the others would cost, and why others cannot.
 
         Local: nothing is communicated or launched.
@@ -272,6 +272,10 @@ class Collectives:
         Collective, the first time: every member calls it, and nobody else.
         """
         return self._binder.team(tuple(members))
+
+    def describe_wait(self, address: int) -> str:
+        """Say in a sentence what a collective's kernel waits for at an address; nothing if it is none of theirs."""
+        return self._binder.describe_wait(address)
 
     # -- the fast path ------------------------------------------------------------------------------------------------
     def _run(

@@ -62,6 +62,7 @@ class Bound:
         algorithm: serves it.
         plan: what the algorithm has prepared.
         order: of the team.
+        team: the members.
         context: for observers.
         nbytes: of the request.
     """
@@ -71,10 +72,12 @@ class Bound:
         algorithm: Collective,
         plan: Any,
         order: HostOrder | DeviceOrder,
+        team: Team,
         context: weakref.ref[Iris],
         nbytes: int,
     ) -> None:
         self._algorithm = algorithm
+        self._team = team
         self._plan = plan
         self._order = order
         self._context = context
@@ -84,6 +87,7 @@ class Bound:
         """Launch on the current stream."""
         if is_watched("iris_collective"):
             self._tell()
+        self._team.latest = self._algorithm
         work = self._order.run(self._algorithm.launch, self._plan, out, inp)
         if work is not None:
             work.wait()
@@ -92,6 +96,7 @@ class Bound:
         """Launch beside the current stream, and return a handle."""
         if is_watched("iris_collective"):
             self._tell()
+        self._team.latest = self._algorithm
         return self._order.run_async(self._algorithm.launch, self._plan, out, inp, self._algorithm.op)
 
     def _tell(self) -> None:
@@ -190,7 +195,7 @@ class Binder:
         team = self.team(call.members)
         self._agree(team, request, algorithm.name)
         plan = algorithm.prepare(request, context)
-        return Bound(algorithm, plan, self._order(call.members), self._context, request.nbytes)
+        return Bound(algorithm, plan, self._order(call.members), team, self._context, request.nbytes)
 
     def explain(self, question: Question) -> Explanation:
         """Say what would serve a call."""
@@ -313,7 +318,7 @@ class Binder:
         return self._chooser
 
     def describe_wait(self, address: int) -> str:
-        """Say which member a kernel waited for, if the word lies in a team's control region; else nothing."""
+        """Say what a kernel waits for at an address, if that lies in a team's memory; else nothing."""
         return next((text for team in self._teams.values() if (text := team.describe(address))), "")
 
     def close(self) -> None:

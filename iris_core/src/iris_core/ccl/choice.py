@@ -28,6 +28,7 @@ class Candidate:
         reason: why it cannot.
         seconds: its estimate, or what was measured.
         measured: whether it was.
+        measured_only: it is chosen only if it was, or by name.
     """
 
     name: str
@@ -36,12 +37,14 @@ class Candidate:
     reason: str
     seconds: float | None
     measured: bool
+    measured_only: bool = False
 
     def __str__(self) -> str:
         if not self.ok:
             return f"{self.name} ({self.provider}): no, {self.reason}"
         assert self.seconds is not None
-        return f"{self.name} ({self.provider}): {self.seconds * 1e6:.1f} us, {'measured' if self.measured else 'model'}"
+        how = "measured" if self.measured else "model; only by name until measured" if self.measured_only else "model"
+        return f"{self.name} ({self.provider}): {self.seconds * 1e6:.1f} us, {how}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +118,14 @@ class Chooser:
                 f"no algorithm can serve this {request.op} of {request.dtype} {request.shape} on "
                 f"{request.group_size} ranks:{listed or ' the backend offers none'}{self._missing()}"
             )
-        cheapest = min(usable, key=lambda each: known[each].cost(request))
-        return known[cheapest], "the cheapest by its model" if len(usable) > 1 else "the only one that can"
+        modelled = [each for each in usable if not getattr(known[each], "measured_only", False)]
+        if not modelled:
+            raise UnsupportedError(
+                f"{request.op}: {', '.join(usable)} can serve this call, but only where they were measured on such a "
+                "device: name one with Config(algorithm=...), or measure (docs/collectives.md)"
+            )
+        cheapest = min(modelled, key=lambda each: known[each].cost(request))
+        return known[cheapest], "the cheapest by its model" if len(modelled) > 1 else "the only one that can"
 
     def explain(self, request: CollectiveRequest, config: Config | None) -> Explanation:
         """Return what `choose` would return, and what it knows of all the others."""
@@ -131,7 +140,15 @@ class Chooser:
             answer = _supports(each, request, config)
             seconds = measured.get(name, each.cost(request) if answer else None)
             candidates.append(
-                Candidate(name, each.info.name, answer.ok, answer.reason, seconds, answer.ok and name in measured)
+                Candidate(
+                    name=name,
+                    provider=each.info.name,
+                    ok=answer.ok,
+                    reason=answer.reason,
+                    seconds=seconds,
+                    measured=answer.ok and name in measured,
+                    measured_only=getattr(each, "measured_only", False),
+                )
             )
         return Explanation(request.op, chosen, why, tuple(candidates))
 

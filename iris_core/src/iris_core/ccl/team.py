@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from iris_core.bootstrap import World
     from iris_core.device_context import ContextSpec
     from iris_core.heap import SymmetricHeap
+    from iris_core.protocols import Collective
     from iris_core.system_area import SystemArea
 
 MAX_PROGRAMS = 128
@@ -102,6 +103,7 @@ class Team:
         timeout_ns, status_ptr: bound of waits in kernels, and where they report (`iris_core.device_context`).
         control: words by which the programs of portable kernels meet; zero at first.
         max_programs: how many programs can meet there.
+        latest: algorithm of this rank's last call, for messages.
 
     Args:
         members: world ranks, in the group's order.
@@ -134,6 +136,7 @@ class Team:
         self.context = context
         self.timeout_ns = spec.timeout_ns
         self.status_ptr = spec.status_ptr
+        self.latest: Collective | None = None
         self._memory = memory
         self._regions: dict[str, list[Region]] = {}
         self._exhausted: dict[str, int] = {}  # smallest size that could not be had, by name
@@ -168,9 +171,7 @@ class Team:
         known.append(region)
         return region
 
-    def workspace(
-        self, name: str, nbytes: int, minimum: int = MIN_STAGING_NBYTES, fill: int | None = None
-    ) -> Region:
+    def workspace(self, name: str, nbytes: int, minimum: int = MIN_STAGING_NBYTES, fill: int | None = None) -> Region:
         """Return a region of up to this size, for what can go in pieces; see `region`.
 
         Collective, like `region`.  It is as large as IRIS_CCL_WORKSPACE and the memory allow.
@@ -201,18 +202,26 @@ class Team:
         return have
 
     def describe(self, address: int) -> str:
-        """Say which member should have stored a word of the control region; empty if it lies elsewhere."""
-        begin = self.control.tensor.data_ptr()
-        if not begin <= address < begin + self.control.nbytes:
+        """Say in a sentence what lies at an address of this rank, if it is this team's memory; else nothing."""
+        where = ""
+        if word := _word_at(self.control, address):
+            program, word_of_row = divmod(word - 1, control_words(self.size))
+            where = f"word {word_of_row} of program {program}"
+            if word_of_row < self.size:
+                where = f"where rank {self.members[word_of_row]} tells program {program} that it has arrived"
+        for name, regions in self._regions.items():
+            if any(_word_at(region, address) for region in regions):
+                where = f"in the workspace {name!r}"
+        if not where:
             return ""
-        row = control_words(self.size)
-        program, word = divmod((address - begin) // _WORD, row)
-        if word >= self.size:
-            return ""
-        return (
-            f"it is where rank {self.members[word]} says to program {program} of the collectives of ranks "
-            f"{', '.join(map(str, self.members))} that it has arrived"
-        )
+        latest = f", whose last call on this rank was {self.latest.op} ({self.latest.name})" if self.latest else ""
+        return f"The word lies {where}, in the collectives of ranks {', '.join(map(str, self.members))}{latest}. "
+
+
+def _word_at(region: Region, address: int) -> int:
+    """Number of a word in a region, counted from 1; 0 if it lies elsewhere."""
+    distance = address - region.tensor.data_ptr()
+    return distance // _WORD + 1 if 0 <= distance < region.nbytes else 0
 
 
 def control_words(size: int) -> int:

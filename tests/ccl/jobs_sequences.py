@@ -1,0 +1,369 @@
+"""Rank jobs of tests/ccl: many calls one after the other, in groups, beside each other, and in graphs."""
+
+import inspect
+import random
+import time
+
+import torch
+import torch.distributed as dist
+from ccl_cases import OPS, Case, expected
+from jobs_ccl import Tensors, bits, call, verify
+from jobs_common import environment
+
+from iris_core import Iris
+from iris_core.ccl import Config, ReduceOp
+from iris_core.errors import IrisError, UnsupportedError
+
+SHAPES = ((1,), (7,), (129,), (33, 5), (4099,))
+DTYPES = ("float32", "bfloat16", "int32", "int8")
+
+
+def random_case(generator, size, **fixed):
+    """A call, the same on every rank that has the same generator."""
+    place = generator.choice(("heap", "ordinary", "skewed"))
+    op = generator.choice(OPS)
+    choice = Case(
+        op, generator.choice(DTYPES), shape=generator.choice(SHAPES), place=place, root=generator.randrange(size)
+    )
+    if op == "all_reduce" and generator.random() < 0.5:
+        choice = Case(**{**vars(choice), "config": {"algorithm": generator.choice(("one_shot", "two_shot"))}})
+    return choice
+
+
+def rest(ctx, seconds):
+    """Keep this rank's device busy."""
+    if ctx.device == "cpu":
+        time.sleep(seconds)
+    else:
+        torch.cuda._sleep(int(seconds * 1e9))
+
+
+def in_groups(device, sets, rounds):
+    """Every group makes calls of its own; a rank that is in none of them makes none."""
+    unsorted = {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
+    made = [dist.new_group(members, **unsorted) for members in sets]
+    sets = [members if unsorted else sorted(members) for members in sets]  # older versions of torch sort them
+    wrong = []
+    with Iris("24MiB", device=device) as ctx:
+        for number, (members, group) in enumerate(zip(sets, made, strict=True)):
+            generator = random.Random(number)
+            for turn in range(rounds):
+                case = random_case(generator, len(members))
+                tensors = Tensors(
+                    ctx, case, members.index(ctx.cur_rank) if ctx.cur_rank in members else 0, len(members)
+                )
+                if ctx.cur_rank in members:
+                    inputs = tensors.fill(turn)
+                    call(ctx, case, tensors, group, members)
+                    wrong += verify(case, tensors, inputs, f" in group {members}")
+        ctx.barrier()
+    return wrong
+
+
+def back_to_back(device, calls, kinds, slow_ranks):
+    """Calls of different sizes and operations, nothing waited for in between; all results are looked at afterwards."""
+    generator = random.Random(5)
+    wrong = []
+    with Iris("64MiB", device=device) as ctx:
+        rank, size = ctx.cur_rank, ctx.num_ranks
+        plays = []
+        for turn in range(kinds):
+            case = random_case(generator, size)
+            tensors = Tensors(ctx, case, rank, size)
+            inputs = tensors.fill(turn)
+            source = tensors.inp.clone()
+            bad = torch.zeros((), dtype=torch.int64, device=ctx.device)
+            has_output = case.op not in ("reduce", "gather") or rank == case.root
+            want = expected(case, rank, inputs).to(ctx.device) if has_output else None
+            plays.append((case, tensors, source, want, bad))
+        ctx.barrier()
+        for _ in range(calls):
+            case, tensors, source, want, bad = plays[generator.randrange(kinds)]
+            if slow_ranks and generator.random() < 0.1 and generator.randrange(size) == rank:
+                rest(ctx, 0.003)
+            if case.op == "broadcast" and rank == case.root:
+                tensors.out.copy_(source)
+            elif want is not None:
+                tensors.out.copy_(want.flip(0))
+            call(ctx, case, tensors)
+            tensors.inp.neg_() if case.dtype != "int8" else tensors.inp.add_(1)  # peers must be done with it
+            if want is not None:
+                bad += (bits(tensors.out) != bits(want)).sum()
+            tensors.inp.copy_(source)
+        ctx.barrier()
+        for case, _, _, _, bad in plays:
+            if int(bad.item()):
+                wrong.append(f"{case}: {int(bad.item())} bytes were wrong on rank {rank}")
+    return wrong
+
+
+def in_pieces(device, cases, workspace):
+    """Tensors off the heap that are larger than the workspace."""
+    wrong = []
+    with environment(IRIS_CCL_WORKSPACE=workspace), Iris("8MiB", device=device) as ctx:
+        for case in cases:
+            with ctx.scope():
+                tensors = Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
+                for turn in range(2):
+                    inputs = tensors.fill(turn)
+                    call(ctx, case, tensors)
+                    wrong += verify(case, tensors, inputs)
+        ctx.barrier()
+    return wrong
+
+
+def against_gloo(device, seed, calls):
+    """The same calls by torch.distributed."""
+    wrong = []
+    generator = random.Random(seed)
+    with Iris("24MiB", device=device) as ctx:
+        rank, size = ctx.cur_rank, ctx.num_ranks
+        for turn in range(calls):
+            case = random_case(generator, size)
+            case = Case(
+                **{**vars(case), "dtype": "float32", "reduction": generator.choice(("sum", "product", "min", "max"))}
+            )
+            tensors = Tensors(ctx, case, rank, size)
+            inputs = tensors.fill(turn)
+            call(ctx, case, tensors)
+            want = by_gloo(case, rank, size, inputs[rank].clone())
+            if want is not None and not torch.equal(tensors.out.cpu().flatten(), want.flatten()):
+                wrong.append(f"{case}: rank {rank} got {tensors.out.flatten()[:8]}, gloo {want.flatten()[:8]}")
+        ctx.barrier()
+    return wrong
+
+
+def by_gloo(case, rank, size, own):
+    """What torch.distributed gives this rank; None where it gives nothing."""
+    op = {
+        "sum": dist.ReduceOp.SUM,
+        "product": dist.ReduceOp.PRODUCT,
+        "min": dist.ReduceOp.MIN,
+        "max": dist.ReduceOp.MAX,
+    }
+    if case.op in ("all_reduce", "reduce_scatter"):
+        dist.all_reduce(own, op[case.reduction])
+        return own if case.op == "all_reduce" else own.chunk(size)[rank]
+    if case.op == "reduce":
+        dist.reduce(own, case.root, op[case.reduction])
+        return own if rank == case.root else None
+    if case.op == "broadcast":
+        dist.broadcast(own, case.root)
+        return own
+    if case.op in ("all_gather", "gather"):
+        parts = [torch.empty_like(own) for _ in range(size)]
+        dist.all_gather(parts, own)
+        return torch.cat(parts) if case.op == "all_gather" or rank == case.root else None
+    if case.op == "scatter":
+        part = torch.empty(own.shape[0] // size, *own.shape[1:])
+        dist.scatter(part, list(own.chunk(size)) if rank == case.root else None, case.root)
+        return part
+    parts = [torch.empty_like(part) for part in own.chunk(size)]
+    dist.all_to_all(parts, list(own.chunk(size))) if dist.get_backend() != "gloo" else _gloo_all_to_all(parts, own)
+    return torch.cat(parts)
+
+
+def _gloo_all_to_all(parts, own):
+    """gloo has no list form."""
+    out = torch.empty_like(own)
+    dist.all_to_all_single(out, own)
+    for part, got in zip(parts, out.chunk(len(parts)), strict=True):
+        part.copy_(got)
+
+
+def asynchronous(device):
+    """Handles: started together, waited for in another order; and a synchronous call behind asynchronous ones."""
+    said = []
+    with Iris("24MiB", device=device) as ctx:
+        rank, size = ctx.cur_rank, ctx.num_ranks
+        tensors = [ctx.full((1000 + i,), float(rank + i)) for i in range(4)]
+        outputs = [ctx.zeros(1000 + i) for i in range(4)]
+        works = [ctx.ccl.all_reduce(out, inp, async_op=True) for out, inp in zip(outputs, tensors, strict=True)]
+        last = ctx.zeros(size)
+        ctx.ccl.all_gather(last, tensors[0][:1])  # same team: behind the four
+        for work in reversed(works):
+            work.wait()
+        said.append([float(out.float().mean().item()) for out in outputs])
+        works[0].wait(timeout_s=10)
+        said.append(all(work.is_completed() for work in works))
+        said.append(last.tolist())
+        gone = torch.full((5000,), float(rank), device=ctx.device)
+        out = torch.zeros(5000, device=ctx.device)
+        work = ctx.ccl.all_reduce(out, gone, async_op=True)
+        del gone
+        torch.full((5000,), 77.0, device=ctx.device)  # must not get the memory of what is still read
+        work.wait()
+        said.append(out.unique().tolist())
+        barrier = ctx.ccl.barrier(async_op=True)
+        barrier.wait()
+        ctx.ccl.barrier()
+        ctx.barrier()
+        said.append(barrier.is_completed())
+    return said
+
+
+def refused(device):
+    """What wrong calls say; nothing is launched, so right ones still work afterwards."""
+    said = {}
+    alone = dist.new_group([1])
+    with Iris("8MiB", device=device) as ctx:
+        ccl, rank, size = ctx.ccl, ctx.cur_rank, ctx.num_ranks
+        x, y, wide = ctx.zeros(6, 4), ctx.zeros(6, 4), ctx.zeros(size * 6, 4)
+        other = torch.zeros(6, 4, device="meta")
+        calls = {
+            "shape": lambda: ccl.all_reduce(y[:5], x),
+            "dtype": lambda: ccl.all_reduce(y.int(), x),
+            "device": lambda: ccl.all_reduce(other, x),
+            "no tensor": lambda: ccl.all_reduce(y, [1.0]),
+            "reduction": lambda: ccl.all_reduce(y, x, op="median"),
+            "bitwise": lambda: ccl.all_reduce(y, x, op=ReduceOp.BAND),
+            "average of bool": lambda: ccl.all_reduce(y.bool(), x.bool(), op=ReduceOp.AVG),
+            "complex": lambda: ccl.all_reduce(y.cfloat(), x.cfloat()),
+            "overlap": lambda: ccl.all_reduce(wide[:6], wide[1:7]),
+            "shared memory": lambda: ccl.all_reduce(y[:1].expand(6, 4), x),
+            "gathered": lambda: ccl.all_gather(y, x),
+            "scattered": lambda: ccl.reduce_scatter(y, x),
+            "indivisible": lambda: ccl.all_to_all(y[:5], x[:5]),
+            "splits": lambda: ccl.all_to_all(y, x, input_split_sizes=[1] * size),
+            "columns": lambda: ccl.all_to_all(y[:, :3], x[:, :3], layout="columns"),
+            "layout": lambda: ccl.all_to_all(y, x, layout="rows"),
+            "in place": lambda: ccl.all_to_all(x, x),
+            "root": lambda: ccl.broadcast(x, src=size),
+            "kind of root": lambda: ccl.broadcast(x, src="0"),
+            "no output": lambda: ccl.gather(None, x, dst=rank),
+            "algorithm": lambda: ccl.all_reduce(y, x, config=Config(algorithm="magic")),
+            "contradiction": lambda: ccl.all_reduce(
+                y, x, config=Config(algorithm="two_shot", all_reduce_variant="one_shot")
+            ),
+            "config": lambda: ccl.all_reduce(y, x, config={"comm_sms": 3}),
+            "unused": lambda: ccl.all_reduce(y, x, config=Config(algorithm="two_shot", swizzle_size=8)),
+            "stranger": lambda: ccl.all_reduce(y, x, group=alone if rank != 1 else "no group"),
+        }
+        for name, wrong in calls.items():
+            try:
+                wrong()
+                said[name] = "nothing"
+            except (IrisError, TypeError, ValueError, RuntimeError) as e:
+                said[name] = f"{type(e).__name__}: {e}"
+        x.fill_(rank + 1)
+        ccl.all_reduce(y, x)
+        ctx.barrier()
+        assert y.unique().tolist() == [size * (size + 1) / 2]
+    try:
+        ccl.all_reduce(y, x)
+    except IrisError as e:
+        said["closed"] = f"{type(e).__name__}: {e}"
+    return said
+
+
+def different(device, what):
+    """Ranks that call differently are told, all of them; afterwards they can go on."""
+    with Iris("8MiB", device=device) as ctx:
+        odd = ctx.cur_rank == ctx.num_ranks - 1
+        x, y = ctx.ones(6, 4), ctx.zeros(6, 4)
+        text = ""
+        try:
+            if what == "shape":
+                ctx.ccl.all_reduce(y[: 3 + odd], x[: 3 + odd])
+            elif what == "operation":
+                ctx.ccl.reduce(y, x) if odd else ctx.ccl.all_reduce(y, x)
+            elif what == "place":
+                ctx.ccl.all_reduce(y, torch.ones(6, 4, device=ctx.device) if odd else x)
+            elif what == "root":
+                ctx.ccl.broadcast(x, src=int(odd))
+            else:
+                ctx.ccl.all_reduce(y, x, config=Config(algorithm="one_shot" if odd else "two_shot"))
+        except IrisError as e:
+            text = f"{type(e).__name__}: {e}"
+        ctx.ccl.all_reduce(y, x)
+        ctx.barrier()
+        assert y.unique().tolist() == [ctx.num_ranks]
+    return text
+
+
+def stays_away(device):
+    """A rank that does not call; the others' kernels end by IRIS_DEVICE_TIMEOUT and say whom they miss."""
+    with environment(IRIS_DEVICE_TIMEOUT="0.5"), Iris("8MiB", device=device) as ctx:
+        x, y = ctx.ones(6, 4), ctx.zeros(6, 4)
+        ctx.ccl.all_reduce(y, x)
+        ctx.barrier()
+        if ctx.cur_rank != 1:
+            ctx.ccl.all_reduce(y, x)
+        try:
+            ctx.barrier()
+        except IrisError as e:
+            return f"{type(e).__name__}: {e}"
+        return ""
+
+
+def captured(device, cases, replays):
+    """Calls in a graph, replayed with new data; and a first call inside a capture."""
+    said, wrong = [], []
+    with Iris("64MiB", device=device) as ctx:
+        rank, size = ctx.cur_rank, ctx.num_ranks
+        x = ctx.zeros(77)
+        try:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                ctx.ccl.all_reduce(x, x)
+        except UnsupportedError as e:
+            said.append(str(e))
+        ctx.barrier()
+        everything = [Tensors(ctx, case, rank, size) for case in cases]
+        for case, tensors in zip(cases, everything, strict=True):
+            tensors.fill(0)
+            call(ctx, case, tensors)
+        ctx.barrier()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for case, tensors in zip(cases, everything, strict=True):
+                work = call(ctx, case, tensors, async_op=case.place == "ordinary")
+                if work is not None:
+                    work.wait()
+        for turn in range(replays):
+            inputs = [tensors.fill(turn) for tensors in everything]
+            if turn % 7 == rank:
+                torch.cuda._sleep(int(1e6))
+            graph.replay()
+            if turn % 3 == 0:  # eager calls of the same team between replays
+                call(ctx, cases[0], everything[0])
+            for case, tensors, given in zip(cases, everything, inputs, strict=True):
+                wrong += verify(case, tensors, given, f" in replay {turn}")
+        ctx.barrier()
+    return said, wrong
+
+
+def observed(device):
+    """What an observer hears."""
+    from iris_core.hooks import hookimpl
+    from iris_core.registry import default_registry
+    from iris_core.types import PluginKind
+
+    heard = []
+
+    class Observer:
+        @hookimpl
+        def iris_collective(self, op, algorithm, nbytes):
+            heard.append((op, algorithm, nbytes))
+
+    with Iris("8MiB", device=device) as ctx:
+        x = ctx.zeros(10)
+        ctx.ccl.all_reduce(x, x)
+        record = default_registry().register(PluginKind.OBSERVER, Observer(), name="listener")
+        try:
+            ctx.ccl.all_reduce(x, x)
+            ctx.ccl.broadcast(x, async_op=True).wait()
+        finally:
+            default_registry().unregister(record)
+        ctx.ccl.all_reduce(x, x)
+        ctx.barrier()
+    return heard
+
+
+def explained(device):
+    """What `explain` says, and that it is what happens."""
+    with Iris("8MiB", device=device) as ctx:
+        x = ctx.zeros(10)
+        explanation = ctx.ccl.explain("all_reduce", x, x, op="max")
+        refused = ctx.ccl.explain("all_reduce", x, x, config=Config(num_xcds=4))
+        ctx.barrier()
+        return str(explanation), explanation.algorithm, [c.name for c in explanation.candidates], str(refused)
