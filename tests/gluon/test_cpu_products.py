@@ -228,6 +228,10 @@ def on_registers(
 
 AMPERE = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8])
 MFMA = gl.amd.AMDMFMALayout(version=3, instr_shape=[32, 32, 8], transposed=True, warps_per_cta=[4, 1])
+_WMMA_WARPS = {"warp_bases": [[1, 0], [2, 0]]}
+if "warps_per_cta" in gl.amd.AMDWMMALayout.__dataclass_fields__:  # Triton 3.6
+    _WMMA_WARPS = {"warps_per_cta": [4, 1]}
+WMMA = gl.amd.AMDWMMALayout(version=1, transposed=True, **_WMMA_WARPS)
 FMA = gl.BlockedLayout([4, 4], [4, 8], [4, 1], [1, 0])
 INSTRUCTIONS = {
     "mma_v2 f16": (AMPERE, 2, mma_v2, torch.float16, torch.float32),
@@ -235,6 +239,7 @@ INSTRUCTIONS = {
     "mma_v2 i8": (AMPERE, 4, mma_v2, torch.int8, torch.int32),
     "mfma f16": (MFMA, 4, gl.amd.cdna3.mfma, torch.float16, torch.float32),
     "mfma bf16": (MFMA, 4, gl.amd.cdna4.mfma, torch.bfloat16, torch.float32),
+    "wmma f16": (WMMA, 16, gl.amd.rdna3.wmma, torch.float16, torch.float32),
     "fma f32": (FMA, 0, gl.dot_fma, torch.float32, torch.float32),
 }
 
@@ -338,6 +343,24 @@ def test_direct_loads_to_shared_memory(what):
     assert (out[1000:] == 5).all()
     with pytest.raises(RaceError, match="asynchronous copy"):
         direct_to_shared[(1,)](x, out, "no wait")
+
+
+@gluon.jit
+def stages(x, out):
+    layout: gl.constexpr = gl.BlockedLayout([1], [64], [2], [0])
+    i = gl.arange(0, 128, layout=layout)
+    for k in range(2):
+        with gl.amd.warp_pipeline_stage("load", priority=1):
+            value = gl.load(x + k * 128 + i)
+        with gl.amd.warp_pipeline_stage("store"):
+            gl.store(out + k * 128 + i, value * 2)
+
+
+@pytest.mark.skipif(not hasattr(gl.amd, "warp_pipeline_stage"), reason="this Triton has no warp pipelines")
+def test_stages_of_warp_pipelines_are_hints():
+    x, out = torch.randn(256), torch.zeros(256)
+    stages[(1,)](x, out, num_warps=2)
+    assert torch.equal(out, 2 * x)
 
 
 # -- what is left out -------------------------------------------------------------------------------------------------
