@@ -192,6 +192,19 @@ def test_results_of_the_default_partition_and_warps_of_each():
 
 
 @gluon.jit
+def asks_for_warps(x, num_warps: gl.constexpr):
+    i = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [num_warps], [0]))
+    gl.store(x + i, gl.num_warps())
+
+
+@pytest.mark.parametrize("warps", [1, 2, 8])
+def test_warps_that_are_an_argument_and_an_option(warps):
+    x = torch.zeros(128, dtype=torch.int32)
+    asks_for_warps[(1,)](x, num_warps=warps)
+    assert (x == warps).all()
+
+
+@gluon.jit
 def nothing():
     pass
 

@@ -166,6 +166,8 @@ class _Plan:
                 if name in bound:
                     raise TypeError(f"kernel {kernel!r} got two values for argument {name!r}")
                 bound[name] = value
+                if name in _option_names():  # a kernel that wants to know num_warps has it as a parameter, too
+                    options[name] = value
             elif name in _option_names():
                 options[name] = value
             else:
