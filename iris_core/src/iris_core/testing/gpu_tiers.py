@@ -252,8 +252,10 @@ class _Run:
 def _source(root: pathlib.Path) -> dict[str, Any]:
     """Commit of the tested tree, and whether it was changed since; None where nothing says so.
 
-    A copy of the tree that came without its history can be told the commit by the variable SOURCE_COMMIT.
+    A copy of the tree that has no history, or lies within another tree, is told the commit by the variable SOURCE_COMMIT.
     """
+    if told := os.environ.get("SOURCE_COMMIT"):
+        return {"commit": told, "changed": None}
 
     def git(*command: str) -> str | None:
         try:
@@ -263,5 +265,4 @@ def _source(root: pathlib.Path) -> dict[str, Any]:
         return done.stdout.strip()
 
     changes = git("status", "--porcelain")
-    commit = git("rev-parse", "HEAD") or os.environ.get("SOURCE_COMMIT")
-    return {"commit": commit, "changed": None if changes is None else bool(changes)}
+    return {"commit": git("rev-parse", "HEAD"), "changed": None if changes is None else bool(changes)}
