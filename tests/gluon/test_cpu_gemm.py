@@ -98,7 +98,9 @@ def consume(a_bufs, b_bufs, c_buf, full, empty, tiles, tiles_n, steps, c_desc, N
 
 
 @gluon.jit
-def gemm(a_desc, b_desc, c_desc, tiles, tiles_n, steps, STAGES: gl.constexpr, BUG: gl.constexpr):
+def gemm(
+    a_desc, b_desc, c_desc, tiles, tiles_n, steps, STAGES: gl.constexpr, BUG: gl.constexpr, FIRST: gl.constexpr
+):  # fmt: skip
     dtype: gl.constexpr = a_desc.dtype
     a_bufs = gl.allocate_shared_memory(dtype, [STAGES] + a_desc.block_type.shape, a_desc.layout)  # noqa: RUF005
     b_bufs = gl.allocate_shared_memory(dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)  # noqa: RUF005
@@ -109,14 +111,24 @@ def gemm(a_desc, b_desc, c_desc, tiles, tiles_n, steps, STAGES: gl.constexpr, BU
         if BUG != "no init" or i > 0:
             mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=1)
-    gl.warp_specialize(
-        [
-            (consume, (a_bufs, b_bufs, c_buf, full, empty, tiles, tiles_n, steps, c_desc, gl.num_warps(), BUG)),
-            (produce, (a_desc, b_desc, a_bufs, b_bufs, full, empty, tiles, tiles_n, steps, BUG)),
-        ],
-        [1],
-        [40],
-    )
+    if FIRST == "consumer":
+        gl.warp_specialize(
+            [
+                (consume, (a_bufs, b_bufs, c_buf, full, empty, tiles, tiles_n, steps, c_desc, gl.num_warps(), BUG)),
+                (produce, (a_desc, b_desc, a_bufs, b_bufs, full, empty, tiles, tiles_n, steps, BUG)),
+            ],
+            [1],
+            [40],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (produce, (a_desc, b_desc, a_bufs, b_bufs, full, empty, tiles, tiles_n, steps, BUG)),
+                (consume, (a_bufs, b_bufs, c_buf, full, empty, tiles, tiles_n, steps, c_desc, gl.num_warps(), BUG)),
+            ],
+            [4],
+            [40],
+        )
 
 
 ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
@@ -127,17 +139,19 @@ def describe(matrix, block):
     return TensorDescriptor.from_tensor(matrix, block, layout)
 
 
-def arguments(a, b, c, block, stages, bug=""):
+def arguments(a, b, c, block, stages, bug="", first="consumer"):
     bm, bn, bk = block
     tiles_m, tiles_n = -(-c.shape[0] // bm), -(-c.shape[1] // bn)
     descriptions = describe(a, [bm, bk]), describe(b, [bk, bn]), describe(c, [bm, bn // 2])
-    return (*descriptions, tiles_m * tiles_n, tiles_n, -(-a.shape[1] // bk), stages, bug)
+    return (*descriptions, tiles_m * tiles_n, tiles_n, -(-a.shape[1] // bk), stages, bug, first)
 
 
-def multiply(m, n, k, block=(64, 64, 64), stages=3, programs=2, bug="", dtype=torch.bfloat16, num_warps=4):
+def multiply(
+    m, n, k, block=(64, 64, 64), stages=3, programs=2, bug="", first="consumer", dtype=torch.bfloat16, num_warps=4
+):  # fmt: skip
     a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
     c = torch.full((m, n), float("nan"), dtype=dtype)
-    gemm[(programs,)](*arguments(a, b, c, block, stages, bug), num_warps=num_warps)
+    gemm[(programs,)](*arguments(a, b, c, block, stages, bug, first), num_warps=num_warps)
     return c, a.double() @ b.double()
 
 
@@ -166,9 +180,10 @@ def test_speed():
     assert time.perf_counter() - began < 2
 
 
+@pytest.mark.parametrize("first", ["consumer", "producer"])
 @pytest.mark.parametrize("programs", [1, 3, 8])
-def test_persistent_and_not(programs):
-    c, expected = multiply(128, 256, 128, programs=programs)
+def test_persistent_and_not(programs, first):
+    c, expected = multiply(128, 256, 128, programs=programs, first=first)
     assert (c.double() - expected).abs().max() < 2e-2 * expected.abs().max()
 
 
@@ -187,7 +202,11 @@ BUGS = {
     ),
     "half is loaded": (cpu.DeadlockError, None, r"8192 bytes that mbarrier.expect announced"),
     "arrives too early": (RaceError, None, "TMA load overwrites '[ab]_bufs.*warpgroup_mma_wait first"),
-    "no arrival": (cpu.DeadlockError, None, r"partition 1 \(produce\) waits for mbarrier 'empty\[0\]' with phase=0"),
+    "no arrival": (
+        cpu.DeadlockError,
+        None,
+        r"(partition 1 \(produce\)|the default partition) waits for mbarrier 'empty\[0\]' with phase=0",
+    ),
     "no product wait": (RaceError, None, "result of warpgroup_mma .* call warpgroup_mma_wait"),
     "no store wait": (RaceError, None, "store overwrites 'c_buf'.*call tma.store_wait first"),
     "no fence": (RaceError, None, "TMA store of 'c_buf' goes through the async proxy.*fence_async_shared"),
@@ -196,12 +215,13 @@ BUGS = {
 }
 
 
+@pytest.mark.parametrize("first", ["consumer", "producer"])
 @pytest.mark.parametrize("bug", BUGS)
-def test_mistake_is_found(bug):
+def test_mistake_is_found_whoever_runs_first(bug, first):
     first, second, message = BUGS[bug]
     began = time.perf_counter()
     with pytest.raises((first, second or first), match=f"(?s){message}"):
-        multiply(128, 128, 512, bug=bug, stages=3, programs=1)
+        multiply(128, 128, 512, bug=bug, first=first, stages=3, programs=1)
     assert time.perf_counter() - began < 10  # at once, not after the bound of polls
 
 
