@@ -252,7 +252,7 @@ class _Run:
 def _source(root: pathlib.Path) -> dict[str, Any]:
     """Commit of the tested tree, and whether it was changed since; None where nothing says so.
 
-    A copy of the tree that has no history, or lies within another tree, is told the commit by the variable SOURCE_COMMIT.
+    A copy of the tree without a history, or within another tree, is told the commit by the variable SOURCE_COMMIT.
     """
     if told := os.environ.get("SOURCE_COMMIT"):
         return {"commit": told, "changed": None}
