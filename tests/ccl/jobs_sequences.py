@@ -359,6 +359,84 @@ def observed(device):
     return heard
 
 
+def messages(device, rounds):
+    """Messages round a ring and across, of all kinds, small and larger than an inbox."""
+    wrong = []
+    with Iris("24MiB", device=device) as ctx:
+        rank, size = ctx.cur_rank, ctx.num_ranks
+        right, left = (rank + 1) % size, (rank - 1) % size
+        kinds = [(dtype, n) for dtype in ("bfloat16", "int8", "complex128", "bool") for n in (1, 77, 30_001)]
+        for turn, (dtype, n) in enumerate(kinds * rounds):
+
+            def content(sender, dtype=dtype, n=n, turn=turn):
+                generator = torch.Generator().manual_seed(1000 * turn + sender)
+                return torch.randint(0, 2 if dtype == "bool" else 100, (n, 3), generator=generator).to(
+                    getattr(torch, dtype)
+                )
+
+            make = ctx.empty if turn % 2 else torch.empty
+            out = make(n, 6, dtype=getattr(torch, dtype), device=ctx.device)[:, ::2]
+            inp = content(rank).to(ctx.device)
+            works = [ctx.ccl.send(inp, right, async_op=True), ctx.ccl.recv(out, left, async_op=True)]
+            for work in works:
+                work.wait()
+            if not torch.equal(bits(out.cpu()), bits(content(left))):
+                wrong.append(f"{dtype} {n}: rank {rank} got something else than rank {left} sent")
+        # in order, and before anybody receives
+        small = [ctx.full((5,), float(10 * rank + i)) for i in range(2)]
+        got = [ctx.zeros(5) for _ in range(2)]
+        for tensor in small:
+            ctx.ccl.send(tensor, right)
+        for tensor in got:
+            ctx.ccl.recv(tensor, left)
+        if [t.unique().tolist() for t in got] != [[10.0 * left + i] for i in range(2)]:
+            wrong.append(f"rank {rank}: messages came in another order: {got}")
+        try:
+            ctx.ccl.send(small[0], rank)
+            wrong.append("a message to oneself was not refused")
+        except ValueError as e:
+            if "this rank" not in str(e):
+                wrong.append(str(e))
+        ctx.barrier()
+    return wrong
+
+
+def in_tiles(device):
+    """reduce_scatter in the layout of the reference system."""
+    wrong = []
+    with Iris("24MiB", device=device) as ctx:
+        rank, size = ctx.cur_rank, ctx.num_ranks
+        for place, distribution, swizzle in (("heap", 1, 4), ("heap", 0, 2), ("ordinary", 1, 2), ("ordinary", 0, 1)):
+            make = ctx.empty if place == "heap" else torch.empty
+            numbers = torch.arange(100 * 130).remainder(251).view(100, 130).to(torch.int32)
+            x, y = (make(100, 130, dtype=torch.int32, device=ctx.device) for _ in range(2))
+            x.copy_(numbers * (rank + 1))
+            y.fill_(-1)
+            config = Config(
+                all_reduce_distribution=distribution, block_size_m=16, block_size_n=32, swizzle_size=swizzle
+            )
+            ctx.ccl.reduce_scatter(y, x, layout="tiles", config=config)
+            want = torch.full((100, 130), -1, dtype=torch.int32)
+            for row, column in own_tiles(rank, size, 7, 5, swizzle, distribution):
+                part = slice(16 * row, 16 * row + 16), slice(32 * column, 32 * column + 32)
+                want[part] = numbers[part] * (size * (size + 1) // 2)
+            if not torch.equal(y.cpu(), want):
+                wrong.append(f"rank {rank}, {place}, distribution {distribution}, swizzle {swizzle}")
+        ctx.barrier()
+    return wrong
+
+
+def own_tiles(rank, size, rows, columns, swizzle, distribution):
+    """(row, column) of the tiles of a rank, numbered as the reference system does."""
+    each = -(-rows * columns // size)
+    for number in range(rows * columns):
+        if rank == (number // each if distribution else number % size):
+            first = number // (swizzle * columns) * swizzle
+            height = min(rows - first, swizzle)
+            within = number % (swizzle * columns)
+            yield first + within % height, within // height
+
+
 def explained(device):
     """What `explain` says, and that it is what happens."""
     with Iris("8MiB", device=device) as ctx:

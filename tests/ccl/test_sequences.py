@@ -10,6 +10,8 @@ from jobs_sequences import (
     explained,
     in_groups,
     in_pieces,
+    in_tiles,
+    messages,
     observed,
     refused,
     stays_away,
@@ -51,6 +53,16 @@ def test_what_is_larger_than_the_workspace_goes_in_pieces(pool, num_ranks, devic
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_the_same_as_torch_distributed(pool, num_ranks, device):
     all_right(pool.run(against_gloo, num_ranks, device, num_ranks, 40))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_the_layout_of_tiles(pool, num_ranks, device):
+    all_right(pool.run(in_tiles, num_ranks, device))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_messages_between_two_ranks(pool, num_ranks, device):
+    all_right(pool.run(messages, num_ranks, device, 3 if device == "cuda" else 1))
 
 
 @pytest.mark.parametrize("num_ranks", [2])

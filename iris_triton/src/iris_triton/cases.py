@@ -11,6 +11,7 @@ import triton.language as tl
 from iris_core.types import CompileCase, DeviceType
 from iris_triton import intrinsics, language
 from iris_triton._compat import version
+from iris_triton.collectives import cases as collectives
 from iris_triton.context import DeviceContext
 
 _BLOCK = 1024
@@ -275,7 +276,7 @@ def _synchronisation() -> list[CompileCase]:
 
 
 def compile_cases() -> list[CompileCase]:
-    """Return a case for every device function in representative element types, and for the intrinsics."""
+    """Return cases for every device function in representative element types, the intrinsics and the collectives."""
     others = [
         CompileCase(
             name="initialize",
@@ -294,4 +295,4 @@ def compile_cases() -> list[CompileCase]:
             },
         ),
     ]
-    return _moves() + _atomics() + _synchronisation() + others
+    return _moves() + _atomics() + _synchronisation() + others + collectives.compile_cases()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from iris_core.ccl.binding import Binder, Question
-from iris_core.ccl.calls import TORCH
+from iris_core.ccl.calls import OPS, TORCH
 from iris_core.ccl.work import DoneWork
 from iris_core.errors import ArgumentError
 
@@ -232,6 +232,44 @@ class Collectives:
         inp = self._of_root("scatter", "input", input, src)
         return self._run("scatter", output, inp, group, async_op, config, src)
 
+    def send(
+        self,
+        tensor: torch.Tensor,
+        dst: int,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+        config: Config | None = None,
+    ) -> Work | None:
+        """Send a tensor to another rank.
+
+        Collective: this rank and `dst`, which calls `recv`.  Messages from one rank to another arrive in order.
+        A message that does not fit into the receiver's inbox waits there to be received: where two ranks send each
+        other large messages, one of them receives first, or the calls are asynchronous.
+
+        Args:
+            tensor: what is sent.
+            dst: a rank of this context's world, also where a group is given.
+            group, async_op, config: see `Collectives`.  Between two ranks all groups share one order.
+        """
+        return self._run("send", None, tensor, group, async_op, config, dst)
+
+    def recv(
+        self,
+        tensor: torch.Tensor,
+        src: int,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+        config: Config | None = None,
+    ) -> Work | None:
+        """Receive a tensor from another rank; see `send`.
+
+        Args:
+            tensor: of as many elements, and of the same dtype, as what is sent.
+            src: a rank of this context's world, also where a group is given.
+            group, async_op, config: see `Collectives`.
+        """
+        return self._run("recv", tensor, None, group, async_op, config, src)
+
     def barrier(self, group: dist.ProcessGroup | None = None, async_op: bool = False) -> Work | None:
         """Let this rank's stream wait for those of the other members; see `Iris.device_barrier`.
 
@@ -259,9 +297,9 @@ class Collectives:
             ...     print(ctx.ccl.explain("all_reduce", x, x).algorithm)
             local
         """
-        operation: Callable[..., Any] | None = getattr(Collectives, op, None) if op in _OPERATIONS else None
+        operation: Callable[..., Any] | None = getattr(Collectives, op, None) if op in OPS else None
         if operation is None:
-            raise ArgumentError(f"explain: {op!r} is no collective; there are {', '.join(_OPERATIONS)}")
+            raise ArgumentError(f"explain: {op!r} is no collective; there are {', '.join(OPS)}")
         asked = _Asked(self._binder)
         operation(asked, *tensors, **options)
         return asked.answer()
@@ -352,9 +390,6 @@ class _Asked(Collectives):
         """Return the explanation of the call."""
         assert self._question is not None
         return self._binder.explain(self._question)
-
-
-_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 
 
 def _as_tuple(sizes: Sequence[int] | None) -> tuple[int, ...] | None:

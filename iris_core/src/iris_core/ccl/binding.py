@@ -20,7 +20,7 @@ from iris_core.ccl.order import DeviceOrder, HostOrder
 from iris_core.ccl.providers import find_algorithms
 from iris_core.ccl.reduce_op import reduce_op
 from iris_core.ccl.tables import Tables
-from iris_core.ccl.team import Memory, Region, Team, control_nbytes
+from iris_core.ccl.team import Memory, Region, Team, control_nbytes, mail_nbytes
 from iris_core.ccl.work import DoneWork
 from iris_core.errors import ArgumentError, HeapClosedError, HeapError, RankMismatchError, UnsupportedError
 from iris_core.observers import is_watched, notify
@@ -159,11 +159,12 @@ class Binder:
         self.bound: dict[Any, Bound | Nothing] = {}
         self._memory = Memory(heap, area, int(context.settings.ccl_workspace))
         self._teams: dict[tuple[int, ...], Team] = {}
-        self._orders: dict[tuple[int, ...], HostOrder | DeviceOrder] = {}
+        self._orders: dict[tuple[Any, ...], HostOrder | DeviceOrder] = {}
         self._agreed: set[Any] = set()
         self._chooser: Chooser | None = None
         self._closed = False
         self._control: Region | None = self._reserve(control_nbytes(world.world_size, area.nbytes))
+        self._mail: Region | None = self._reserve(mail_nbytes(area.nbytes))
 
     def _reserve(self, nbytes: int) -> Region:
         offset = self._area.reserve_at_opening(nbytes)
@@ -193,9 +194,13 @@ class Binder:
         request = self._request(call)
         algorithm, _ = self._algorithms().choose(request, call.config)
         team = self.team(call.members)
-        self._agree(team, request, algorithm.name)
+        order = self._order(call.members)
+        if call.op in calls.POINT_TO_POINT:
+            order = self._order((call.op, call.peer))
+        else:
+            self._agree(team, request, algorithm.name)
         plan = algorithm.prepare(request, context)
-        return Bound(algorithm, plan, self._order(call.members), team, self._context, request.nbytes)
+        return Bound(algorithm, plan, order, team, self._context, request.nbytes)
 
     def explain(self, question: Question) -> Explanation:
         """Say what would serve a call."""
@@ -231,6 +236,11 @@ class Binder:
         call["rank"] = members.index(self.rank)
         if config is not None and not hasattr(config, "named"):
             raise TypeError(f"{op}: config must be an iris_core.ccl.Config, not {type(config).__name__}")
+        if op in calls.POINT_TO_POINT:  # between two ranks of the world, whatever group they are in
+            if first == self.rank:
+                raise ArgumentError(f"{op}: rank {first} is this rank; a message goes to another one")
+            call["peer"] = members[_index(op, members, first)]
+            call["members"], call["rank"] = tuple(range(self._world.world_size)), self.rank
         if op in calls.REDUCING:
             call["reduction"] = reduce_op(first)
         if op in ("broadcast", "gather", "scatter"):
@@ -284,10 +294,12 @@ class Binder:
                 self._spec,
                 context.get_device_context(),
                 control=self._control if everyone else None,
+                mail=self._mail if everyone else None,
             )
         return team
 
-    def _order(self, members: tuple[int, ...]) -> HostOrder | DeviceOrder:
+    def _order(self, members: tuple[Any, ...]) -> HostOrder | DeviceOrder:
+        """The order of calls of a team, or of messages in one direction between two ranks."""
         order = self._orders.get(members)
         if order is None:
             target = self._open().target
@@ -324,7 +336,7 @@ class Binder:
     def close(self) -> None:
         """End the threads, and let go of the heap's memory."""
         self._closed = True
-        self._control = None
+        self._control = self._mail = None
         self.bound.clear()
         for order in self._orders.values():
             order.close()

@@ -14,6 +14,13 @@ _VARIANTS = {
     "all_reduce_variant": (AUTO, "atomic", "ring", "two_shot", "one_shot", "spinlock"),
     "reduce_scatter_variant": (AUTO, "two_shot"),
 }
+_SPEAKS_OF = {
+    "all_reduce_distribution": ("all_reduce", "reduce_scatter"),
+    "all_reduce_num_rings": ("all_reduce",),
+    "all_reduce_ring_slice_n": ("all_reduce",),
+}
+"""Operations that a field speaks of, where that is not all of them."""
+
 _POSITIVE = (
     "block_size_m",
     "block_size_n",
@@ -126,7 +133,7 @@ class Config:
         """Return the fields that differ from their defaults, without those that name algorithms.
 
         Args:
-            op: the operation; fields that speak of another one by their name are left out.
+            op: the operation; fields that speak of others only are left out.
         """
         skipped = {"algorithm", "use_gluon", *_VARIANTS}
         return {
@@ -134,5 +141,5 @@ class Config:
             for field in fields(self)
             if field.name not in skipped
             and getattr(self, field.name) != field.default
-            and not (field.name.startswith("all_reduce_") and op != "all_reduce")
+            and op in _SPEAKS_OF.get(field.name, (op,))
         }

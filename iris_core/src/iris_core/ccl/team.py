@@ -112,7 +112,7 @@ class Team:
         memory: where regions come from.
         spec: what the context tensor says.
         context: the context tensor.
-        control: memory for the control region that all members have already.
+        control, mail: memory for these regions that all members have already.
     """
 
     def __init__(
@@ -124,6 +124,7 @@ class Team:
         spec: ContextSpec,
         context: torch.Tensor,
         control: Region | None = None,
+        mail: Region | None = None,
     ) -> None:
         self.members = tuple(members)
         self.rank = self.members.index(world_rank)
@@ -143,7 +144,19 @@ class Team:
         if control is None:
             control = memory.take(world, control_nbytes(self.size, memory.area.nbytes), "a group's collectives")
         self.control = control
+        self._mail = mail
         self.max_programs = control.nbytes // (control_words(self.size) * _WORD)
+
+    @property
+    def mail(self) -> Region:
+        """Memory for messages between two ranks.
+
+        Raises:
+            UnsupportedError: this is not the team of the whole world.
+        """
+        if self._mail is None:
+            raise UnsupportedError("messages between two ranks go through the memory of the whole world's team")
+        return self._mail
 
     def region(self, name: str, nbytes: int, fill: int | None = 0) -> Region:
         """Return symmetric memory of at least this size; the same as before if that is large enough.
@@ -209,7 +222,8 @@ class Team:
             where = f"word {word_of_row} of program {program}"
             if word_of_row < self.size:
                 where = f"where rank {self.members[word_of_row]} tells program {program} that it has arrived"
-        for name, regions in self._regions.items():
+        own = {**self._regions, **({"mail": [self._mail]} if self._mail else {})}
+        for name, regions in own.items():
             if any(_word_at(region, address) for region in regions):
                 where = f"in the workspace {name!r}"
         if not where:
@@ -227,6 +241,11 @@ def _word_at(region: Region, address: int) -> int:
 def control_words(size: int) -> int:
     """Words of 64 bits by which one program meets those of the other members, in a team of this size."""
     return 3 * size + 1
+
+
+def mail_nbytes(area_nbytes: int) -> int:
+    """Bytes of the memory for messages between two ranks: an eighth of the system area."""
+    return area_nbytes // 8
 
 
 def control_nbytes(size: int, area_nbytes: int) -> int:

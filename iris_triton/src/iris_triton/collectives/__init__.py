@@ -15,12 +15,16 @@ TABLES = Path(__file__).parent / "tables"
 def collectives() -> list[Collective]:
     """Return the algorithms."""
     from iris_triton.collectives.moves import MOVES, Pull
-    from iris_triton.collectives.reductions import PullReduce, TwoShot
+    from iris_triton.collectives.point_to_point import Mail
+    from iris_triton.collectives.reductions import PullReduce, PullTiles, TwoShot
 
     return [
         TwoShot(),
         PullReduce("all_reduce", "one_shot"),
         PullReduce("reduce_scatter", "pull"),
+        PullTiles(),
         PullReduce("reduce", "pull"),
         *(Pull(op) for op in MOVES),
+        Mail("send"),
+        Mail("recv"),
     ]

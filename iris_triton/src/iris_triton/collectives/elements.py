@@ -34,16 +34,17 @@ def strided(index, sizes, strides, DIMS: tl.constexpr):
 
 
 @triton.jit
-def copy_dense(dst, src, count, BLOCK: tl.constexpr):
-    """Copy `count` elements; the programs of the launch share the work block by block.
+def copy_dense(dst, src, count, part, parts, BLOCK: tl.constexpr):
+    """Copy every `parts`-th block of `count` elements, from number `part` on.
 
     Args:
         dst, src: pointers.
         count: number of elements (int64).
-        BLOCK: elements that a program copies at a time.
+        part, parts: this program, and how many programs share the work (int64).
+        BLOCK: elements of a block.
     """
-    first = tl.program_id(0).to(tl.int64) * BLOCK
-    step = tl.num_programs(0).to(tl.int64) * BLOCK
+    first = part * BLOCK
+    step = parts * BLOCK
     lanes = tl.arange(0, BLOCK)
     to, origin = dst.to(tl.int64), src.to(tl.int64)
     if (to | origin) % 16 == 0:
@@ -53,7 +54,7 @@ def copy_dense(dst, src, count, BLOCK: tl.constexpr):
         wide_origin = tl.multiple_of(origin.to(src.dtype), 16)
         for at in range(first, whole, step):
             tl.store(wide_to + at + lanes, tl.load(wide_origin + at + lanes))
-        if (whole // BLOCK) % tl.num_programs(0) == tl.program_id(0):
+        if (whole // BLOCK) % parts == part:
             mask = lanes < count - whole
             tl.store(dst + whole + lanes, tl.load(src + whole + lanes, mask=mask), mask=mask)
     else:
@@ -63,25 +64,26 @@ def copy_dense(dst, src, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def copy(
-    dst, dst_at, dst_sizes, dst_strides, src, src_at, src_sizes, src_strides, count,
+def copy_part(
+    dst, dst_at, dst_sizes, dst_strides, src, src_at, src_sizes, src_strides, count, part, parts,
     DST_DIMS: tl.constexpr, SRC_DIMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Copy `count` elements from the linear index `src_at` of one tensor to `dst_at` of another.
+    """Copy elements from the linear index `src_at` of one tensor to `dst_at` of another; see `copy_dense`.
 
     Args:
         dst, src: pointers to the tensors.
         dst_at, src_at: linear indices.
         dst_sizes, dst_strides, src_sizes, src_strides: tuples of DST_DIMS and SRC_DIMS numbers; 0 dimensions mean that
             the tensor is dense.
-        count: number of elements (int64).
-        BLOCK: elements that a program copies at a time.
+        count: number of elements (int64); nothing is done if it is negative.
+        part, parts: this program, and how many programs share the work (int64).
+        BLOCK: elements of a block.
     """
     if DST_DIMS == 0 and SRC_DIMS == 0:
-        copy_dense(dst + dst_at, src + src_at, count, BLOCK)
+        copy_dense(dst + dst_at, src + src_at, count, part, parts, BLOCK)
     else:
         lanes = tl.arange(0, BLOCK)
-        for at in range(tl.program_id(0).to(tl.int64) * BLOCK, count, tl.num_programs(0).to(tl.int64) * BLOCK):
+        for at in range(part * BLOCK, count, parts * BLOCK):
             to = dst_at + at + lanes
             origin = src_at + at + lanes
             if DST_DIMS > 0:
@@ -90,6 +92,18 @@ def copy(
                 origin = strided(origin, src_sizes, src_strides, SRC_DIMS)
             mask = at + lanes < count
             tl.store(dst + to, tl.load(src + origin, mask=mask), mask=mask)
+
+
+@triton.jit
+def copy(
+    dst, dst_at, dst_sizes, dst_strides, src, src_at, src_sizes, src_strides, count,
+    DST_DIMS: tl.constexpr, SRC_DIMS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """`copy_part` with all programs of the launch."""
+    copy_part(
+        dst, dst_at, dst_sizes, dst_strides, src, src_at, src_sizes, src_strides, count,
+        tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64), DST_DIMS, SRC_DIMS, BLOCK
+    )  # fmt: skip
 
 
 # -- reducing ---------------------------------------------------------------------------------------------------------

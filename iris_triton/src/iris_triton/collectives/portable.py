@@ -52,6 +52,9 @@ class Portable:
         name: the algorithm.
     """
 
+    uses: tuple[str, ...] = USED_CONFIG
+    """Fields of the config that it fulfils."""
+
     def __init__(self, op: str, name: str) -> None:
         self.op = op
         self.name = name
@@ -64,7 +67,7 @@ class Portable:
     def supports(self, request: CollectiveRequest) -> Availability:
         """Say whether this algorithm serves a call."""
         config = request.options.get("config", {})
-        unused = [name for name in config if name not in USED_CONFIG]
+        unused = [name for name in config if name not in self.uses]
         if unused:
             return Availability.no(f"it has no use for {', '.join(unused)} of the config")
         problem = block_problem(config) or self.obstacle(request)

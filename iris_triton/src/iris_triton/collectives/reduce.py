@@ -15,7 +15,7 @@ from iris_triton.collectives.elements import combine, copy, finished, item_nbyte
 from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
 from iris_triton.collectives.pull import PER_CALL, RUNTIME
 
-_RUNTIME = (*RUNTIME, "count", "wanted", "apart", "shard")
+_RUNTIME = (*RUNTIME, "count", "wanted", "apart", "shard", "tiles")
 
 
 @triton.jit
@@ -49,17 +49,44 @@ def _reduced(row, bases, shift, like, index, mask, ALIGNED: tl.constexpr, OP: tl
 
 
 @triton.jit
+def _owner(index, tiles, STRIDING: tl.constexpr, SIZE: tl.constexpr):
+    """The member that gets the elements of a matrix with these linear indices, where each one gets some tiles.
+
+    Tiles are numbered down `swizzle` rows of them, then to the right, then the next rows.
+
+    Args:
+        index: linear indices (block).
+        tiles: (columns, rows of a tile, columns of a tile, tiles below each other, tiles beside each other, swizzle).
+        STRIDING: whether a member gets every SIZE-th tile; else it gets as many in a row.
+    """
+    down = index // tiles[0] // tiles[1]
+    right = index % tiles[0] // tiles[2]
+    first = down // tiles[5] * tiles[5]
+    height = tl.minimum(tiles[3] - first, tiles[5])
+    number = first * tiles[4] + right * height + (down - first)
+    if STRIDING:
+        return number % SIZE
+    else:
+        return number // ((tiles[3] * tiles[4] + SIZE - 1) // SIZE)
+
+
+@triton.jit
 def _reduce_to(
     out, begin, row, bases, shift, count, sizes, strides,
-    DIMS: tl.constexpr, OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
+    DIMS: tl.constexpr, OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    tiles=None, me=0, STRIDING: tl.constexpr = False
 ):  # fmt: skip
-    """Reduce `count` elements to the linear index `begin` of the own tensor `out`; see `_reduced`."""
+    """Reduce `count` elements to the linear index `begin` of the own tensor `out`; see `_reduced`.
+
+    With `tiles`, only those that belong to the member `me`; see `_owner`.
+    """
     step = tl.num_programs(0).to(tl.int64) * BLOCK
     lanes = tl.arange(0, BLOCK)
     members = members_of(SIZE)
     at = tl.program_id(0).to(tl.int64) * BLOCK
     if DIMS == 0:
         out += begin
+    if DIMS == 0 and tiles is None:  # noqa: SIM102 - decided at compile time
         if _aligned(tl.load(bases + members) + told(row, members, SIZE) + shift | out.to(tl.int64)):
             wide = tl.multiple_of(out.to(tl.int64).to(out.dtype), 16)
             while at + BLOCK <= count:
@@ -68,6 +95,8 @@ def _reduce_to(
                 at += step
     while at < count:
         mask = at + lanes < count
+        if tiles is not None:
+            mask = mask & (_owner(begin + at + lanes, tiles, STRIDING, SIZE) == me)
         total = _reduced(row, bases, shift, out, at + lanes, mask, False, OP, SIZE)
         if DIMS == 0:
             to = at + lanes
@@ -81,8 +110,9 @@ def _reduce_to(
 def pull_reduce(
     out, inp, control, stage, bases, me, rank, count, wanted, apart, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
+    tiles,
     SIZE: tl.constexpr, OP: tl.constexpr, STAGED: tl.constexpr, SHARED: tl.constexpr, IN_DIMS: tl.constexpr,
-    OUT_DIMS: tl.constexpr, BLOCK: tl.constexpr
+    OUT_DIMS: tl.constexpr, STRIDING: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Reduce a part of all members' inputs.
 
@@ -90,6 +120,7 @@ def pull_reduce(
         count: elements of a part.
         wanted: the same on a rank that gets one, 0 on others.
         apart: elements between two members' parts in an input; 0 where all get the same.
+        tiles, STRIDING: which elements this rank gets, see `_owner`; None for all.
         OP: the reduction's name.
         SHARED: whether `apart` is 0.
     """
@@ -122,7 +153,10 @@ def pull_reduce(
         epoch += 1
         meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         if wanted > 0:
-            _reduce_to(out, done, row, bases, shift, piece, out_sizes, out_strides, OUT_DIMS, OP, SIZE, BLOCK)
+            _reduce_to(
+                out, done, row, bases, shift, piece, out_sizes, out_strides, OUT_DIMS, OP, SIZE, BLOCK,
+                tiles, me, STRIDING
+            )  # fmt: skip
         done += capacity
         shift = PIECES * capacity * ITEM - shift
     epoch += 1

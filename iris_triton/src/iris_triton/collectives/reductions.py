@@ -26,11 +26,6 @@ _NO_DIMS = layout_of((), ())
 class _Reduction(Portable):
     """What all reductions have in common."""
 
-    def obstacle(self, request: CollectiveRequest) -> str:
-        """Layouts other than torch's are not served."""
-        layout = request.options.get("layout", "torch")
-        return "" if layout == "torch" else f"it does not serve layout={layout!r}"
-
     @staticmethod
     def _reduction(request: CollectiveRequest) -> tuple[str, Carrier | None]:
         """The reduction's name for the kernel, and as what it takes the elements."""
@@ -56,6 +51,11 @@ class _Reduction(Portable):
 class PullReduce(_Reduction):
     """all_reduce in one step, reduce, or reduce_scatter."""
 
+    def obstacle(self, request: CollectiveRequest) -> str:
+        """Layouts other than torch's are not served."""
+        layout = request.options.get("layout", "torch")
+        return "" if layout == "torch" else f"it does not serve layout={layout!r}"
+
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: two meetings; every input comes over the links to whoever wants it."""
         part = request.nbytes // request.group_size if self.op == "reduce_scatter" else request.nbytes
@@ -71,7 +71,7 @@ class PullReduce(_Reduction):
         """Bind the kernel."""
         op, carrier = self._reduction(request)
         item = getattr(torch, request.dtype).itemsize
-        scatters = self.op == "reduce_scatter"
+        scatters = self.op == "reduce_scatter" and request.options["layout"] == "torch"
         count = math.prod(request.shape) // (team.size if scatters else 1)
         wanted = count if self.op != "reduce" or request.options["root"] == team.rank else 0
         direct = self._is_direct(request)
@@ -95,10 +95,36 @@ class PullReduce(_Reduction):
             "SHARED": not scatters,
             "IN_DIMS": 0 if direct else inner.num_dims,
             "OUT_DIMS": outer.num_dims,
+            "tiles": _tiles(request),
+            "STRIDING": request.options["config"].get("all_reduce_distribution") == 0,
             "BLOCK": blocks.block,
         }
         kernel = BoundKernel(pull_reduce, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
         return Plan(kernel, carrier)
+
+
+class PullTiles(PullReduce):
+    """reduce_scatter in the layout of the reference system: each member gets some tiles of the result."""
+
+    uses = (*Portable.uses, "swizzle_size", "all_reduce_distribution")
+
+    def __init__(self) -> None:
+        super().__init__("reduce_scatter", "two_shot")
+
+    def obstacle(self, request: CollectiveRequest) -> str:
+        """Only that layout is served."""
+        layout = request.options.get("layout", "torch")
+        return "" if layout == "tiles" else f'it serves layout="tiles", not {layout!r}'
+
+
+def _tiles(request: CollectiveRequest) -> tuple[int, ...] | None:
+    """The argument `tiles` of the kernel; None where the layout is torch's."""
+    if request.options["layout"] != "tiles":
+        return None
+    config = request.options["config"]
+    rows, columns = request.shape
+    height, width = config.get("block_size_m", 32), config.get("block_size_n", 64)
+    return columns, height, width, -(-rows // height), -(-columns // width), config.get("swizzle_size", 4)
 
 
 class TwoShot(_Reduction):
