@@ -1,0 +1,191 @@
+"""Which algorithm is chosen, and what is said of it; what a config may be; reductions by name."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+
+from iris_core.ccl import Config, ReduceOp
+from iris_core.ccl.choice import Chooser
+from iris_core.ccl.reduce_op import reduce_op
+from iris_core.ccl.tables import Tables, read_table
+from iris_core.errors import ArgumentError, SettingsError, UnsupportedError
+from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType
+
+CPU = DeviceTarget(DeviceType.CPU)
+REQUEST = CollectiveRequest(
+    op="all_reduce", shape=(512,), dtype="bfloat16", nbytes=1024, rank=0, group_size=4, target=CPU
+)
+
+
+class Algorithm:
+    """Says what it is told to say."""
+
+    op = "all_reduce"
+
+    def __init__(self, name, seconds, problem="", plugin="triton", **more):
+        self.name, self.seconds, self.problem = name, seconds, problem
+        self.info = SimpleNamespace(name=plugin)
+        vars(self).update(more)
+
+    def supports(self, request):
+        return Availability.no(self.problem) if self.problem else Availability.yes()
+
+    def cost(self, request):
+        return self.seconds
+
+
+def table(folder, *, device="cpu", group_size=4, **entry):
+    """A file with one entry."""
+    row = {"op": "all_reduce", "dtype": "*", "max_nbytes": 4096, "algorithm": "slow", "seconds": 1e-6} | entry
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{len(list(folder.iterdir()))}.json"
+    path.write_text(json.dumps({"format": 1, "device": device, "group_size": group_size, "entries": [row]}))
+    return path
+
+
+def chooser(*algorithms, folders=(), unusable=()):
+    return Chooser(algorithms, Tables(folders, "cpu"), unusable)
+
+
+def test_the_cheapest_that_can():
+    choice = chooser(Algorithm("slow", 2.0), Algorithm("fast", 1.0), Algorithm("best", 0.5, "no luck"))
+    algorithm, why = choice.choose(REQUEST, None)
+    assert (algorithm.name, why) == ("fast", "the cheapest by its model")
+    text = str(choice.explain(REQUEST, None))
+    assert text.startswith("all_reduce: fast, the cheapest by its model\n")
+    assert "slow (triton): 2000000.0 us, model" in text
+    assert "best (triton): no, no luck" in text
+
+
+def test_a_named_one_is_used_or_refused():
+    choice = chooser(Algorithm("slow", 2.0), Algorithm("fast", 1.0), Algorithm("two_shot", 3.0, "no luck"))
+    assert choice.choose(REQUEST, Config(algorithm="slow"))[0].name == "slow"
+    with pytest.raises(UnsupportedError, match="'two_shot' cannot serve this call: no luck"):
+        choice.choose(REQUEST, Config(all_reduce_variant="two_shot"))
+    with pytest.raises(ArgumentError, match="no algorithm 'magic'; there are slow, fast, two_shot"):
+        choice.choose(REQUEST, Config(algorithm="magic"))
+    with pytest.raises(ArgumentError, match="contradicts"):
+        choice.choose(REQUEST, Config(algorithm="slow", all_reduce_variant="ring"))
+    assert choice.choose(REQUEST, Config(all_gather_variant="persistent"))[0].name == "fast"
+    assert choice.explain(REQUEST, Config(algorithm="magic")).algorithm == ""
+
+
+def test_nobody_can():
+    choice = chooser(Algorithm("slow", 2.0, "too slow"), unusable=[("collective 'third'", "broken: it raised")])
+    with pytest.raises(UnsupportedError, match=r"(?s)on 4 ranks:\n  slow: too slow\n  collective 'third': broken"):
+        choice.choose(REQUEST, None)
+    with pytest.raises(UnsupportedError, match="no algorithm can serve this broadcast"):
+        choice.choose(replace(REQUEST, op="broadcast"), None)
+
+
+def test_gluon_only():
+    choice = chooser(Algorithm("fast", 1.0), Algorithm("other", 2.0, plugin="gluon"))
+    assert choice.choose(REQUEST, Config(use_gluon=True))[0].name == "other"
+    with pytest.raises(UnsupportedError, match="not written in Gluon"):
+        choice.choose(REQUEST, Config(use_gluon=True, algorithm="fast"))
+
+
+def test_what_was_measured_comes_first(tmp_path):
+    algorithms = Algorithm("slow", 2.0), Algorithm("fast", 1.0), Algorithm("late", 0.1, measured_only=True)
+    path = table(tmp_path / "own")
+    choice = chooser(*algorithms, folders=[tmp_path / "own", tmp_path / "absent"])
+    algorithm, why = choice.choose(REQUEST, None)
+    assert (algorithm.name, why) == ("slow", f"measured as the fastest in {path}")
+    assert "slow (triton): 1.0 us, measured" in str(choice.explain(REQUEST, None))
+    assert choice.choose(replace(REQUEST, nbytes=8192), None)[0].name == "fast"  # larger than what was measured
+    assert choice.choose(replace(REQUEST, group_size=8), None)[0].name == "fast"
+    assert chooser(*algorithms).choose(REQUEST, None)[0].name == "fast"  # not the one that has to be measured
+
+
+def test_entries_of_the_dtype_and_of_the_first_folder_count_first(tmp_path):
+    algorithms = Algorithm("slow", 2.0), Algorithm("fast", 1.0), Algorithm("odd", 9.0), Algorithm("unfit", 0.1, "no")
+    table(tmp_path / "own", algorithm="unfit")
+    table(tmp_path / "shipped", algorithm="slow")
+    table(tmp_path / "shipped", algorithm="odd", device="another")
+    choice = chooser(*algorithms, folders=[tmp_path / "own", tmp_path / "shipped"])
+    assert choice.choose(REQUEST, None)[0].name == "slow"  # the first one names an algorithm that cannot
+    table(tmp_path / "own", algorithm="odd", dtype="float32")
+    choice = chooser(*algorithms, folders=[tmp_path / "own", tmp_path / "shipped"])
+    assert choice.choose(REQUEST, None)[0].name == "slow"
+    assert choice.choose(replace(REQUEST, dtype="float32"), None)[0].name == "odd"
+
+
+def test_the_smallest_entry_that_covers_a_size(tmp_path):
+    rows = [
+        {"op": "all_reduce", "dtype": "*", "max_nbytes": n, "algorithm": name, "seconds": 1e-6}
+        for n, name in ((1 << 20, "large"), (1024, "small"))
+    ]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"format": 1, "device": "cpu", "group_size": 4, "entries": rows}))
+    entries = read_table(path).lookup
+    assert [e.algorithm for e in entries(REQUEST)] == ["small", "large"]
+    assert [e.algorithm for e in entries(replace(REQUEST, nbytes=1025))] == ["large"]
+    assert entries(replace(REQUEST, nbytes=(1 << 20) + 1)) == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', '{"format": 1, "device": "cpu"}'])
+def test_a_damaged_table_is_left_out(tmp_path, caplog, text):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match="is not a table of collectives"):
+        read_table(path)
+    with caplog.at_level("WARNING", "iris"):
+        assert Tables([tmp_path], "cpu").lookup(REQUEST) == []
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "block_size_m", "block_size_n", "swizzle_size", "comm_sms", "num_xcds", "chunk_size", "all_reduce_num_rings",
+        "all_reduce_ring_slice_n", "num_stages", "num_warps",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "4"])
+def test_numbers_of_a_config_are_positive(field, value):
+    with pytest.raises(ValueError, match=f"{field} must be a positive integer"):
+        Config(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"all_reduce_variant": "three_shot"}, "all_reduce_variant must be one of auto, atomic, ring"),
+        ({"all_gather_variant": "ring"}, "all_gather_variant must be one of auto, persistent, partitioned"),
+        ({"reduce_scatter_variant": "ring"}, "reduce_scatter_variant must be one of auto, two_shot"),
+        ({"all_reduce_distribution": 2}, "all_reduce_distribution must be 0"),
+        ({"all_reduce_ring_slice_n": 24}, "power of two that divides block_size_n=64"),
+        ({"all_reduce_ring_slice_n": 128}, "power of two that divides block_size_n=64"),
+        ({"threads_per_warp": 16}, "threads_per_warp must be 32 or 64"),
+        ({"waves_per_eu": -1}, "waves_per_eu must be 0 or more"),
+        ({"algorithm": ""}, "algorithm must be a name or None"),
+    ],
+)
+def test_other_fields_of_a_config(fields, part):
+    with pytest.raises(ValueError, match=part):
+        Config(**fields)
+
+
+def test_a_config_is_a_value():
+    assert Config(comm_sms=8) == Config(comm_sms=8) != Config()
+    assert len({Config(comm_sms=8), Config(comm_sms=8), Config()}) == 2
+    assert Config(comm_sms=8, all_reduce_num_rings=2).given("all_gather") == {"comm_sms": 8}
+    assert Config(all_reduce_distribution=0).given("reduce_scatter") == {"all_reduce_distribution": 0}
+
+
+@pytest.mark.parametrize("op", [None, 0, ReduceOp.SUM, "sum", "SUM", dist.ReduceOp.SUM])
+def test_ways_to_say_sum(op):
+    assert reduce_op(op) is ReduceOp.SUM
+
+
+@pytest.mark.parametrize("name", list(ReduceOp.__members__))
+def test_reductions_of_torch(name):
+    assert reduce_op(getattr(dist.ReduceOp, name)) is ReduceOp[name]
+
+
+@pytest.mark.parametrize("op", ["median", 8, -1, True, 1.0, dist.ReduceOp.PREMUL_SUM])
+def test_unknown_reductions(op):
+    with pytest.raises(ArgumentError, match="is no reduction; known are SUM, PRODUCT"):
+        reduce_op(op)
