@@ -93,7 +93,7 @@ class TritonBackend:
         """The algorithms for `ctx.ccl`."""
         from iris_triton.collectives import collectives
 
-        return collectives()
+        return collectives(emulate_fast=self._settings.emulate_fast)
 
     def tables(self) -> Sequence[Path]:
         """Where measured tables of collectives lie."""

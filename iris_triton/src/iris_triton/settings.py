@@ -14,5 +14,7 @@ class TritonSettings(PluginSettings):
 
     bounds_check: bool = True
     """On the CPU: check that every access of a kernel lies in a live block of the heap or in one of its arguments."""
+    emulate_fast: bool = False
+    """On the CPU: let the collectives that are made for NVIDIA serve calls that name them; for tests, as it is slow."""
     cpu_timeout: Annotated[float, Field(gt=0, le=1e9)] = 60.0
     """On the CPU: seconds that all programs of a launch may wait for memory that does not change (deadlock)."""

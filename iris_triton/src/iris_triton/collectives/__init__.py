@@ -12,8 +12,13 @@ TABLES = Path(__file__).parent / "tables"
 """Folder with the tables that were measured with these algorithms."""
 
 
-def collectives() -> list[Collective]:
-    """Return the algorithms."""
+def collectives(*, emulate_fast: bool = False) -> list[Collective]:
+    """Return the algorithms.
+
+    Args:
+        emulate_fast: let those for NVIDIA serve ranks on the CPU, too, if they are named.
+    """
+    from iris_triton.collectives.fast import fast_collectives
     from iris_triton.collectives.moves import MOVES, Pull
     from iris_triton.collectives.point_to_point import Mail
     from iris_triton.collectives.reductions import PullReduce, PullTiles, TwoShot
@@ -27,4 +32,5 @@ def collectives() -> list[Collective]:
         *(Pull(op) for op in MOVES),
         Mail("send"),
         Mail("recv"),
+        *fast_collectives(emulate=emulate_fast),
     ]

@@ -11,8 +11,30 @@ if TYPE_CHECKING:
     from iris_core.protocols import Collective
 
 
-def collectives() -> list[Collective]:
-    """Return the algorithms."""
-    from iris_triton.collectives.fast.algorithms import fast_collectives
+def fast_collectives(*, emulate: bool = False) -> list[Collective]:
+    """Return the algorithms.
 
-    return list(fast_collectives())
+    Args:
+        emulate: let them serve ranks on the CPU, too: for tests.
+    """
+    from iris_triton.collectives.fast.algorithms import ENCODINGS, PacketCollective
+    from iris_triton.collectives.fast.large import Push, Split
+
+    packets = (
+        ("all_reduce", "one_shot"),
+        ("all_reduce", "two_shot"),
+        ("reduce_scatter", "mailbox"),
+        ("all_gather", "mailbox"),
+        ("all_to_all", "mailbox"),
+    )
+    moves = ("all_gather", "all_to_all")  # whose NaNs must keep their bits
+    return [
+        *(
+            PacketCollective(op, form, encoding, emulate=emulate)
+            for op, form in packets
+            for encoding in ENCODINGS
+            if not (encoding == "sentinel" and op in moves)
+        ),
+        *(Split(op, encoding, emulate=emulate) for op in ("all_reduce", "reduce_scatter") for encoding in ENCODINGS),
+        *(Push(op) for op in moves),
+    ]

@@ -13,9 +13,9 @@ from iris_core.ccl.reduce_op import REDUCIBLE, ReduceOp
 from iris_core.types import Availability, DeviceType
 from iris_triton._plugin import TRITON_INFO
 from iris_triton.collectives.fast.fabric import Fact, known_facts
-from iris_triton.collectives.fast.geometry import DATA_RATIO, mailbox_for, packets_for, shape_for
+from iris_triton.collectives.fast.geometry import DATA_RATIO, Mailbox, mailbox_for, packets_for, shape_for
 from iris_triton.collectives.fast.mailbox import PER_CALL, exchange, two_shot
-from iris_triton.collectives.geometry import Carrier, carrier_of, layout_of
+from iris_triton.collectives.geometry import Carrier, Layout, carrier_of, layout_of
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ class Plan:
     """What has been prepared.
 
     Attributes:
-        kernel: takes the output and the input.
-        carrier: as what it takes their elements.
+        kernels: each takes the output and the input; launched in this order.
+        carrier: as what they take the elements.
     """
 
-    kernel: BoundKernel
+    kernels: tuple[BoundKernel, ...]
     carrier: Carrier
 
 
@@ -134,10 +134,8 @@ class PacketCollective:
         return missing_facts(request.target.index, self._needs(request))
 
     def _needs(self, request: CollectiveRequest) -> tuple[Fact, ...]:
-        """Facts about memory on which a call leans.  A message in one piece needs no PROMPT_CLEARS: kernels end."""
-        if self._encoding == "ll128":
-            return (Fact.WHOLE_LINES,)
-        return (Fact.PROMPT_CLEARS,) if self._encoding == "sentinel" else ()
+        """Facts about memory on which a call leans."""
+        return (Fact.WHOLE_LINES,) if self._encoding == "ll128" else ()
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: a launch, the hops, and what goes over the links."""
@@ -156,17 +154,45 @@ class PacketCollective:
         part = self._part_nbytes(request, item)
         packets = packets_for(part, self._encoding)
         shape = shape_for(request, packets, self._encoding)
-        mailbox = mailbox_for(team, self._encoding, packets, self._hops, shape.block)
+        mailbox = mailbox_for(team, self._encoding, packets, self._hops * team.size, shape.block)
         inner = layout_of(request.shape, options["in_stride"])
         outer = layout_of(options["out_shape"], options["out_stride"])
-        arguments: dict[str, Any] = {
-            "counters": mailbox.counters,
+        arguments = self._common(request, team, mailbox, inner, outer) | {
             "peers": tuple(team.base_ptrs[(team.rank + 1 + i) % team.size] for i in range(team.size)),
+            "part": part,
+            "BLOCK": shape.block,
+            "STEP": shape.step,
+            "NAP_NS": 0,
+        }
+        if self._form == "two_shot":
+            kernel: Any = two_shot
+            arguments["nbytes"] = request.nbytes
+        else:
+            kernel = exchange
+            arguments |= {"SHARDED": self._sharded, "REDUCES": self._reduces}
+        launches = mailbox.pieces if self._encoding == "sentinel" else 1
+        kernels = [
+            BoundKernel(
+                kernel,
+                shape.programs,
+                arguments | {"first": i * mailbox.cap, "pieces": mailbox.pieces // launches},
+                PER_CALL,
+                team.device,
+                shape.options,
+            )
+            for i in range(launches)
+        ]
+        return Plan(tuple(kernels), carrier)
+
+    def _common(
+        self, request: CollectiveRequest, team: Team, mailbox: Mailbox, inner: Layout, outer: Layout
+    ) -> dict[str, Any]:
+        """Arguments of all kernels."""
+        return {
+            "counters": mailbox.counters,
             "me": team.rank,
             "rank": team.world_rank,
-            "part": part,
             "cap": mailbox.cap,
-            "pieces": mailbox.pieces,
             "box": mailbox.offset_bytes,
             "half": mailbox.half_nbytes,
             "timeout_ns": team.timeout_ns,
@@ -177,22 +203,11 @@ class PacketCollective:
             "out_strides": outer.strides,
             "N": team.size,
             "ENC": self._encoding,
-            "ITEM": item,
+            "ITEM": getattr(torch, request.dtype).itemsize,
             "IN_DIMS": inner.num_dims,
             "OUT_DIMS": outer.num_dims,
-            "BLOCK": shape.block,
-            "STEP": shape.step,
-            "NAP_NS": 0,
+            **self._reduction(request),
         }
-        arguments |= self._reduction(request)
-        if self._form == "two_shot":
-            kernel: Any = two_shot
-            arguments["nbytes"] = request.nbytes
-        else:
-            kernel = exchange
-            arguments |= {"SHARDED": self._sharded, "REDUCES": self._reduces}
-        bound = BoundKernel(kernel, shape.programs, arguments, PER_CALL, team.device, shape.options)
-        return Plan(bound, carrier)
 
     def _part_nbytes(self, request: CollectiveRequest, item: int) -> int:
         """Bytes that go to one member, in one hop."""
@@ -214,10 +229,10 @@ class PacketCollective:
         """Launch a plan on a stream."""
         assert out is not None
         assert inp is not None
-        kernel, carrier = plan.kernel, plan.carrier
-        if not kernel.is_ready:  # a ready one looks at the addresses only
-            out, inp = carrier.view(out), carrier.view(inp)
-        kernel(stream, out, inp)
+        if not plan.kernels[0].is_ready:  # a ready one looks at the addresses only
+            out, inp = plan.carrier.view(out), plan.carrier.view(inp)
+        for kernel in plan.kernels:
+            kernel(stream, out, inp)
 
 
 def missing_facts(device_index: int | None, needed: tuple[Fact, ...]) -> str:
@@ -234,24 +249,3 @@ def missing_facts(device_index: int | None, needed: tuple[Fact, ...]) -> str:
         f"it needs {', '.join(missing)} of memory between GPUs, which was not probed on {device!r}: run "
         "`python -m iris_triton.collectives.fast.probe`"
     )
-
-
-def fast_collectives(*, emulate: bool = False) -> list[PacketCollective]:
-    """Return the algorithms.
-
-    Args:
-        emulate: let them serve ranks on the CPU, too: for tests.
-    """
-    forms = (
-        ("all_reduce", "one_shot"),
-        ("all_reduce", "two_shot"),
-        ("reduce_scatter", "mailbox"),
-        ("all_gather", "mailbox"),
-        ("all_to_all", "mailbox"),
-    )
-    return [
-        PacketCollective(op, form, encoding, emulate=emulate)
-        for op, form in forms
-        for encoding in ENCODINGS
-        if not (encoding == "sentinel" and op in ("all_gather", "all_to_all"))  # NaNs must keep their bits
-    ]

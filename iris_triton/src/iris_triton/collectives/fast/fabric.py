@@ -25,9 +25,6 @@ class Fact(StrEnum):
     WHOLE_LINES = "whole_lines"
     """128 bytes, aligned, that eight neighbouring threads store with one instruction arrive together at a peer."""
 
-    PROMPT_CLEARS = "prompt_clears"
-    """A store to own memory is never overtaken by one of a peer that was caused by a later store of the same thread."""
-
 
 def read_facts(path: Path) -> frozenset[Fact]:
     """Return what a file says; nothing if it is none of this format."""

@@ -96,7 +96,7 @@ class Mailbox:
     pieces: int
 
 
-def mailbox_for(team: Team, encoding: str, packets: int, hops: int, block: int) -> Mailbox:
+def mailbox_for(team: Team, encoding: str, packets: int, slots: int, block: int) -> Mailbox:
     """Return the mailbox, made or enlarged if it has to be.
 
     Collective: every member comes here with the same arguments.
@@ -105,13 +105,12 @@ def mailbox_for(team: Team, encoding: str, packets: int, hops: int, block: int) 
         team: whose.
         encoding: all operations of one encoding share a mailbox.
         packets: that a member sends to each, in one hop.
-        hops: of the operation.
+        slots: how many members send so much, in all hops together.
         block: packets that a program handles at a time; pieces are of whole blocks.
 
     Raises:
         UnsupportedError: there is no room for a mailbox in which a message can go in pieces.
     """
-    slots = hops * team.size
     least = _HEADER + 2 * slots * block * PACKET
     whole = _HEADER + 2 * _aligned(slots * packets * PACKET)
     region = team.workspace(f"mailbox {encoding}", max(whole, least), least, _FILL[encoding])

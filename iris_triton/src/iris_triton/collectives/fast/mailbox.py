@@ -3,8 +3,11 @@
 A mailbox has two halves, and each half has room for `cap` packets from every member.  A message goes in pieces of `cap`
 packets; each piece is an epoch, and the epochs use the halves in turn.  That is enough: whoever sends the packets of an
 epoch has received all those of the epoch before from everybody, so all have read what the half had two epochs ago.
-For that, every thread must send and receive as many packets in each piece of a call, and packets without data fill the
-last one.
+For that, every thread must send and receive as many packets in each piece of a launch, and packets without data fill
+the last one.
+
+Sentinel packets are cleared when they have been read.  That a peer's later store comes after the clearing is sure only
+because a kernel has ended in between, so in that encoding every piece is a launch of its own.
 
 The epoch is counted in device memory, by a counter for each program: whatever the grid of a call, all of them advance.
 """
@@ -21,8 +24,8 @@ MAX_PROGRAMS = 1024
 """Counters of a mailbox: no launch has more programs."""
 
 RUNTIME = (
-    "peers", "me", "rank", "nbytes", "part", "cap", "pieces", "box", "half", "timeout_ns", "status", "in_sizes",
-    "in_strides", "out_sizes", "out_strides",
+    "peers", "me", "rank", "nbytes", "part", "first", "cap", "pieces", "box", "half", "timeout_ns", "status",
+    "in_sizes", "in_strides", "out_sizes", "out_strides",
 )  # fmt: skip
 """Arguments for whose values kernels are not compiled anew."""
 
@@ -111,7 +114,7 @@ def _is_whole(out, inp, total, part, ENC: tl.constexpr):
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def exchange(
-    out, inp, counters, peers, me, rank, part, cap, pieces, box, half, timeout_ns, status,
+    out, inp, counters, peers, me, rank, part, first, cap, pieces, box, half, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
     N: tl.constexpr, ENC: tl.constexpr, SHARDED: tl.constexpr, REDUCES: tl.constexpr, DT: tl.constexpr,
     OP: tl.constexpr, ITEM: tl.constexpr, IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr, BLOCK: tl.constexpr,
@@ -128,8 +131,9 @@ def exchange(
         peers: addresses of the members' heaps, beginning with the next member and ending with the own one.
         me, rank: the caller's index in the team, and in the world.
         part: bytes that go to a member.
+        first: packet with which this launch begins.
         cap: packets of a piece; of whole lines.
-        pieces: how many.
+        pieces: how many pieces this launch has; one, if the encoding is "sentinel".
         box: byte of the heap at which the mailbox begins.
         half: bytes of a half of it.
         timeout_ns, status: bound of waits, and where they report.
@@ -159,7 +163,7 @@ def exchange(
         for s in range(program * BLOCK, cap, step):
             packet = s + tl.arange(0, BLOCK)
             mask = (packet < cap).to(tl.int32)
-            offset, flags = spot(piece * cap + packet, ENC)
+            offset, flags = spot(first + piece * cap + packet, ENC)
             there = packet.to(tl.int64) * 16 + (at + me * slot)
             if SHARDED:
                 push_parts(
@@ -176,7 +180,7 @@ def exchange(
         for s in range(program * BLOCK, cap, step):
             packet = s + tl.arange(0, BLOCK)
             mask = (packet < cap).to(tl.int32)
-            offset, flags = spot(piece * cap + packet, ENC)
+            offset, flags = spot(first + piece * cap + packet, ENC)
             mine = packet.to(tl.int64) * 16 + (peers[N - 1] + at)
             raw = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
             if ENC == "sentinel":
@@ -195,7 +199,7 @@ def exchange(
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def two_shot(
-    out, inp, counters, peers, me, rank, nbytes, part, cap, pieces, box, half, timeout_ns, status,
+    out, inp, counters, peers, me, rank, nbytes, part, first, cap, pieces, box, half, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
     N: tl.constexpr, ENC: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, ITEM: tl.constexpr, IN_DIMS: tl.constexpr,
     OUT_DIMS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, NAP_NS: tl.constexpr
@@ -222,7 +226,7 @@ def two_shot(
         for s in range(program * BLOCK, cap, step):
             packet = s + tl.arange(0, BLOCK)
             mask = (packet < cap).to(tl.int32)
-            offset, flags = spot(piece * cap + packet, ENC)
+            offset, flags = spot(first + piece * cap + packet, ENC)
             push_parts(
                 origin, peers, me, packet.to(tl.int64) * 16 + (at + me * slot), offset, total, part, mask, flags, mark,
                 whole, in_sizes, in_strides, N, ENC, ITEM, IN_DIMS, STEP
@@ -244,7 +248,7 @@ def two_shot(
         for s in range(program * BLOCK, cap, step):
             packet = s + tl.arange(0, BLOCK)
             mask = (packet < cap).to(tl.int32)
-            offset, flags = spot(piece * cap + packet, ENC)
+            offset, flags = spot(first + piece * cap + packet, ENC)
             mine = packet.to(tl.int64) * 16 + (peers[N - 1] + at + N * slot)
             raw = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
             if ENC == "sentinel":

@@ -1,0 +1,181 @@
+"""all_reduce and reduce_scatter of large messages: some programs only push, others only reduce.
+
+Programs come in pairs.  The even one pushes the parts of the input into the mailboxes, a stretch to one member and then
+to the next, so that the traffic of all members stays close to a permutation.  The odd one polls, reduces, and frees the
+places.  In an all_reduce it hands every chunk of results to the even one by a flag of this rank, which pushes them
+straight into the outputs of the others.
+
+Nobody waits before the first push: results go only to members whose data of this call has come.  Where their outputs
+lie they say when they begin, by the words of the portable algorithms' meetings, and those are awaited before the first
+result; another meeting ends the call.
+
+A message has one epoch: the mailbox has room for all of it, and what is larger goes in several launches.  So the places
+of sentinel packets are free again because a kernel has ended, not because of the order of stores within one.
+"""
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from iris_triton.collectives.fast.data import load_data, store_data
+from iris_triton.collectives.fast.mailbox import PER_CALL, RUNTIME, _limit, advance
+from iris_triton.collectives.fast.packets import alignment, clear, data_words, decode, encode, poll, push, spot
+from iris_triton.collectives.fast.words import reduced
+from iris_triton.collectives.meeting import last_epoch, leave, members_of, tell, told
+from iris_triton.flags import await_flag, await_flags, lanes_for, set_flag, set_flags
+from iris_triton.intrinsics import wait_stores
+
+_RUNTIME = (*RUNTIME, "slots")
+
+
+@triton.jit
+def _row_of(control, SIZE: tl.constexpr):
+    """The pair's row of the team's control region: pairs are numbered like the programs of other kernels."""
+    return control + (tl.program_id(0) // 2) * (3 * SIZE + 1)
+
+
+@triton.jit
+def _arrive(row, bases, me, epoch, SIZE: tl.constexpr):
+    """The first half of `iris_triton.collectives.meeting.meet`."""
+    lanes = lanes_for(SIZE)
+    wait_stores()
+    tl.debug_barrier()
+    distance = tl.load(bases + lanes % SIZE) - tl.load(bases + me)
+    there = ((row + me).to(tl.int64) + distance).to(row.dtype)
+    set_flags(there, epoch, lanes < SIZE, "release", "sys")
+
+
+@triton.jit
+def _await_all(row, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
+    """The second half."""
+    lanes = lanes_for(SIZE)
+    await_flags(
+        row + lanes % SIZE,
+        epoch,
+        lanes < SIZE,
+        "reached",
+        "acquire",
+        "sys",
+        timeout_ns,
+        tl.cast(status, tl.int64),
+        rank,
+    )
+
+
+@triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+def split(
+    out, inp, counters, control, local, bases, me, rank, nbytes, part, first, cap, slots, box, half, timeout_ns, status,
+    in_sizes, in_strides, out_sizes, out_strides,
+    N: tl.constexpr, ENC: tl.constexpr, GATHERS: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, ITEM: tl.constexpr,
+    IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr, BLOCK: tl.constexpr, ITER: tl.constexpr, NAP_NS: tl.constexpr,
+    FIRST_NAP_NS: tl.constexpr
+):  # fmt: skip
+    """Reduce the own part of all inputs.
+
+    Args (beside those of `iris_triton.collectives.fast.mailbox.two_shot`):
+        control: the team's control region (int64).
+        local: int32, a word of this rank for each pair; 0 between launches.
+        bases: int64[N], the members' heaps.
+        first: packet of each part with which this launch begins.
+        cap: packets of each part in this launch.
+        slots: packets between what comes from two members in the mailbox.
+        N: number of members, two at least.
+        GATHERS: the results go to all outputs, which are dense and on the heap; else the own part is all of the output.
+        ITER: blocks of a chunk.
+        NAP_NS: between two looks at packets of all members.
+        FIRST_NAP_NS: between two looks at those of the member that comes last, before looking at all; 0 for not at all.
+    """
+    program = tl.program_id(0)
+    pair = program // 2
+    step = (tl.num_programs(0) // 2) * BLOCK
+    epoch = tl.load(counters + program)
+    advance(counters, epoch, 1)
+    mark = epoch + 1
+    to, origin = out.to(tl.int64), inp.to(tl.int64)
+    part = tl.cast(part, tl.int64)
+    total = tl.cast(nbytes, tl.int64)
+    slot = tl.cast(slots, tl.int64) * 16
+    aligned = ((total | part) % alignment(ENC)) == 0
+    whole_in = (origin % alignment(ENC) == 0) & aligned
+    whole_out = (to % alignment(ENC) == 0) & aligned
+    own = tl.load(bases + me)
+    at = tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half
+    chunk = step * ITER
+    chunks = (cap + chunk - 1) // chunk
+    limit = _limit(total, part, me)
+    begin = part * 0
+    if GATHERS:
+        begin = me * part
+    row = _row_of(control, N)
+    if program % 2 == 0:
+        meeting = last_epoch(row, N)
+        if GATHERS:
+            nothing = members_of(N).to(tl.int64) * 0
+            tell(row, bases, me, nothing + (to - own), nothing, N)
+            meeting += 1
+            _arrive(row, bases, me, meeting, N)
+        for c in range(chunks + 1):
+            if c < chunks:
+                for i in tl.range(0, N - 1, loop_unroll_factor=1):  # unrolled, it would need three times the registers
+                    member = (me + 1 + i) % N
+                    there = tl.load(bases + member) + at + i * slot
+                    length = _limit(total, part, member)
+                    for s in range(c * chunk + pair * BLOCK, min(c * chunk + chunk, cap), step):
+                        packet = s + tl.arange(0, BLOCK)
+                        offset, flags = spot(first + packet, ENC)
+                        words = load_data(
+                            origin, member * part, offset, length, flags, whole_in, in_sizes, in_strides, ENC, ITEM,
+                            IN_DIMS
+                        )  # fmt: skip
+                        mask = (packet < cap).to(tl.int32)
+                        push(packet.to(tl.int64) * 16 + there, encode(words, mark, flags, ENC), mask, flags, ENC)
+            if GATHERS:
+                if c == 1:
+                    _await_all(row, meeting, timeout_ns, status, rank, N)
+                if c > 0:
+                    await_flag(local + pair, c, "ge", "acquire", "gpu", timeout_ns, tl.cast(status, tl.int64), rank)
+                    for i in tl.range(0, N - 1, loop_unroll_factor=1):
+                        member = (me + 1 + i) % N
+                        there = tl.load(bases + member) + told(row, member, N)
+                        whole = (there % alignment(ENC) == 0) & aligned
+                        for s in range(c * chunk - chunk + pair * BLOCK, min(c * chunk, cap), step):
+                            packet = s + tl.arange(0, BLOCK)
+                            offset, flags = spot(first + packet, ENC)
+                            length = tl.where(packet < cap, limit, 0)
+                            words = load_data(
+                                to, begin, offset, length, flags, whole_out, out_sizes, out_strides, ENC, ITEM, OUT_DIMS
+                            )
+                            store_data(
+                                there, begin, offset, length, flags, whole, out_sizes, out_strides, words, ENC, ITEM, 0
+                            )
+        if GATHERS:
+            tl.debug_barrier()
+            tl.store(local + pair, 0)
+            meeting += 1
+            _arrive(row, bases, me, meeting, N)
+            _await_all(row, meeting, timeout_ns, status, rank, N)
+            leave(row, meeting, N)
+    else:
+        for c in range(chunks):
+            for s in range(c * chunk + pair * BLOCK, min(c * chunk + chunk, cap), step):
+                packet = s + tl.arange(0, BLOCK)
+                mask = (packet < cap).to(tl.int32)
+                offset, flags = spot(first + packet, ENC)
+                mine = packet.to(tl.int64) * 16 + (own + at)
+                words = load_data(
+                    origin, me * part, offset, limit, flags, whole_in, in_sizes, in_strides, ENC, ITEM, IN_DIMS
+                )
+                if FIRST_NAP_NS > 0:
+                    last = mine + (N - 2) * slot
+                    poll(last, slot, mark, mask, flags, timeout_ns, status, rank, 1, ENC, FIRST_NAP_NS)
+                raw = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N - 1, ENC, NAP_NS)
+                if ENC == "sentinel":
+                    clear(mine, slot, mask, N - 1)
+                result = reduced(words + decode(raw, N - 1, ENC), N, data_words(ENC), DT, OP)
+                length = tl.where(packet < cap, limit, 0)
+                store_data(
+                    to, begin, offset, length, flags, whole_out, out_sizes, out_strides, result, ENC, ITEM, OUT_DIMS
+                )
+            if GATHERS:
+                tl.debug_barrier()
+                set_flag(local + pair, c + 1, "release", "gpu")

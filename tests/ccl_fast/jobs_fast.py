@@ -1,0 +1,95 @@
+"""Rank jobs of tests/ccl_fast."""
+
+import inspect
+import random
+import time
+
+import jobs_ccl
+import torch.distributed as dist
+from ccl_cases import Case
+from jobs_common import environment
+
+from iris_core import Iris
+from iris_core.errors import DeviceTimeoutError
+
+SMALL = "64KiB"  # a workspace in which few messages go in one piece
+
+
+def run_cases(device, cases, turns, workspace=None):
+    """As tests/ccl runs cases, with the emulation; returns what was wrong."""
+    limits = {"IRIS_CCL_WORKSPACE": workspace} if workspace else {}
+    with environment(IRIS_TRITON__EMULATE_FAST="1", **limits):
+        return jobs_ccl.run_cases(device, cases, turns)
+
+
+def run_mixed(device, cases, calls, seed, workspace):
+    """Calls of all kinds in any order, and ranks that are out of step; returns what was wrong.
+
+    No host waits for another one: results are looked at in the end.
+    """
+    order = random.Random(seed)
+    own = random.Random()
+    wrong = []
+    with environment(IRIS_TRITON__EMULATE_FAST="1", IRIS_CCL_WORKSPACE=workspace), Iris("24MiB", device=device) as ctx:
+        rank, size = ctx.cur_rank, ctx.num_ranks
+        kinds = [jobs_ccl.Tensors(ctx, case, rank, size) for case in cases]
+        for tensors in kinds:  # prepares
+            tensors.fill(0)
+            jobs_ccl.call(ctx, tensors.case, tensors)
+        ctx.barrier()
+        done = []
+        for turn in range(calls):
+            tensors = kinds[order.randrange(len(kinds))]
+            inputs = tensors.fill(turn)
+            jobs_ccl.call(ctx, tensors.case, tensors)
+            done.append((tensors, inputs, tensors.out.clone(), tensors.inp.clone(), turn))
+            if own.random() < 0.2:
+                time.sleep(0.01 * own.random())
+        for tensors, inputs, out, inp, turn in done:
+            tensors.out.copy_(out)
+            tensors.inp.copy_(inp)
+            wrong += jobs_ccl.verify(tensors.case, tensors, inputs, f", call {turn}")
+        ctx.barrier()
+    return wrong
+
+
+def run_group(device, members, cases, turns):
+    """Calls of a group, whose members are named in its order; the others do nothing."""
+    ordered = {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
+    group = dist.new_group(list(members), **ordered)
+    members = list(members) if ordered else sorted(members)  # older versions of torch sort them
+    wrong = []
+    with environment(IRIS_TRITON__EMULATE_FAST="1"), Iris("24MiB", device=device) as ctx:
+        if ctx.cur_rank in members:
+            for case in cases:
+                tensors = jobs_ccl.Tensors(ctx, case, members.index(ctx.cur_rank), len(members))
+                for turn in range(turns):
+                    inputs = tensors.fill(turn)
+                    jobs_ccl.call(ctx, case, tensors, group, members)
+                    wrong += jobs_ccl.verify(case, tensors, inputs, f" in group {members}")
+        ctx.barrier()
+    return wrong
+
+
+def leave_one_out(device, algorithm, op):
+    """Rank 0 does not come in time; the others say that they waited, and for whom."""
+    case = Case(op, "float32", shape=(40,), config={"algorithm": algorithm})
+    with (
+        environment(IRIS_TRITON__EMULATE_FAST="1", IRIS_DEVICE_TIMEOUT="0.5"),
+        Iris("24MiB", device=device) as ctx,
+    ):
+        tensors = jobs_ccl.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
+        inputs = tensors.fill(0)
+        jobs_ccl.call(ctx, case, tensors)
+        ctx.barrier()
+        first = jobs_ccl.verify(case, tensors, inputs)
+        if ctx.cur_rank == 0:
+            time.sleep(2)
+        jobs_ccl.call(ctx, case, tensors)
+        text = ""
+        try:
+            ctx.barrier()
+        except DeviceTimeoutError as error:
+            text = str(error)
+        ctx.barrier()
+        return first, text

@@ -1,0 +1,48 @@
+"""Every algorithm of packets with every dtype, reduction, shape and place, against torch on one process."""
+
+import fast_cases
+import pytest
+from fast_cases import ENCODINGS
+from jobs_fast import SMALL, run_cases
+
+
+def check(pool, num_ranks, device, cases, turns=1, workspace=None):
+    for wrong in pool.run(run_cases, num_ranks, device, list(cases), turns, workspace):
+        assert wrong == []
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 8])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_dtypes_and_reductions(pool, encoding, num_ranks, device):
+    cases = list(fast_cases.dtype_cases(encoding))
+    check(pool, num_ranks, device, cases[::7] if num_ranks == 8 else cases)
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_shapes(pool, encoding, num_ranks, device):
+    check(pool, num_ranks, device, fast_cases.shape_cases(encoding))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_places(pool, encoding, num_ranks, device):
+    check(pool, num_ranks, device, fast_cases.place_cases(encoding))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_ways(pool, encoding, num_ranks, device):
+    check(pool, num_ranks, device, fast_cases.way_cases(encoding), turns=2)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 8])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_pieces(pool, encoding, num_ranks, device):
+    cases = list(fast_cases.piece_cases(encoding))
+    check(pool, num_ranks, device, cases[::5] if num_ranks == 8 else cases, turns=2, workspace=SMALL)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_push(pool, num_ranks, device):
+    check(pool, num_ranks, device, fast_cases.push_cases(), turns=2)

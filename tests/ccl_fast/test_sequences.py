@@ -1,0 +1,47 @@
+"""Calls one after the other, in groups, and without a rank that should take part."""
+
+import pytest
+from ccl_cases import Case
+from fast_cases import ENCODINGS, algorithms
+from jobs_fast import SMALL, leave_one_out, run_group, run_mixed
+
+
+def kinds(encodings):
+    """Calls of very different sizes, in one piece and in several, in one program and in several."""
+    for encoding in encodings:
+        for op, algorithm in algorithms(encoding):
+            for shape, programs in (((3,), 1), ((1003,), 4), ((9000,), 2)):
+                config = {"algorithm": algorithm, "num_warps": 1, "comm_sms": programs}
+                yield Case(op, "float32", shape=shape, config=config)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("encodings", [*((each,) for each in ENCODINGS), ENCODINGS], ids="+".join)
+def test_back_to_back(pool, encodings, num_ranks, device):
+    calls = (60 if num_ranks < 4 else 20) if device == "cpu" else 2000
+    cases = list(kinds(encodings))
+    for wrong in pool.run(run_mixed, num_ranks, device, cases, calls, len(encodings), SMALL):
+        assert wrong == []
+
+
+@pytest.mark.parametrize("members", [(2, 0), (3, 1, 0)])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_group(pool, encoding, members, device):
+    cases = [
+        Case(op, "float32", shape=(77,), place="ordinary", config={"algorithm": algorithm})
+        for op, algorithm in algorithms(encoding)
+    ]
+    for wrong in pool.run(run_group, 4, device, members, cases, 2):
+        assert wrong == []
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize(("op", "form"), [("all_reduce", "two_shot"), ("reduce_scatter", "mailbox")])
+def test_a_rank_that_is_late_is_reported(pool, op, form, encoding, device):
+    results = pool.run(leave_one_out, 2, device, f"{encoding}_{form}", op)
+    assert [first for first, _ in results] == [[], []]
+    text = results[1][1]
+    assert "IRIS_DEVICE_TIMEOUT" in text
+    assert "rank 1" in text
+    assert "mailbox" in text
+    assert "rank 0" in text
