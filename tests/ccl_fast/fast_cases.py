@@ -77,10 +77,10 @@ def way_cases(encoding):
 def piece_cases(encoding):
     """Messages that do not fit into a small mailbox at once."""
     for op, algorithm in algorithms(encoding):
-        config = {"algorithm": algorithm, "num_warps": 1}
-        for shape, programs in (((4001,), 1), ((4001,), 3), ((12_345,), 2), ((12_288,), 4)):
-            yield Case(op, "float16", shape=shape, config={**config, "comm_sms": programs})
-            yield Case(op, "float32", shape=shape, in_place=op == "all_reduce", config=config)
+        config = {"algorithm": algorithm, "num_warps": 4}
+        for count, programs in ((4001, 1), (4096, 3), (9001, 2)):
+            yield Case(op, "float16", shape=(count,), config={**config, "comm_sms": programs})
+        yield Case(op, "float32", shape=(5003,), in_place=op == "all_reduce", config=config)
 
 
 def push_cases():

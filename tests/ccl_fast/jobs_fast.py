@@ -72,7 +72,7 @@ def run_group(device, members, cases, turns):
 
 
 def leave_one_out(device, algorithm, op):
-    """Rank 0 does not come in time; the others say that they waited, and for whom."""
+    """Rank 0 does not come in time; the others say that they waited, and in which call."""
     case = Case(op, "float32", shape=(40,), config={"algorithm": algorithm})
     with (
         environment(IRIS_TRITON__EMULATE_FAST="1", IRIS_DEVICE_TIMEOUT="0.5"),

@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node=4 -m iris_triton.collectives.fast.probe --seconds 20 --out .
 
-Every rank stores lines into the memory of every other one, as fast as it can and with all its multiprocessors, and reads
-those of the others at the same time: all words of a line carry the same number, which grows from line to line.  A line
-that has two numbers was torn.  A probe can only find that the fact does not hold: that it was not found to fail is taken
-as its proof, and the file says how many lines were looked at.
+Every rank stores lines into the memory of every other one, as fast as it can and with all its multiprocessors, and
+reads those of the others at the same time.  All words of a line carry the same number, which grows from line to line,
+so a line that has two numbers was torn.  A probe can only find that the fact does not hold.  That it was not found to
+fail is taken as its proof, and the file says how many lines were looked at.
 """
 # mypy: ignore-errors
 

@@ -1,0 +1,108 @@
+"""Where algorithms of packets are offered, and when they are chosen."""
+
+import dataclasses
+import json
+
+import pytest
+from fast_cases import ENCODINGS, algorithms
+
+from iris_core.ccl import Config
+from iris_core.ccl.choice import Chooser
+from iris_core.ccl.tables import Tables
+from iris_core.errors import UnsupportedError
+from iris_core.testing.conformance.collective_cases import usual
+from iris_core.types import DeviceTarget, DeviceType
+from iris_triton.collectives import collectives
+from iris_triton.collectives.fast import fabric, fast_collectives
+
+CPU, GPU, AMD = (DeviceTarget(each) for each in (DeviceType.CPU, DeviceType.CUDA, DeviceType.HIP))
+
+
+def request(op, target=GPU, size=4, **changes):
+    return usual(op, **changes).request(0, range(size), target)
+
+
+def one(op, name):
+    return next(each for each in fast_collectives() if (each.op, each.name) == (op, name))
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"])
+def test_nothing_is_chosen_by_its_model(op, tmp_path):
+    chooser = Chooser(collectives(), Tables([tmp_path], "a GPU"), ())
+    chosen, _ = chooser.choose(request(op), None)
+    assert chosen.name not in [each.name for each in fast_collectives() if each.op == op]
+    listed = {each.name: each for each in chooser.explain(request(op), None).candidates}
+    assert "until measured" in str(next(each for each in listed.values() if each.measured_only and each.ok))
+
+
+def test_a_table_makes_an_algorithm_eligible(tmp_path):
+    entry = {"op": "all_reduce", "dtype": "*", "max_nbytes": 1 << 20, "algorithm": "ll_one_shot", "seconds": 3e-6}
+    table = {"format": 1, "device": "a GPU", "group_size": 4, "entries": [entry]}
+    (tmp_path / "table.json").write_text(json.dumps(table))
+    chooser = Chooser(collectives(), Tables([tmp_path], "a GPU"), ())
+    assert chooser.choose(request("all_reduce"), None)[0].name == "ll_one_shot"
+    assert chooser.choose(request("all_reduce", size=2), None)[0].name != "ll_one_shot"
+
+
+def test_only_algorithms_that_must_be_measured_is_an_error(tmp_path):
+    chooser = Chooser(fast_collectives(), Tables([tmp_path], "a GPU"), ())
+    with pytest.raises(UnsupportedError, match=r"ll_one_shot.*only where they were measured"):
+        chooser.choose(request("all_reduce"), None)
+    assert chooser.choose(request("all_reduce"), Config(algorithm="ll_one_shot"))[0].name == "ll_one_shot"
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_packets_are_for_nvidia(encoding):
+    for op, name in algorithms(encoding):
+        assert "only emulates" in one(op, name).supports(request(op, CPU)).reason
+        assert "NVIDIA" in one(op, name).supports(request(op, AMD)).reason
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("sentinel_two_shot", {"dtype": "int32"}, "may have any value"),
+        ("sentinel_two_shot", {"dtype": "float64"}, "may have any value"),
+        ("ll_one_shot", {"dtype": "float32", "reduction": "bor"}, "integers"),
+        ("ll_one_shot", {"dtype": "complex64"}, "does not reduce"),
+        ("ll_split", {"place": "ordinary"}, "not on the heap"),
+    ],
+)
+def test_what_is_refused(name, changes, reason):
+    assert reason in one("all_reduce", name).supports(request("all_reduce", **changes)).reason
+
+
+def test_group_size_and_config():
+    algorithm = one("all_reduce", "ll_one_shot")
+    assert "up to 8 ranks" in algorithm.supports(request("all_reduce", size=9)).reason
+    asked = request("all_reduce")
+    for config, reason in (({"block_size_m": 8}, "block_size_m"), ({"num_warps": 3}, "power of two")):
+        changed = dataclasses.replace(asked, options={**asked.options, "config": config})
+        assert reason in algorithm.supports(changed).reason
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_facts_are_read(tmp_path, holds):
+    path = tmp_path / fabric.file_name("NVIDIA H200")
+    assert path.name == "NVIDIA_H200.json"
+    path.write_text(json.dumps({"format": 1, "device": "NVIDIA H200", "facts": {"whole_lines": {"holds": holds}}}))
+    assert fabric.read_facts(path) == ({fabric.Fact.WHOLE_LINES} if holds else set())
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 2, "facts": {}}', '{"format": 1, "facts": {"magic": {}}}'])
+def test_a_file_that_says_nothing(tmp_path, text):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    assert fabric.read_facts(path) == set()
+
+
+def test_a_device_that_was_not_probed(tmp_path, monkeypatch):
+    monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
+    fabric.known_facts.cache_clear()
+    assert fabric.known_facts("no such device") == set()
+    (tmp_path / "fabric").mkdir()
+    facts = {"whole_lines": {"holds": True}}
+    (tmp_path / "fabric" / "no_such_device.json").write_text(json.dumps({"format": 1, "facts": facts}))
+    fabric.known_facts.cache_clear()
+    assert fabric.known_facts("no such device") == {fabric.Fact.WHOLE_LINES}
+    fabric.known_facts.cache_clear()
