@@ -11,8 +11,17 @@ from jobs_common import environment
 
 from iris_core import Iris
 from iris_core.errors import DeviceTimeoutError
+from iris_triton.collectives.fast.algorithms import missing_facts
+from iris_triton.collectives.fast.fabric import Fact
 
 SMALL = "64KiB"  # a workspace in which few messages go in one piece
+
+
+def unprobed(device, encodings):
+    """Why calls in these encodings cannot be made on this machine; empty if they can."""
+    if device == "cpu" or "ll128" not in encodings:
+        return ""
+    return missing_facts(0, (Fact.WHOLE_LINES,))
 
 
 def run_cases(device, cases, turns, workspace=None):
