@@ -2,6 +2,7 @@
 # mypy: ignore-errors
 
 import contextlib
+from typing import Any
 
 import torch
 import triton
@@ -36,7 +37,7 @@ def device_barrier(words, targets, size, timeout_ns, status, rank, sem: tl.const
     tl.store(words + size, epoch)
 
 
-def launch(slot, spec, sem, stream):
+def launch(slot: Any, spec: Any, sem: str, stream: Any) -> None:
     """Launch a barrier on a torch stream; None is the current one."""
     with torch.cuda.stream(stream) if stream is not None and spec.device != "cpu" else contextlib.nullcontext():
         device_barrier[(1,)](
