@@ -282,18 +282,26 @@ def different(device, what):
 
 
 def stays_away(device):
-    """A rank that does not call; the others' kernels end by IRIS_DEVICE_TIMEOUT and say whom they miss."""
+    """A rank that does not call; the others' kernels end by IRIS_DEVICE_TIMEOUT and say whom they miss.
+
+    Afterwards all put the team back to its beginning, and go on.
+    """
     with environment(IRIS_DEVICE_TIMEOUT="0.5"), Iris("8MiB", device=device) as ctx:
         x, y = ctx.ones(6, 4), ctx.zeros(6, 4)
         ctx.ccl.all_reduce(y, x)
         ctx.barrier()
         if ctx.cur_rank != 1:
             ctx.ccl.all_reduce(y, x)
+        said = ""
         try:
             ctx.barrier()
         except IrisError as e:
-            return f"{type(e).__name__}: {e}"
-        return ""
+            said = f"{type(e).__name__}: {e}"
+        ctx.ccl.reset()
+        x.fill_(ctx.cur_rank)
+        ctx.ccl.all_reduce(y, x)
+        ctx.barrier()
+        return said, y.unique().tolist()
 
 
 def captured(device, cases, replays):

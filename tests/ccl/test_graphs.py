@@ -12,7 +12,7 @@ def test_replays_with_changing_data(pool, num_ranks):
     cases = [Case(op, "bfloat16", shape=(4099,), place=place) for op in OPS for place in ("heap", "ordinary", "skewed")]
     for algorithm in ("one_shot", "two_shot"):
         cases.append(Case("all_reduce", shape=(33, 5), in_place=True, config={"algorithm": algorithm}))
-    for said, wrong in pool.run(captured, num_ranks, "cuda", cases, 50):
+    for said, wrong in pool.run(captured, num_ranks, "cuda", cases, 50, timeout_s=300.0):
         assert len(said) == 1
         assert "call it once before the capture" in said[0]
         assert wrong == []

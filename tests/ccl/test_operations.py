@@ -6,7 +6,10 @@ from jobs_ccl import run_cases
 
 
 def check(pool, num_ranks, device, cases, turns):
-    for wrong in pool.run(run_cases, num_ranks, device, list(cases), turns):
+    cases = list(cases)
+    if device == "cuda":  # each kind of call is a kernel to be compiled, for each number of ranks
+        cases = cases[num_ranks % 3 :: {2: 2, 8: 2}.get(num_ranks, 5)]
+    for wrong in pool.run(run_cases, num_ranks, device, cases, turns, timeout_s=500.0):
         assert wrong == []
 
 

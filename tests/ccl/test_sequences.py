@@ -23,8 +23,8 @@ def all_right(results):
         assert wrong == []
 
 
-def test_groups_of_any_ranks_in_any_order(pool, device):
-    num_ranks = 4
+@pytest.mark.parametrize("num_ranks", [4])
+def test_groups_of_any_ranks_in_any_order(pool, num_ranks, device):
     sets = [[0, 3], [3, 1], [2, 0, 1], [3, 0], [1, 2, 3, 0], [2]]
     all_right(pool.run(in_groups, num_ranks, device, sets, 5))
 
@@ -32,7 +32,7 @@ def test_groups_of_any_ranks_in_any_order(pool, device):
 @pytest.mark.parametrize("num_ranks", [2, 3, 8])
 def test_back_to_back(pool, num_ranks, device):
     calls = 2000 if device == "cuda" else 60
-    all_right(pool.run(back_to_back, num_ranks, device, calls, 24 if device == "cuda" else 12, False))
+    all_right(pool.run(back_to_back, num_ranks, device, calls, 24 if device == "cuda" else 12, False, timeout_s=300.0))
 
 
 @pytest.mark.parametrize("num_ranks", [4])
@@ -52,7 +52,7 @@ def test_what_is_larger_than_the_workspace_goes_in_pieces(pool, num_ranks, devic
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_the_same_as_torch_distributed(pool, num_ranks, device):
-    all_right(pool.run(against_gloo, num_ranks, device, num_ranks, 40))
+    all_right(pool.run(against_gloo, num_ranks, device, num_ranks, 40, timeout_s=300.0))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
@@ -122,8 +122,8 @@ def test_wrong_calls_are_refused_before_anything_is_launched(pool, num_ranks, de
         ("algorithm", "algorithm: two_shot on rank 0; two_shot on rank 1; one_shot on rank 2"),
     ],
 )
-def test_ranks_that_call_differently_are_told(pool, what, part, device):
-    num_ranks = 3
+@pytest.mark.parametrize("num_ranks", [3])
+def test_ranks_that_call_differently_are_told(pool, num_ranks, what, part, device):
     for said in pool.run(different, num_ranks, device, what):
         assert said.startswith("RankMismatchError")
         assert part in said
@@ -131,8 +131,10 @@ def test_ranks_that_call_differently_are_told(pool, what, part, device):
 
 @pytest.mark.parametrize("num_ranks", [3])
 def test_a_rank_that_stays_away_is_named(pool, num_ranks, device):
-    first, _, third = pool.run(stays_away, num_ranks, device)
-    for said in (first, third):
+    first, second, third = pool.run(stays_away, num_ranks, device)
+    assert [sums for _, sums in (first, second, third)] == [[3.0]] * 3
+    assert second[0] == ""
+    for said, _ in (first, third):
         assert said.startswith("DeviceTimeoutError")
         assert "rank 1 tells program 0 that it has arrived" in said
         assert "the collectives of ranks 0, 1, 2, whose last call on this rank was all_reduce" in said

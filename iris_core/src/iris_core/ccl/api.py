@@ -279,6 +279,23 @@ class Collectives:
         work = self._binder.barrier(group, async_op)
         return work if async_op else None
 
+    def reset(self, group: dist.ProcessGroup | None = None) -> None:
+        """Put a group's collectives back to their beginning, after a wait has timed out (DeviceTimeoutError).
+
+        Collective: every member calls it, after the error was reported on all that wait: a rank that gave up waiting
+        is not where the others are.  It waits for the device and for the other members' hosts.  What was captured in
+        graphs can be replayed afterwards.
+
+        Args:
+            group: see `Collectives`; messages between two ranks belong to the whole world.
+
+        Raises:
+            IrisError: this rank is not a member of the group.
+            HeapClosedError: the context is closed.
+            CollectiveTimeoutError, PeerLostError: a member did not come.
+        """
+        self._binder.reset(group)
+
     def explain(self, op: str, /, *tensors: torch.Tensor | None, **options: Any) -> Explanation:
         """Return which algorithm serves a call, why, what the others would cost, and why others cannot.
 

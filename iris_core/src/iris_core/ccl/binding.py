@@ -221,6 +221,13 @@ class Binder:
         order.run(launch, None, None, None)
         return None
 
+    def reset(self, group: dist.ProcessGroup | None) -> None:
+        """Put a team back to its beginning."""
+        context = self._open()
+        if context.target.type is not DeviceType.CPU:
+            torch.cuda.synchronize(context.target.index)
+        self.team(self._world.members_of(group)).reset()
+
     def _open(self) -> Iris:
         context = self._context()
         if self._closed or context is None:

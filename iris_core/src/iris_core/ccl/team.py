@@ -140,6 +140,7 @@ class Team:
         self.latest: Collective | None = None
         self._memory = memory
         self._regions: dict[str, list[Region]] = {}
+        self._fills: dict[str, int | None] = {}
         self._exhausted: dict[str, int] = {}  # smallest size that could not be had, by name
         if control is None:
             control = memory.take(world, control_nbytes(self.size, memory.area.nbytes), "a group's collectives")
@@ -176,13 +177,22 @@ class Team:
         if known and known[-1].nbytes >= nbytes:
             return known[-1]
         region = self._memory.take(self.world, nbytes, f"workspace {name!r} of a collective")
-        if fill is not None:
-            region.tensor.fill_(fill)
-            if region.tensor.device.type != "cpu":
-                torch.cuda.current_stream(region.tensor.device).synchronize()
-        self.world.barrier()  # nobody stores there before it is filled
         known.append(region)
+        self._fills[name] = fill
+        _fill([region], fill)
+        self.world.barrier()  # nobody stores there before it is filled
         return region
+
+    def reset(self) -> None:
+        """Fill all regions again as they were at first.
+
+        Collective: every member calls it, when none of their kernels runs and no peer's does.
+        """
+        self.world.barrier()
+        _fill([self.control, *([self._mail] if self._mail else [])], 0)
+        for name, regions in self._regions.items():
+            _fill(regions, self._fills[name])
+        self.world.barrier()
 
     def workspace(self, name: str, nbytes: int, minimum: int = MIN_STAGING_NBYTES, fill: int | None = None) -> Region:
         """Return a region of up to this size, for what can go in pieces; see `region`.
@@ -230,6 +240,16 @@ class Team:
             return ""
         latest = f", whose last call on this rank was {self.latest.op} ({self.latest.name})" if self.latest else ""
         return f"The word lies {where}, in the collectives of ranks {', '.join(map(str, self.members))}{latest}. "
+
+
+def _fill(regions: Sequence[Region], fill: int | None) -> None:
+    """Fill a rank's own regions, and wait until that is done."""
+    if fill is None:
+        return
+    for region in regions:
+        region.tensor.fill_(fill)
+        if region.tensor.device.type != "cpu":
+            torch.cuda.current_stream(region.tensor.device).synchronize()
 
 
 def _word_at(region: Region, address: int) -> int:

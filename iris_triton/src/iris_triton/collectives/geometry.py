@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from iris_core.ccl.reduce_op import REDUCIBLE
 from iris_core.types import DeviceType
 
 if TYPE_CHECKING:
@@ -92,6 +93,14 @@ class Carrier:
         if self.parts == 1:
             return tuple(shape), tuple(stride)
         return (*shape, self.parts), (*(self.parts * step for step in stride), 1)
+
+
+_OTHERS = (
+    "uint16 uint32 uint64 complex32 complex64 complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz"
+)
+
+MOVABLE = (*REDUCIBLE, *(name for name in f"{_OTHERS} float8_e8m0fnu".split() if hasattr(torch, name)))
+"""torch's names of the element types that can be moved."""
 
 
 def carrier_of(dtype: str) -> Carrier:

@@ -31,6 +31,8 @@ class Pull(Portable):
 
     def __init__(self, op: str) -> None:
         super().__init__(op, "pull")
+        if op == "all_to_all":
+            self.layouts = ("torch", "columns")
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: two meetings, and what comes over the links."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from iris_core.ccl.calls import REDUCING
+from iris_core.ccl.reduce_op import REDUCIBLE, ReduceOp
 from iris_core.types import Availability, DeviceType
 from iris_triton._plugin import TRITON_INFO
-from iris_triton.collectives.geometry import USED_CONFIG, block_problem
+from iris_triton.collectives.geometry import MOVABLE, USED_CONFIG, block_problem
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from iris_core.types import CollectiveRequest, PluginInfo
     from iris_triton.collectives.geometry import Carrier
     from iris_triton.launcher import BoundKernel
+
+
+_REDUCTIONS = tuple(op.name.lower() for op in ReduceOp)
 
 
 @dataclass(slots=True)
@@ -55,6 +60,9 @@ class Portable:
     uses: tuple[str, ...] = USED_CONFIG
     """Fields of the config that it fulfils."""
 
+    layouts: tuple[str, ...] = ("torch",)
+    """Layouts that it serves."""
+
     def __init__(self, op: str, name: str) -> None:
         self.op = op
         self.name = name
@@ -66,16 +74,23 @@ class Portable:
 
     def supports(self, request: CollectiveRequest) -> Availability:
         """Say whether this algorithm serves a call."""
-        config = request.options.get("config", {})
+        options = request.options
+        if request.op != self.op:
+            return Availability.no(f"it does {self.op}, not {request.op!r}")
+        reduction, layout = options.get("reduction", ""), options.get("layout", "torch")
+        if (self.op in REDUCING) != bool(reduction) or reduction not in ("", *_REDUCTIONS):
+            return Availability.no(f"it does not serve {self.op} with reduction {reduction!r}")
+        known = REDUCIBLE if reduction else MOVABLE
+        if request.dtype not in known:
+            return Availability.no(f"it does not know elements of {request.dtype!r}; it does {', '.join(known)}")
+        if layout not in self.layouts:
+            return Availability.no(f"it serves layout {' and '.join(self.layouts)}, not {layout!r}")
+        config = options.get("config", {})
         unused = [name for name in config if name not in self.uses]
         if unused:
             return Availability.no(f"it has no use for {', '.join(unused)} of the config")
-        problem = block_problem(config) or self.obstacle(request)
+        problem = block_problem(config)
         return Availability.no(problem) if problem else Availability.yes()
-
-    def obstacle(self, request: CollectiveRequest) -> str:
-        """Why this algorithm in particular does not serve a call; empty if it does."""
-        return ""
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds."""

@@ -51,11 +51,6 @@ class _Reduction(Portable):
 class PullReduce(_Reduction):
     """all_reduce in one step, reduce, or reduce_scatter."""
 
-    def obstacle(self, request: CollectiveRequest) -> str:
-        """Layouts other than torch's are not served."""
-        layout = request.options.get("layout", "torch")
-        return "" if layout == "torch" else f"it does not serve layout={layout!r}"
-
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: two meetings; every input comes over the links to whoever wants it."""
         part = request.nbytes // request.group_size if self.op == "reduce_scatter" else request.nbytes
@@ -107,14 +102,10 @@ class PullTiles(PullReduce):
     """reduce_scatter in the layout of the reference system: each member gets some tiles of the result."""
 
     uses = (*Portable.uses, "swizzle_size", "all_reduce_distribution")
+    layouts = ("tiles",)
 
     def __init__(self) -> None:
         super().__init__("reduce_scatter", "two_shot")
-
-    def obstacle(self, request: CollectiveRequest) -> str:
-        """Only that layout is served."""
-        layout = request.options.get("layout", "torch")
-        return "" if layout == "tiles" else f'it serves layout="tiles", not {layout!r}'
 
 
 def _tiles(request: CollectiveRequest) -> tuple[int, ...] | None:
