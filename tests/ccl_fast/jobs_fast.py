@@ -69,13 +69,13 @@ def run_group(device, members, cases, turns):
     members = list(members) if ordered else sorted(members)  # older versions of torch sort them
     wrong = []
     with environment(IRIS_TRITON__EMULATE_FAST="1"), Iris("24MiB", device=device) as ctx:
-        if ctx.cur_rank in members:
-            for case in cases:
-                tensors = jobs_ccl.Tensors(ctx, case, members.index(ctx.cur_rank), len(members))
-                for turn in range(turns):
-                    inputs = tensors.fill(turn)
-                    jobs_ccl.call(ctx, case, tensors, group, members)
-                    wrong += jobs_ccl.verify(case, tensors, inputs, f" in group {members}")
+        for case in cases:
+            own = members.index(ctx.cur_rank) if ctx.cur_rank in members else 0
+            tensors = jobs_ccl.Tensors(ctx, case, own, len(members))  # a symmetric call: on all ranks
+            for turn in range(turns if ctx.cur_rank in members else 0):
+                inputs = tensors.fill(turn)
+                jobs_ccl.call(ctx, case, tensors, group, members)
+                wrong += jobs_ccl.verify(case, tensors, inputs, f" in group {members}")
         ctx.barrier()
     return wrong
 

@@ -36,6 +36,7 @@ def test_ways(pool, encoding, num_ranks, device):
     check(pool, num_ranks, device, fast_cases.way_cases(encoding), turns=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 3, 8])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_pieces(pool, encoding, num_ranks, device):

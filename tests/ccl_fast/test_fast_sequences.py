@@ -15,6 +15,7 @@ def kinds(encodings):
                 yield Case(op, "float32", shape=shape, config=config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("encodings", [*((each,) for each in ENCODINGS), ENCODINGS], ids="+".join)
 def test_back_to_back(pool, encodings, num_ranks, device):
@@ -28,8 +29,7 @@ def test_back_to_back(pool, encodings, num_ranks, device):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_group(pool, encoding, members, device):
     cases = [
-        Case(op, "float32", shape=(77,), place="ordinary", config={"algorithm": algorithm})
-        for op, algorithm in algorithms(encoding)
+        Case(op, "float32", shape=(77,), config={"algorithm": algorithm}) for op, algorithm in algorithms(encoding)
     ]
     for wrong in pool.run(run_group, 4, device, members, cases, 2):
         assert wrong == []
