@@ -31,7 +31,7 @@ class Case:
     root: int = 0
     in_place: bool = False
     stacked: bool = False  # (size, M, ...) instead of (size * M, ...)
-    splits: str = ""  # "uneven" for all_to_all
+    splits: str = ""  # "uneven" or "one way" for all_to_all
     layout: str = "torch"
     config: dict = field(default_factory=dict, hash=False)
 
@@ -91,6 +91,7 @@ def way_cases(size):
         yield Case(op, stacked=True)
     for place in ("heap", "ordinary", "strided"):
         yield Case("all_to_all", splits="uneven", shape=(40, 3), place=place)
+        yield Case("all_to_all", splits="one way", shape=(5, 3), place=place)
         yield Case("all_to_all", splits="uneven", shape=(2000, 5), dtype="int8", place=place)
         yield Case("all_to_all", layout="columns", shape=(9, 5), place=place)
     for algorithm, place in itertools.product(("one_shot", "two_shot"), PLACES):
@@ -115,15 +116,18 @@ def data(case, rank, size, turn=0):
     return torch.randint(0, 7, shape, generator=generator).to(dtype)
 
 
-def row_splits(size, rows):
+def row_splits(case, size):
     """How many rows each rank has for each other: a matrix whose rows add up to different numbers, with zeros."""
+    rows = case.shape[0]
+    if case.splits == "one way":  # from the last rank to all, and nothing from the others
+        return [[rows * (i == size - 1)] * size for i in range(size)]
     return [[(3 * i + 5 * j) % 4 * rows // 16 for j in range(size)] for i in range(size)]
 
 
 def input_shape(case, rank, size):
     """Shape of a rank's input."""
     if case.splits:
-        return (sum(row_splits(size, case.shape[0])[rank]), *case.shape[1:])
+        return (sum(row_splits(case, size)[rank]), *case.shape[1:])
     if case.layout == "columns":
         return (case.shape[0], case.shape[1] * size)
     return whole(case, size) if case.op in ("reduce_scatter", "all_to_all", "scatter") else case.shape
@@ -132,7 +136,7 @@ def input_shape(case, rank, size):
 def output_shape(case, rank, size):
     """Shape of a rank's output."""
     if case.splits:
-        return (sum(row[rank] for row in row_splits(size, case.shape[0])), *case.shape[1:])
+        return (sum(row[rank] for row in row_splits(case, size)), *case.shape[1:])
     if case.layout == "columns":
         return (case.shape[0], case.shape[1] * size)
     return whole(case, size) if case.op in ("all_gather", "all_to_all", "gather") else case.shape
@@ -152,7 +156,7 @@ def expected(case, rank, inputs):
     if case.layout == "columns":
         return torch.cat([each.chunk(size, dim=1)[rank] for each in inputs], dim=1)
     if case.splits:
-        splits = row_splits(size, case.shape[0])
+        splits = row_splits(case, size)
         return torch.cat([each.split(split)[rank] for each, split in zip(inputs, splits, strict=True)])
     if case.op == "all_to_all":
         return torch.cat([each.chunk(size)[rank] for each in inputs]) if math.prod(case.shape) else inputs[0]

@@ -84,7 +84,7 @@ def call(ctx, case, tensors, group=None, members=None, async_op=False):
     if case.op == "all_to_all":
         splits = {}
         if case.splits:
-            matrix = row_splits(tensors.size, case.shape[0])
+            matrix = row_splits(case, tensors.size)
             splits["input_split_sizes"] = matrix[tensors.rank]
             splits["output_split_sizes"] = [row[tensors.rank] for row in matrix]
         return ctx.ccl.all_to_all(out, inp, layout=case.layout, **kwargs, **splits)

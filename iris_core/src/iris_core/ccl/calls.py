@@ -338,14 +338,14 @@ def shared_facts(request: CollectiveRequest) -> dict[str, str]:
         if name in options:
             facts[name] = str(options[name])
     facts["config"] = ", ".join(f"{k}={v}" for k, v in sorted(options["config"].items())) or "default"
+    if options["uneven"]:  # a rank may have nothing to give or to get, and such a tensor lies nowhere
+        return {**facts, "split sizes": "given"}
     if request.op in _ALL_HAVE_INPUT:
         facts["input on the heap and contiguous"] = str(request.direct_in)
     if request.op in _ALL_HAVE_OUTPUT:
         facts["output on the heap and contiguous"] = str(request.direct_out)
     if request.op in _ALL_IN_PLACE:
         facts["in place"] = str(options["in_place"])
-    if options["uneven"]:
-        facts["split sizes"] = "given"
     return facts
 
 

@@ -42,8 +42,8 @@ class Pull(Portable):
     @staticmethod
     def _all_direct(request: CollectiveRequest) -> bool:
         """Whether it is sure that no member has to stage its input."""
-        if request.op in ("broadcast", "scatter"):
-            return False  # only the root knows
+        if request.op in ("broadcast", "scatter") or request.options["uneven"]:
+            return False  # each rank, or the root, knows for itself only
         return request.direct_in and request.options["layout"] == "torch"
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
@@ -63,7 +63,7 @@ class Pull(Portable):
         if not self._all_direct(request):
             region, capacity = pieces(team, chunk, item, 1 if shared else team.size)
         source = "none"
-        if _has_input(request):
+        if _has_input(request) and math.prod(request.shape):  # an empty tensor has no address
             source = "direct" if request.direct_in and request.options["layout"] == "torch" else "staged"
         blocks = blocks_for(request, team, None if chunk is None else chunk * team.size, item, reduces=False)
         arguments = {

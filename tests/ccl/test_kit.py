@@ -1,0 +1,23 @@
+"""The conformance kit on the portable algorithms: what they say of themselves.
+
+The kit's calls on ranks need an installed plugin; test_operations and test_sequences make them through `ctx.ccl`.
+"""
+
+import kit_plugins
+import pytest
+
+from iris_core.testing import CollectiveConformance
+
+_NOT_INSTALLED = ("test_static_entry_point_names_the_plugin", "test_static_import_is_light")
+
+
+def suite(plugin):
+    """The kit's tests of one algorithm that need no rank processes."""
+    left_out = [name for name in dir(CollectiveConformance) if name.startswith("test_world") or name in _NOT_INSTALLED]
+    attributes = dict.fromkeys(left_out) | {"plugin": pytest.fixture(lambda self: plugin)}
+    return type(f"Test_{plugin.info.name}", (CollectiveConformance,), attributes)
+
+
+for _name, _plugin in vars(kit_plugins).copy().items():
+    if isinstance(_plugin, kit_plugins.AsPlugin):
+        globals()[f"Test_{_name}"] = suite(_plugin)
