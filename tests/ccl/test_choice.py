@@ -1,6 +1,7 @@
 """Which algorithm is chosen, and what is said of it; what a config may be; reductions by name."""
 
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from iris_core.ccl import Config, ReduceOp
 from iris_core.ccl.choice import Chooser
 from iris_core.ccl.reduce_op import reduce_op
-from iris_core.ccl.tables import Tables, read_table
+from iris_core.ccl.tables import Entry, Tables, read_table, write_table
 from iris_core.errors import ArgumentError, SettingsError, UnsupportedError
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType
 
@@ -52,7 +53,7 @@ def chooser(*algorithms, folders=(), unusable=()):
 
 def test_the_cheapest_that_can():
     choice = chooser(Algorithm("slow", 2.0), Algorithm("fast", 1.0), Algorithm("best", 0.5, "no luck"))
-    algorithm, why = choice.choose(REQUEST, None)
+    algorithm, why, _ = choice.choose(REQUEST, None)
     assert (algorithm.name, why) == ("fast", "the cheapest by its model")
     text = str(choice.explain(REQUEST, None))
     assert text.startswith("all_reduce: fast, the cheapest by its model\n")
@@ -92,12 +93,58 @@ def test_what_was_measured_comes_first(tmp_path):
     algorithms = Algorithm("slow", 2.0), Algorithm("fast", 1.0), Algorithm("late", 0.1, measured_only=True)
     path = table(tmp_path / "own")
     choice = chooser(*algorithms, folders=[tmp_path / "own", tmp_path / "absent"])
-    algorithm, why = choice.choose(REQUEST, None)
+    algorithm, why, _ = choice.choose(REQUEST, None)
     assert (algorithm.name, why) == ("slow", f"measured as the fastest in {path}")
     assert "slow (triton): 1.0 us, measured" in str(choice.explain(REQUEST, None))
     assert choice.choose(replace(REQUEST, nbytes=8192), None)[0].name == "fast"  # larger than what was measured
     assert choice.choose(replace(REQUEST, group_size=8), None)[0].name == "fast"
     assert chooser(*algorithms).choose(REQUEST, None)[0].name == "fast"  # not the one that has to be measured
+
+
+def test_the_config_that_was_measured_is_used(tmp_path):
+    def fussy(request):
+        config = request.options.get("config", {})
+        return Availability.no("too many") if config.get("comm_sms", 0) > 8 else Availability.yes()
+
+    algorithms = Algorithm("slow", 2.0), Algorithm("fast", 1.0, supports=fussy)
+    path = table(tmp_path / "own", algorithm="slow", config={"comm_sms": 4, "num_warps": 2})
+    choice = chooser(*algorithms, folders=[tmp_path / "own"])
+    assert choice.choose(REQUEST, None).request.options["config"] == {"comm_sms": 4, "num_warps": 2}
+    assert REQUEST.options == {}
+    asked = replace(REQUEST, options={"config": {"num_warps": 8}})  # the caller's wish counts
+    assert choice.choose(asked, None).request.options["config"] == {"comm_sms": 4, "num_warps": 8}
+    named = choice.choose(REQUEST, Config(algorithm="slow"))
+    assert named.request is REQUEST
+    assert "slow (triton): 1.0 us, measured, comm_sms=4, num_warps=2" in str(choice.explain(REQUEST, None))
+    path.unlink()
+    table(tmp_path / "own", algorithm="fast", config={"comm_sms": 16})
+    table(tmp_path / "own", algorithm="slow")
+    assert chooser(*algorithms, folders=[tmp_path / "own"]).choose(REQUEST, None).algorithm.name == "slow"
+
+
+def test_what_is_written_can_be_read(tmp_path):
+    own = Entry("all_reduce", "*", math.inf, "slow", 2e-6, "me")
+    best = Entry("all_reduce", "*", 4096, "fast", 1.23456e-6, "me", {"comm_sms": 4})
+    next_best = Entry("all_reduce", "*", 4096, "slow", 1.5e-6, "me")
+    path = tmp_path / "deep" / "table.json"
+    write_table(path, "cpu", 4, {"triton": "3.6.0"}, [own, next_best, best])
+    found = read_table(path)
+    assert (found.device, found.group_size, len(found.entries)) == ("cpu", 4, 3)
+    entries = found.lookup(REQUEST)
+    assert [(e.algorithm, e.seconds, e.config) for e in entries] == [
+        ("fast", 1.235e-6, {"comm_sms": 4}),
+        ("slow", 1.5e-6, {}),
+        ("slow", 2e-6, {}),
+    ]
+    assert [e.algorithm for e in found.lookup(replace(REQUEST, nbytes=1 << 40))] == ["slow"]
+    assert [each.name for each in path.parent.iterdir()] == ["table.json"]
+
+
+def test_an_algorithm_says_what_to_try():
+    tunable = Algorithm("fast", 1.0, tunings=lambda request: [{}, {"num_warps": request.group_size}])
+    choice = chooser(tunable, Algorithm("slow", 2.0), Algorithm("bad", 2.0, "no luck"))
+    offered = {each.name: each.tunings for each in choice.explain(REQUEST, None).candidates}
+    assert offered == {"fast": ({}, {"num_warps": 4}), "slow": ({},), "bad": ()}
 
 
 def test_entries_of_the_dtype_and_of_the_first_folder_count_first(tmp_path):

@@ -29,7 +29,7 @@ def one(op, name):
 @pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"])
 def test_nothing_is_chosen_by_its_model(op, tmp_path):
     chooser = Chooser(collectives(), Tables([tmp_path], "a GPU"), ())
-    chosen, _ = chooser.choose(request(op), None)
+    chosen, *_ = chooser.choose(request(op), None)
     assert chosen.name not in [each.name for each in fast_collectives() if each.op == op]
     listed = {each.name: each for each in chooser.explain(request(op), None).candidates}
     assert "until measured" in str(next(each for each in listed.values() if each.measured_only and each.ok))

@@ -192,7 +192,7 @@ class Binder:
                 "shapes and kind"
             )
         request = self._request(call)
-        algorithm, _ = self._algorithms().choose(request, call.config)
+        algorithm, _, request = self._algorithms().choose(request, call.config)
         team = self.team(call.members)
         order = self._order(call.members)
         if call.op in calls.POINT_TO_POINT:

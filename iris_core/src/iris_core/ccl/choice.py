@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.types import Availability
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from iris_core.ccl.config import Config
-    from iris_core.ccl.tables import Tables
+    from iris_core.ccl.tables import Entry, Tables
     from iris_core.protocols import Collective
     from iris_core.types import CollectiveRequest
 
@@ -29,6 +29,8 @@ class Candidate:
         seconds: its estimate, or what was measured.
         measured: whether it was.
         measured_only: it is chosen only if it was, or by name.
+        config: fields of `Config` with which it was measured.
+        tunings: fields of `Config` that are worth measuring for the request, the algorithm's own choice ({}) first.
     """
 
     name: str
@@ -38,13 +40,16 @@ class Candidate:
     seconds: float | None
     measured: bool
     measured_only: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+    tunings: tuple[Mapping[str, Any], ...] = ()
 
     def __str__(self) -> str:
         if not self.ok:
             return f"{self.name} ({self.provider}): no, {self.reason}"
         assert self.seconds is not None
         how = "measured" if self.measured else "model; only by name until measured" if self.measured_only else "model"
-        return f"{self.name} ({self.provider}): {self.seconds * 1e6:.1f} us, {how}"
+        given = "".join(f", {name}={value}" for name, value in self.config.items())
+        return f"{self.name} ({self.provider}): {self.seconds * 1e6:.1f} us, {how}{given}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,20 @@ class Explanation:
         return "\n".join([head, *(f"  {candidate}" for candidate in self.candidates)])
 
 
+class Choice(NamedTuple):
+    """What serves a request.
+
+    Attributes:
+        algorithm: the algorithm.
+        why: the reason.
+        request: the request, with the config that was measured as the fastest.
+    """
+
+    algorithm: Collective
+    why: str
+    request: CollectiveRequest
+
+
 class Chooser:
     """The algorithms of one context.
 
@@ -88,7 +107,7 @@ class Chooser:
         """Return the names of the algorithms for an operation."""
         return tuple(self._by_op.get(op, ()))
 
-    def choose(self, request: CollectiveRequest, config: Config | None) -> tuple[Collective, str]:
+    def choose(self, request: CollectiveRequest, config: Config | None) -> Choice:
         """Return the algorithm that serves a request, and why.
 
         Raises:
@@ -96,7 +115,7 @@ class Chooser:
             ArgumentError: the one that was named does not exist, or is named twice.
         """
         known = self._by_op.get(request.op, {})
-        name, field = config.named(request.op) if config is not None else (None, "")
+        name, by = config.named(request.op) if config is not None else (None, "")
         if name is not None:
             if name not in known:
                 raise ArgumentError(
@@ -106,11 +125,12 @@ class Chooser:
             answer = _supports(known[name], request, config)
             if not answer:
                 raise UnsupportedError(f"{request.op}: algorithm {name!r} cannot serve this call: {answer.reason}")
-            return known[name], f"named by {field}={name!r}"
+            return Choice(known[name], f"named by {by}={name!r}", request)
         answers = {each: _supports(algorithm, request, config) for each, algorithm in known.items()}
         for entry in self._tables.lookup(request):
-            if answers.get(entry.algorithm, Availability.no("")):
-                return known[entry.algorithm], f"measured as the fastest in {entry.source}"
+            wish = _with_config(request, entry)
+            if entry.algorithm in known and _supports(known[entry.algorithm], wish, config):
+                return Choice(known[entry.algorithm], f"measured as the fastest in {entry.source}", wish)
         usable = [each for each, answer in answers.items() if answer]
         if not usable:
             listed = "".join(f"\n  {name}: {answer.reason}" for name, answer in answers.items())
@@ -125,20 +145,22 @@ class Chooser:
                 "device: name one with Config(algorithm=...), or measure (docs/collectives.md)"
             )
         cheapest = min(modelled, key=lambda each: known[each].cost(request))
-        return known[cheapest], "the cheapest by its model" if len(modelled) > 1 else "the only one that can"
+        why = "the cheapest by its model" if len(modelled) > 1 else "the only one that can"
+        return Choice(known[cheapest], why, request)
 
     def explain(self, request: CollectiveRequest, config: Config | None) -> Explanation:
         """Return what `choose` would return, and what it knows of all the others."""
         try:
-            algorithm, why = self.choose(request, config)
+            algorithm, why, _ = self.choose(request, config)
             chosen = algorithm.name
         except (UnsupportedError, ArgumentError) as error:
             chosen, why = "", str(error).partition("\n")[0]
-        measured = {entry.algorithm: entry.seconds for entry in reversed(self._tables.lookup(request))}
+        measured = {entry.algorithm: entry for entry in reversed(self._tables.lookup(request))}
         candidates = []
         for name, each in self._by_op.get(request.op, {}).items():
             answer = _supports(each, request, config)
-            seconds = measured.get(name, each.cost(request) if answer else None)
+            found = measured.get(name) if answer else None
+            seconds = found.seconds if found else each.cost(request) if answer else None
             candidates.append(
                 Candidate(
                     name=name,
@@ -146,14 +168,29 @@ class Chooser:
                     ok=answer.ok,
                     reason=answer.reason,
                     seconds=seconds,
-                    measured=answer.ok and name in measured,
+                    measured=found is not None,
                     measured_only=getattr(each, "measured_only", False),
+                    config=found.config if found else {},
+                    tunings=_tunings(each, request) if answer else (),
                 )
             )
         return Explanation(request.op, chosen, why, tuple(candidates))
 
     def _missing(self) -> str:
         return "".join(f"\n  {label}: {reason}" for label, reason in self._unusable)
+
+
+def _tunings(algorithm: Collective, request: CollectiveRequest) -> tuple[Mapping[str, Any], ...]:
+    offered = getattr(algorithm, "tunings", None)
+    return tuple(offered(request)) if offered else ({},)
+
+
+def _with_config(request: CollectiveRequest, entry: Entry) -> CollectiveRequest:
+    """The request, with what was measured as the best where the caller has no wish of his own."""
+    if not entry.config:
+        return request
+    config = {**entry.config, **request.options.get("config", {})}
+    return replace(request, options={**request.options, "config": config})
 
 
 def _supports(algorithm: Collective, request: CollectiveRequest, config: Config | None) -> Availability:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import SettingsError
 from iris_core.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from iris_core.types import CollectiveRequest
@@ -28,18 +29,20 @@ class Entry:
     Attributes:
         op: the operation.
         dtype: torch's name of the element type, or ANY_DTYPE.
-        max_nbytes: largest request (`CollectiveRequest.nbytes`) that it speaks of.
-        algorithm: name of the fastest algorithm.
+        max_nbytes: largest request (`CollectiveRequest.nbytes`) that it speaks of; infinity if there is none.
+        algorithm: name of an algorithm.
         seconds: what it took.
         source: file that it comes from.
+        config: fields of `Config` with which it took that.
     """
 
     op: str
     dtype: str
-    max_nbytes: int
+    max_nbytes: float
     algorithm: str
     seconds: float
     source: str
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Table:
     Attributes:
         device: torch's name of the device, as `torch.cuda.get_device_name` tells it; "cpu" for the CPU.
         group_size: ranks that took part.
-        entries: sorted by size.
+        entries: sorted by size, and for one size by time.
         source: the file.
     """
 
@@ -85,15 +88,47 @@ def _parse(content: Any, source: str) -> Table:
         Entry(
             op=str(row["op"]),
             dtype=str(row["dtype"]),
-            max_nbytes=int(row["max_nbytes"]),
+            max_nbytes=math.inf if row["max_nbytes"] is None else int(row["max_nbytes"]),
             algorithm=str(row["algorithm"]),
             seconds=float(row["seconds"]),
             source=source,
+            config=dict(row.get("config", {})),
         )
         for row in content["entries"]
     ]
-    entries.sort(key=lambda entry: entry.max_nbytes)
+    entries.sort(key=lambda entry: (entry.max_nbytes, entry.seconds))
     return Table(str(content["device"]), int(content["group_size"]), tuple(entries), source)
+
+
+def write_table(
+    path: Path, device: str, group_size: int, versions: Mapping[str, str], entries: Iterable[Entry]
+) -> None:
+    """Write one file, in place of what it was; its folder is made.
+
+    Args:
+        path: the file.
+        device: as in `Table`.
+        group_size: as in `Table`.
+        versions: of what was measured with, by name.
+        entries: in any order.
+    """
+    ordered = sorted(entries, key=lambda e: (e.op, e.dtype, e.max_nbytes, e.seconds))
+    lines = []
+    for entry in ordered:
+        row: dict[str, Any] = {
+            "op": entry.op,
+            "dtype": entry.dtype,
+            "max_nbytes": None if math.isinf(entry.max_nbytes) else int(entry.max_nbytes),
+            "algorithm": entry.algorithm,
+            "seconds": float(f"{entry.seconds:.4g}"),
+        }
+        lines.append(json.dumps(row | ({"config": dict(entry.config)} if entry.config else {})))
+    head = json.dumps({"format": FORMAT, "device": device, "group_size": group_size, "versions": dict(versions)})
+    text = f'{head[:-1]}, "entries": [\n' + ",\n".join(f"  {line}" for line in lines) + "\n]}\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text)
+    part.replace(path)  # whoever reads meanwhile sees the old one or the new one
 
 
 class Tables:
