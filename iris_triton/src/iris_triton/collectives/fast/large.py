@@ -120,21 +120,14 @@ class Push(Portable):
     def __init__(self, op: str) -> None:
         super().__init__(op, "push")
 
-    def obstacle(self, request: CollectiveRequest) -> str:
-        """It needs outputs that peers can address."""
-        if request.op != self.op:
-            return f"it serves {self.op}"
-        if not isinstance(getattr(torch, request.dtype or "?", None), torch.dtype):
-            return f"{request.dtype!r} is no element type"
-        if request.options.get("layout", "torch") != "torch":
-            return f"it does not serve layout={request.options['layout']!r}"
-        if request.options.get("uneven"):
-            return "it sends parts of equal size"
-        return (
-            ""
-            if request.direct_out
-            else "it stores into the outputs of all, and this one is not on the heap, or strided"
-        )
+    def supports(self, request: CollectiveRequest) -> Availability:
+        """Say whether this algorithm serves a call."""
+        answer = super().supports(request)
+        if answer and request.options.get("uneven"):
+            return Availability.no("it sends parts of equal size")
+        if answer and not request.direct_out:
+            return Availability.no("it stores into the outputs of all, and this one is not on the heap, or strided")
+        return answer
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: two meetings, and what goes over the links."""
