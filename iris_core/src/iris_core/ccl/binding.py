@@ -97,7 +97,13 @@ class Bound:
         if is_watched("iris_collective"):
             self._tell()
         self._team.latest = self._algorithm
-        return self._order.run_async(self._algorithm.launch, self._plan, out, inp, self._algorithm.op)
+        return self._order.run_async(self._algorithm.op, self._algorithm.launch, self._plan, out, inp)
+
+    def launch(self, out: Any, inp: Any) -> None:
+        """Launch on the current stream, as a part of a call whose turn in the team's order it is already."""
+        work = self._algorithm.launch(self._plan, out, inp)
+        if work is not None:
+            work.wait()
 
     def _tell(self) -> None:
         algorithm = self._algorithm
@@ -162,6 +168,7 @@ class Binder:
         self._orders: dict[tuple[Any, ...], HostOrder | DeviceOrder] = {}
         self._agreed: set[Any] = set()
         self._chooser: Chooser | None = None
+        self._found: tuple[list[Collective], list[tuple[str, str]]] | None = None
         self._closed = False
         self._control: Region | None = self._reserve(control_nbytes(world.world_size, area.nbytes))
         self._mail: Region | None = self._reserve(mail_nbytes(area.nbytes))
@@ -177,58 +184,64 @@ class Binder:
         Collective: every member of the group comes here with its first call of a kind.
         """
         call = self._call(question)
-        calls.check(call, torch.device(self._open().device))
+        calls.check(call, torch.device(self.open().device))
         bound: Bound | Nothing = Nothing() if call.is_empty else self._bind(call)
         if key is not None:
             self.bound[key] = bound
         return bound
 
     def _bind(self, call: Call) -> Bound:
-        context = self._open()
-        if _capturing():
-            raise UnsupportedError(
-                f"{call.op}: the first call of its kind cannot be captured into a graph, because it prepares memory "
-                "and compiles; call it once before the capture, on every rank of the group, with tensors of the same "
-                "shapes and kind"
-            )
-        request = self._request(call)
-        algorithm, _, request = self._algorithms().choose(request, call.config)
-        team = self.team(call.members)
-        order = self._order(call.members)
-        if call.op in calls.POINT_TO_POINT:
-            order = self._order((call.op, call.peer))
-        else:
-            self._agree(team, request, algorithm.name)
+        refuse_capture(call.op)
+        return self.serve(self._request(call), call.config, None if call.peer is None else (call.op, call.peer))
+
+    def serve(
+        self, request: CollectiveRequest, config: Config | None = None, message: tuple[Any, ...] | None = None
+    ) -> Bound:
+        """Return what serves a request.
+
+        Collective: every member comes here with the same, and nobody else.
+
+        Args:
+            request: what is to be done.
+            config: how.
+            message: operation and peer, where it goes between two ranks.
+        """
+        context = self.open()
+        algorithm, _, request = self._algorithms().choose(request, config)
+        team = self.team(request.members)
+        if message is None:
+            self.agree(team, request.op, {**calls.shared_facts(request), "algorithm": algorithm.name})
         plan = algorithm.prepare(request, context)
-        return Bound(algorithm, plan, order, team, self._context, request.nbytes)
+        return Bound(algorithm, plan, self.order(message or request.members), team, self._context, request.nbytes)
 
     def explain(self, question: Question) -> Explanation:
         """Say what would serve a call."""
         call = self._call(question)
-        calls.check(call, torch.device(self._open().device))
+        calls.check(call, torch.device(self.open().device))
         return self._algorithms().explain(self._request(call), call.config)
 
     def barrier(self, group: dist.ProcessGroup | None, async_op: bool) -> Work | None:
         """Launch a barrier on the device, ordered with the group's collectives."""
-        context = self._open()
-        order = self._order(self._world.members_of(group))
+        context = self.open()
+        order = self.order(self._world.members_of(group))
 
         def launch(plan: Any, out: Any, inp: Any, stream: Any = None) -> None:
             context.device_barrier(group)
 
         if async_op:
-            return order.run_async(launch, None, None, None, "barrier")
+            return order.run_async("barrier", launch, None, None, None)
         order.run(launch, None, None, None)
         return None
 
     def reset(self, group: dist.ProcessGroup | None) -> None:
         """Put a team back to its beginning."""
-        context = self._open()
+        context = self.open()
         if context.target.type is not DeviceType.CPU:
             torch.cuda.synchronize(context.target.index)
         self.team(self._world.members_of(group)).reset()
 
-    def _open(self) -> Iris:
+    def open(self) -> Iris:
+        """Return the context; HeapClosedError if it is closed."""
         context = self._context()
         if self._closed or context is None:
             raise HeapClosedError("this Iris context is closed; open a new one")
@@ -237,7 +250,7 @@ class Binder:
     def _call(self, question: Question) -> Call:
         """Make sense of the arguments."""
         op, out, inp, group, config, first, second = question
-        self._open()
+        self.open()
         members = self._world.members_of(group)
         call = {"op": op, "out": out, "inp": inp, "members": members, "config": config}
         call["rank"] = members.index(self.rank)
@@ -263,11 +276,21 @@ class Binder:
         return Call(**call)
 
     def _request(self, call: Call) -> CollectiveRequest:
-        return calls.request_of(call, self._open().target, self._heap.is_symmetric)
+        return calls.request_of(call, self.open().target, self._heap.is_symmetric)
 
-    def _agree(self, team: Team, request: CollectiveRequest, algorithm: str) -> None:
-        """Compare with the other members what must be equal, once."""
-        facts = {**calls.shared_facts(request), "algorithm": algorithm}
+    def agree(self, team: Team, what: str, facts: dict[str, str]) -> None:
+        """Compare with the other members what must be equal, once.
+
+        Collective: every member of the team comes here.
+
+        Args:
+            team: the members.
+            what: the operation, for the message.
+            facts: by name.
+
+        Raises:
+            RankMismatchError: something differs; on all members.
+        """
         agreed = (team.members, tuple(facts.items()))
         if team.size == 1 or agreed in self._agreed:
             return
@@ -283,7 +306,7 @@ class Binder:
                 )
                 for name in differing
             ]
-            raise RankMismatchError(f"{request.op}: the members of the group call differently:\n" + "\n".join(lines))
+            raise RankMismatchError(f"{what}: the members of the group call differently:\n" + "\n".join(lines))
         self._agreed.add(agreed)
 
     # -- what there is ------------------------------------------------------------------------------------------------
@@ -291,7 +314,7 @@ class Binder:
         """Return the team of some ranks.  Collective, the first time: every member calls it, and nobody else."""
         team = self._teams.get(members)
         if team is None:
-            context = self._open()
+            context = self.open()
             everyone = members == tuple(range(self._world.world_size))
             team = self._teams[members] = Team(
                 members,
@@ -305,11 +328,11 @@ class Binder:
             )
         return team
 
-    def _order(self, members: tuple[Any, ...]) -> HostOrder | DeviceOrder:
+    def order(self, members: tuple[Any, ...]) -> HostOrder | DeviceOrder:
         """The order of calls of a team, or of messages in one direction between two ranks."""
         order = self._orders.get(members)
         if order is None:
-            target = self._open().target
+            target = self.open().target
             order = HostOrder() if target.type is DeviceType.CPU else DeviceOrder(target.index, self._keep)
             self._orders[members] = order
         return order
@@ -326,15 +349,26 @@ class Binder:
 
     def _algorithms(self) -> Chooser:
         if self._chooser is None:
-            context = self._open()
-            algorithms, unusable = find_algorithms(context, partial(self._create, context), self._provides)
-            cuda = context.target.type is not DeviceType.CPU
-            device = torch.cuda.get_device_name(context.target.index) if cuda else "cpu"
+            context = self.open()
+            algorithms, unusable = self.found()
             folders = [Path(context.settings.cache_dir) / "ccl"]
             if hasattr(context.backend, "collectives"):
                 folders += cast("SupportsCollectives", context.backend).tables()
-            self._chooser = Chooser(algorithms, Tables(folders, device), unusable)
+            self._chooser = Chooser(algorithms, Tables(folders, self.device_name), unusable)
         return self._chooser
+
+    def found(self) -> tuple[list[Collective], list[tuple[str, str]]]:
+        """Return all algorithms that there are, and plugins that bring none with the reason; see `find_algorithms`."""
+        if self._found is None:
+            context = self.open()
+            self._found = find_algorithms(context, partial(self._create, context), self._provides)
+        return self._found
+
+    @property
+    def device_name(self) -> str:
+        """Name of this rank's device, as measured tables have it."""
+        target = self.open().target
+        return "cpu" if target.type is DeviceType.CPU else torch.cuda.get_device_name(target.index)
 
     def describe_wait(self, address: int) -> str:
         """Say what a kernel waits for at an address, if that lies in a team's memory; else nothing."""
@@ -359,5 +393,11 @@ def _index(op: str, members: tuple[int, ...], rank: Any) -> int:
     return members.index(rank)
 
 
-def _capturing() -> bool:
-    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+def refuse_capture(op: str) -> None:
+    """Raise UnsupportedError while a graph is being captured."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            f"{op}: the first call of its kind cannot be captured into a graph, because it prepares memory "
+            "and compiles; call it once before the capture, on every rank of the group, with tensors of the same "
+            "shapes and kind"
+        )

@@ -26,15 +26,15 @@ class HostOrder:
         self._thread: ThreadPoolExecutor | None = None
         self._last: Future[Any] | None = None
 
-    def run(self, launch: Callable[..., Any], plan: Any, out: Any, inp: Any) -> Any:
+    def run(self, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Any:
         """Launch after everything that is in the thread, and wait for it; returns what `launch` does."""
         if self._last is None or self._last.done():
-            return launch(plan, out, inp)
-        return self._submit(launch, plan, out, inp).result()
+            return launch(plan, *tensors)
+        return self._submit(launch, plan, *tensors).result()
 
-    def run_async(self, launch: Callable[..., Any], plan: Any, out: Any, inp: Any, what: str) -> Work:
-        """Launch in the thread."""
-        return FutureWork(self._submit(_finish, launch, plan, out, inp), what)
+    def run_async(self, what: str, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Work:
+        """Launch in the thread; `what` is for messages."""
+        return FutureWork(self._submit(_finish, launch, plan, *tensors), what)
 
     def _submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
         if self._thread is None:
@@ -48,8 +48,8 @@ class HostOrder:
             self._thread.shutdown()
 
 
-def _finish(launch: Callable[..., Any], plan: Any, out: Any, inp: Any) -> None:
-    work = launch(plan, out, inp)
+def _finish(launch: Callable[..., Any], plan: Any, *tensors: Any) -> None:
+    work = launch(plan, *tensors)
     if work is not None:
         work.wait()
 
@@ -70,28 +70,28 @@ class DeviceOrder:
         self._last: Any = None
         self._side: Any = None
 
-    def run(self, launch: Callable[..., Any], plan: Any, out: Any, inp: Any) -> Any:
-        """Launch on the current stream; returns what `launch` does."""
+    def run(self, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Any:
+        """Launch on the current stream; returns what `launch` does.  Tensors may be None."""
         if self._raw_stream(self._index) != self._last_raw:
             self._follow()
-        return launch(plan, out, inp)
+        return launch(plan, *tensors)
 
-    def run_async(self, launch: Callable[..., Any], plan: Any, out: Any, inp: Any, what: str) -> Work:
-        """Launch on the team's own stream, after what the current stream does now."""
+    def run_async(self, what: str, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Work:
+        """Launch on the team's own stream, after what the current stream does now; `what` is for messages."""
         if self._side is None:
             self._side = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
         side = self._side
         side.wait_stream(torch.cuda.current_stream(self._index))
-        tensors = tuple(tensor for tensor in (out, inp) if tensor is not None)
-        for tensor in tensors:
+        used = tuple(tensor for tensor in tensors if tensor is not None)
+        for tensor in used:
             self._keep(tensor, side)
         with torch.cuda.stream(side):
-            work: Work | None = self.run(launch, plan, out, inp)
+            work: Work | None = self.run(launch, plan, *tensors)
             if work is not None:
                 return work
             event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(side)
-        return StreamWork(event, what, tensors)
+        return StreamWork(event, what, used)
 
     def _follow(self) -> None:
         """Make the current stream the last one."""
