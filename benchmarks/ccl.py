@@ -25,6 +25,7 @@ from ccl_peers import Unavailable, is_symmetric_kernel, kernels_of, nccl_call, t
 
 from iris_core import bench
 from iris_core.ccl import Config
+from iris_core.ccl.samples import SPOILED, Sample
 from iris_core.errors import IrisError
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 RESULTS = pathlib.Path(__file__).parent / "results"
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DTYPE = torch.bfloat16
-SPOILED = 101.0  # no sum or element of the data
-CHECKED_AT_ONCE = 1 << 24  # elements
 ONE_SHOT_LIMIT = 4 * MIB  # all inputs go to all ranks: above that, nobody would choose it
 MAILBOX_LIMIT = 64 * MIB
 EAGER_LIMIT = MIB
@@ -48,50 +47,6 @@ def sizes(options: RunOptions) -> list[int]:
     if options.device == "cpu":
         return [KIB]
     return [KIB, 64 * KIB, MIB, 16 * MIB] if options.quick else bench.power_of_two(KIB, GIB)
-
-
-# -- data -------------------------------------------------------------------------------------------------------------
-def values(rank: int, begin: int, count: int, device: str) -> torch.Tensor:
-    """Elements `begin` and on of a rank's input: integers from -3 to 3."""
-    index = torch.arange(begin, begin + count, device=device)
-    return ((index * 5 + (index >> 9) + 3 * rank) % 7 - 3).to(DTYPE)
-
-
-def fill(tensor: torch.Tensor, rank: int) -> None:
-    """Make an input."""
-    for begin in range(0, tensor.numel(), CHECKED_AT_ONCE):
-        part = tensor[begin : begin + CHECKED_AT_ONCE]
-        part.copy_(values(rank, begin, part.numel(), str(tensor.device)))
-
-
-def is_right(op: str, out: torch.Tensor, rank: int, size: int) -> bool:
-    """Whether every element of an output is what it must be."""
-    device, part = str(out.device), out.numel() // size
-    for begin in range(0, out.numel(), CHECKED_AT_ONCE):
-        found = out[begin : begin + CHECKED_AT_ONCE]
-        count = found.numel()
-        if op in ("all_reduce", "reduce_scatter"):
-            first = begin + (rank * out.numel() if op == "reduce_scatter" else 0)
-            wanted = torch.zeros(count, dtype=DTYPE, device=device)
-            for each in range(size):
-                wanted += values(each, first, count, device)
-            if not torch.equal(found, wanted):
-                return False
-            continue
-        for source in range(size):  # part by part
-            low, high = max(begin, source * part), min(begin + count, (source + 1) * part)
-            if low < high:
-                first = low - source * part + (rank * part if op == "all_to_all" else 0)
-                if not torch.equal(out[low:high], values(source, first, high - low, device)):
-                    return False
-    return True
-
-
-def lengths(op: str, nbytes: int, size: int) -> tuple[int, int]:
-    """Elements of the output and of the input: whole multiples of 16 bytes for each rank."""
-    part = max(8, nbytes // DTYPE.itemsize // size // 8 * 8)
-    whole = part * size
-    return (part if op == "reduce_scatter" else whole), (part if op == "all_gather" else whole)
 
 
 # -- what is measured -------------------------------------------------------------------------------------------------
@@ -107,11 +62,12 @@ def declare(state: State, ctx: Iris, op: str) -> None:
     rank, size, nbytes = ctx.cur_rank, ctx.num_ranks, state["nbytes"]
     if size < 2:
         state.skip("needs two ranks or more")
-    out_length, in_length = lengths(op, nbytes, size)
+    sample = Sample.of_bytes(op, DTYPE, rank, size, nbytes)
     state.enter(ctx.scope())
-    out, inp = (ctx.empty(length, dtype=DTYPE, device=ctx.device) for length in (out_length, in_length))
-    fill(inp, rank)
-    state.set_bytes(nbytes)
+    out, inp = sample.tensors(ctx)
+    assert out is not None
+    assert inp is not None
+    state.set_bytes(sample.nbytes)
     run = getattr(ctx.ccl, op)
     names = [each.name for each in ctx.ccl.explain(op, out, inp).candidates if each.ok and measured(each.name, nbytes)]
     timers = ["graph"] + ["events"] * (nbytes <= EAGER_LIMIT) if state.on_gpu else [None]
@@ -121,7 +77,7 @@ def declare(state: State, ctx: Iris, op: str) -> None:
             state.set_timer(timer)
 
         def check(tensor: torch.Tensor = out) -> bool:
-            return is_right(op, tensor, rank, size)
+            return sample.is_right(tensor)
 
         def spoil(tensor: torch.Tensor = out) -> None:
             tensor.fill_(SPOILED)
@@ -136,11 +92,12 @@ def declare(state: State, ctx: Iris, op: str) -> None:
                 prepare=spoil,
             )
         if state.on_gpu:
-            declare_peers(state, op, out, inp, suffix, rank, size)
+            declare_peers(state, sample, out, inp, suffix)
 
 
-def declare_peers(state: State, op: str, out: Any, inp: Any, suffix: str, rank: int, size: int) -> None:
+def declare_peers(state: State, sample: Sample, out: torch.Tensor, inp: torch.Tensor, suffix: str) -> None:
     """Declare the other libraries, with ordinary tensors of their own."""
+    op = sample.op
 
     def provider(name: str, call: Callable[[], object], own_out: torch.Tensor, own_inp: torch.Tensor) -> None:
         # NCCL's all_reduce is timed in place: repeated, its sums grow, so what is checked is one call on fresh data.
@@ -154,7 +111,7 @@ def declare_peers(state: State, op: str, out: Any, inp: Any, suffix: str, rank: 
                 own_out.copy_(own_inp)
                 call()
                 torch.cuda.synchronize()
-            return is_right(op, own_out, rank, size)
+            return sample.is_right(own_out)
 
         state.provider(name + suffix, call, check=check, prepare=prepare, peer=not suffix)
 

@@ -140,6 +140,17 @@ def test_what_is_written_can_be_read(tmp_path):
     assert [each.name for each in path.parent.iterdir()] == ["table.json"]
 
 
+def test_all_members_look_the_same_size_up(tmp_path):
+    path = table(tmp_path / "own", op="scatter", max_nbytes=1024)
+    root = replace(REQUEST, op="scatter", nbytes=4096, options={"root": 0})
+    other = replace(REQUEST, op="scatter", rank=1, options={"root": 0})
+    found = read_table(path)
+    assert found.lookup(root) == found.lookup(other) != []
+    assert found.lookup(replace(root, nbytes=4097 * 4)) == []
+    uneven = replace(REQUEST, op="all_to_all", options={"uneven": True})
+    assert read_table(table(tmp_path / "own", op="all_to_all")).lookup(uneven) == []
+
+
 def test_an_algorithm_says_what_to_try():
     tunable = Algorithm("fast", 1.0, tunings=lambda request: [{}, {"num_warps": request.group_size}])
     choice = chooser(tunable, Algorithm("slow", 2.0), Algorithm("bad", 2.0, "no luck"))

@@ -53,7 +53,7 @@ def describe() -> dict[str, Any]:
         "load_average_1min": round(os.getloadavg()[0], 2),
         **_gpus(),
         "kernel": platform.release().partition("-")[0],
-        "versions": _versions(),
+        "versions": versions(),
         "switches": {name: os.environ.get(name) for name in SWITCHES if name in os.environ or name in ALWAYS_SHOWN},
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
@@ -68,18 +68,19 @@ def _cpu() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), generic)
 
 
-def _versions() -> dict[str, str | None]:
+def versions() -> dict[str, str | None]:
+    """Return the versions of what a result depends on, by name; None for what is not installed."""
     import torch
 
-    versions: dict[str, str | None] = {"python": platform.python_version()}
+    found: dict[str, str | None] = {"python": platform.python_version()}
     for name in DISTRIBUTIONS:
         try:
-            versions[name] = importlib.metadata.version(name)
+            found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
-    versions["cuda"] = torch.version.cuda
-    versions["hip"] = getattr(torch.version, "hip", None)
-    return versions
+            found[name] = None
+    found["cuda"] = torch.version.cuda
+    found["hip"] = getattr(torch.version, "hip", None)
+    return found
 
 
 def _gpus() -> dict[str, Any]:

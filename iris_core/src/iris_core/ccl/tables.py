@@ -29,7 +29,7 @@ class Entry:
     Attributes:
         op: the operation.
         dtype: torch's name of the element type, or ANY_DTYPE.
-        max_nbytes: largest request (`CollectiveRequest.nbytes`) that it speaks of; infinity if there is none.
+        max_nbytes: largest request (see `size_of`) that it speaks of; infinity if there is none.
         algorithm: name of an algorithm.
         seconds: what it took.
         source: file that it comes from.
@@ -63,9 +63,24 @@ class Table:
 
     def lookup(self, request: CollectiveRequest) -> list[Entry]:
         """Return the entries that speak of a request, the best one first; those of other dtypes are left out."""
-        covering = [e for e in self.entries if e.op == request.op and request.nbytes <= e.max_nbytes]
+        nbytes = size_of(request)
+        if nbytes is None:
+            return []
+        covering = [e for e in self.entries if e.op == request.op and nbytes <= e.max_nbytes]
         own = [e for e in covering if e.dtype == request.dtype]
         return own or [e for e in covering if e.dtype == ANY_DTYPE]
+
+
+def size_of(request: CollectiveRequest) -> int | None:
+    """Return the bytes by which a request is looked up, the same on all members: its `nbytes`, of scatter a part's.
+
+    None where members cannot know each other's sizes: all_to_all with split sizes.
+    """
+    if request.options.get("uneven"):
+        return None
+    if request.op == "scatter" and request.rank == request.options.get("root"):
+        return request.nbytes // request.group_size
+    return request.nbytes
 
 
 def read_table(path: Path) -> Table:

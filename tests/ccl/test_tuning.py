@@ -1,0 +1,107 @@
+"""Tables of collectives are measured on verified data, and used."""
+
+import math
+
+import pytest
+from jobs_tuning import chosen, samples, tune
+
+from iris_core.ccl.samples import OPS
+from iris_core.ccl.tables import Entry, read_table
+from iris_core.ccl.tuning import TuneOptions, file_name, merged
+from iris_core.cli import main
+from iris_core.errors import ArgumentError
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize(("nbytes", "dtype"), [(1, "int8"), (5000, "bfloat16")])
+def test_samples_tell_right_from_wrong(pool, num_ranks, nbytes, dtype, device):
+    unit = num_ranks * 16
+    whole = max(unit, nbytes // unit * unit)
+    for rank, answers in enumerate(pool.run(samples, num_ranks, device, nbytes, dtype)):
+        for op in OPS:
+            size, seen = answers[op]
+            assert size == (whole // num_ranks if op in ("all_gather", "gather", "scatter") else whole)
+            idle = (rank and op in ("reduce", "gather")) or (not rank and op == "broadcast")
+            assert seen == (None if idle else [True, False, False]), op
+
+
+def test_all_ranks_find_the_same(pool, device):
+    wanted = {"ops": ("all_reduce", "scatter"), "dtypes": ("float32", "int32"), "max_nbytes": 5000, "factor": 4}
+    first, second = pool.run(tune, 2, device, wanted)
+    assert first == second
+    assert [e for e in first.passed_over if e.startswith("scatter: only pull")]
+    assert not first.wrong
+    for dtype in ("*", "int32"):
+        rows = [each for each in first.entries if each.dtype == dtype]
+        assert {each.op for each in rows} == {"all_reduce"}
+        assert sorted({each.max_nbytes for each in rows}) == [2048, math.inf]  # between 1024 and 4096
+        assert all(each.seconds > 0 for each in rows)
+
+
+def test_wrong_data_is_left_out_and_named(pool):
+    wanted = {"ops": ("all_reduce",), "dtypes": ("float32",), "max_nbytes": 1024}
+    for found in pool.run(tune, 2, "cpu", wanted, "one_shot"):
+        assert found.entries
+        assert "one_shot" not in {each.algorithm for each in found.entries}
+        assert any(
+            each.startswith("all_reduce one_shot at 1024 bytes: rank 0: the data is wrong") for each in found.wrong
+        )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"ops": ("all_shuffle",)}, "no operation all_shuffle can be tuned"),
+        ({"dtypes": ("uint8",)}, "no element type uint8"),
+        ({"dtypes": ()}, "one at least"),
+        ({"ops": ("reduce", "reduce")}, "each operation once"),
+        ({"min_nbytes": 64, "max_nbytes": 32}, "from 64 to 32 bytes"),
+        ({"factor": 1}, "must be 2 or more"),
+    ],
+)
+def test_options_that_cannot_be(wrong, message):
+    with pytest.raises(ArgumentError, match=message):
+        TuneOptions(**wrong)
+
+
+def test_sizes():
+    assert TuneOptions(min_nbytes=1000, max_nbytes=8000).sizes == [1000, 2000, 4000, 8000]
+    assert TuneOptions(min_nbytes=1024, max_nbytes=1 << 30, factor=8).sizes[-1] == 1 << 28
+    assert TuneOptions(min_nbytes=5, max_nbytes=5).sizes == [5]
+
+
+def test_what_is_measured_again_replaces_the_old():
+    old = [Entry("all_reduce", "*", 1, "a", 1.0, ""), Entry("all_reduce", "int8", 1, "a", 1.0, "")]
+    new = [Entry("all_reduce", "*", 2, "b", 1.0, "")]
+    assert merged(old, new) == [old[1], new[0]]
+    assert file_name("NVIDIA H200 (80 GB)", 8) == "nvidia-h200-80-gb-8.json"
+
+
+@pytest.mark.slow
+def test_the_command_writes_what_calls_use(pool, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
+    arguments = ["tune", "--device", "cpu", "--ranks", "2", "--op", "all_reduce", "--max", "1KiB", "--rounds", "1"]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    path = tmp_path / "ccl" / "cpu-2.json"
+    assert f"written to {path}" in shown
+    fastest = read_table(path).entries[0]
+    assert fastest.algorithm in shown
+    (said, _) = pool.run(chosen, 2, str(tmp_path))
+    assert said == (fastest.algorithm, f"measured as the fastest in {path}")
+    assert main([*arguments, "--op", "scatter", "--out", str(tmp_path / "own.json")]) == 0
+    assert read_table(tmp_path / "own.json").group_size == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max", "many"], "--max many: a size is"),
+        (["--ranks", "1", "--device", "cpu"], "a rank alone has nothing to choose"),
+        (["--ranks", "1000", "--device", "cuda"], "1000 ranks need as many GPUs"),
+        (["--op", "magic"], "no operation magic"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be(arguments, message, capsys):
+    assert main(["tune", *arguments]) == 1
+    assert message in capsys.readouterr().err
