@@ -1,11 +1,13 @@
-"""Collectives: every algorithm of ctx.ccl against NCCL, NCCL with symmetric windows, and torch's symmetric memory.
+"""Collectives: ctx.ccl against NCCL, NCCL with symmetric windows, and torch's symmetric memory.
 
-    python benchmarks/ccl.py [--ranks N] [--quick] [--only all_reduce] [--limit 1800]
+    python benchmarks/ccl.py [--ranks N] [--quick] [--only ccl.all_reduce] [--limit 1800]
+    python benchmarks/ccl.py --only each_all_reduce       # every algorithm by name; `iris tune` does that with tables
 
 One process per GPU; bf16; sizes are those of the full buffer (the output of all_gather, the input of reduce_scatter).
-"iris" is what ctx.ccl chooses, "iris <algorithm>" one that was named.  Each is measured in CUDA graphs; "eager" ones
-also with the launches by the host.  All data is small integers, so that every sum is exact, and every element of the
-output is compared with what it must be, in the timed configuration; before that the output is spoiled.
+"iris" is what ctx.ccl chooses, by its tables (`iris tune`), "iris <algorithm>" one that was named.  Each is measured in
+CUDA graphs; "eager" ones also with the launches by the host.  All data is small integers, so that every sum is exact,
+and every element of the output is compared with what it must be, in the timed configuration; before that the output is
+spoiled.
 
 "nccl-windows" is only given numbers if NCCL's kernel for symmetric windows was seen by the profiler; the counter says.
 No NVLink multicast is used by anyone: NCCL_NVLS_ENABLE=0, TORCH_SYMM_MEM_DISABLE_MULTICAST=1.
@@ -41,6 +43,20 @@ ONE_SHOT_LIMIT = 4 * MIB  # all inputs go to all ranks: above that, nobody would
 MAILBOX_LIMIT = 64 * MIB
 EAGER_LIMIT = MIB
 
+# How much faster than the best peer the choice should be in a graph, on 8 x H200; on fewer GPUs, never slower.
+TARGETS = {
+    #           all_reduce, all_gather, reduce_scatter, all_to_all
+    64 * KIB: (2.6, 3.3, 3.3, 3.5),
+    256 * KIB: (2.4, 3.6, 4.5, 3.5),
+    1 * MIB: (1.5, 2.6, 3.3, 3.0),
+    4 * MIB: (1.27, 1.6, 2.4, 2.3),
+    16 * MIB: (1.2, 1.35, 1.55, 1.3),
+    32 * MIB: (1.18, 1.3, 1.28, 1.2),
+    128 * MIB: (1.02, 1.1, 1.06, 1.05),
+    1 * GIB: (1.0, 1.03, 1.0, 1.0),
+}
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
 
 def sizes(options: RunOptions) -> list[int]:
     """Bytes of the full buffer."""
@@ -57,8 +73,25 @@ def measured(name: str, nbytes: int) -> bool:
     return not name.endswith(("mailbox", "_two_shot")) or nbytes <= MAILBOX_LIMIT
 
 
-def declare(state: State, ctx: Iris, op: str) -> None:
-    """Declare all providers of an operation at one size."""
+def target_of(op: str, nbytes: int, num_ranks: int) -> float | None:
+    """The ratio to reach; None at sizes between two that have a bound of their own."""
+    if num_ranks != 8:
+        return 1.0
+    if nbytes <= 64 * KIB:
+        nbytes = 64 * KIB
+    if nbytes == 512 * MIB:
+        nbytes = GIB
+    return TARGETS[nbytes][OPS.index(op)] if nbytes in TARGETS else None
+
+
+def declare(state: State, ctx: Iris, op: str, *, each: bool) -> None:
+    """Declare the providers of an operation at one size.
+
+    Args:
+        state, ctx: as benchmarks get them.
+        op: the operation.
+        each: every algorithm by its name, without the peers; else the choice, and the peers.
+    """
     rank, size, nbytes = ctx.cur_rank, ctx.num_ranks, state["nbytes"]
     if size < 2:
         state.skip("needs two ranks or more")
@@ -69,7 +102,8 @@ def declare(state: State, ctx: Iris, op: str) -> None:
     assert inp is not None
     state.set_bytes(sample.nbytes)
     run = getattr(ctx.ccl, op)
-    names = [each.name for each in ctx.ccl.explain(op, out, inp).candidates if each.ok and measured(each.name, nbytes)]
+    usable = [found.name for found in ctx.ccl.explain(op, out, inp).candidates if found.ok]
+    names = [name for name in usable if measured(name, nbytes)] if each else []
     timers = ["graph"] + ["events"] * (nbytes <= EAGER_LIMIT) if state.on_gpu else [None]
     for timer in timers:
         suffix = " eager" if timer == "events" else ""
@@ -91,8 +125,11 @@ def declare(state: State, ctx: Iris, op: str) -> None:
                 check=check,
                 prepare=spoil,
             )
-        if state.on_gpu:
+        if state.on_gpu and not each:
             declare_peers(state, sample, out, inp, suffix)
+            bound = target_of(op, nbytes, size)
+            if bound is not None and timer == "graph":
+                state.target("iris", "ratio_to_best_peer", at_least=bound)
 
 
 def declare_peers(state: State, sample: Sample, out: torch.Tensor, inp: torch.Tensor, suffix: str) -> None:
@@ -144,28 +181,56 @@ def declare_peers(state: State, sample: Sample, out: torch.Tensor, inp: torch.Te
 @bench.axis("nbytes", sizes)
 def all_reduce(state: State, ctx: Iris) -> None:
     """Sum of all inputs, to all."""
-    declare(state, ctx, "all_reduce")
+    declare(state, ctx, "all_reduce", each=False)
 
 
 @bench.register
 @bench.axis("nbytes", sizes)
 def all_gather(state: State, ctx: Iris) -> None:
     """All inputs, to all."""
-    declare(state, ctx, "all_gather")
+    declare(state, ctx, "all_gather", each=False)
 
 
 @bench.register
 @bench.axis("nbytes", sizes)
 def reduce_scatter(state: State, ctx: Iris) -> None:
     """Sum of all inputs, a part to each."""
-    declare(state, ctx, "reduce_scatter")
+    declare(state, ctx, "reduce_scatter", each=False)
 
 
 @bench.register
 @bench.axis("nbytes", sizes)
 def all_to_all(state: State, ctx: Iris) -> None:
     """A part of every input to each."""
-    declare(state, ctx, "all_to_all")
+    declare(state, ctx, "all_to_all", each=False)
+
+
+@bench.register(by_default=False)
+@bench.axis("nbytes", sizes)
+def each_all_reduce(state: State, ctx: Iris) -> None:
+    """Sum of all inputs, to all: every algorithm."""
+    declare(state, ctx, "all_reduce", each=True)
+
+
+@bench.register(by_default=False)
+@bench.axis("nbytes", sizes)
+def each_all_gather(state: State, ctx: Iris) -> None:
+    """All inputs, to all: every algorithm."""
+    declare(state, ctx, "all_gather", each=True)
+
+
+@bench.register(by_default=False)
+@bench.axis("nbytes", sizes)
+def each_reduce_scatter(state: State, ctx: Iris) -> None:
+    """Sum of all inputs, a part to each: every algorithm."""
+    declare(state, ctx, "reduce_scatter", each=True)
+
+
+@bench.register(by_default=False)
+@bench.axis("nbytes", sizes)
+def each_all_to_all(state: State, ctx: Iris) -> None:
+    """A part of every input to each: every algorithm."""
+    declare(state, ctx, "all_to_all", each=True)
 
 
 def main() -> int:
