@@ -24,7 +24,7 @@ help:
 	@echo "make gpu-test     the tests that need GPUs, in tiers of 1, 2, 4 and 8; TIERS=\"1 2\" for some of them"
 	@echo "make test-triton TRITON=3.6.0   the suite with another Triton, in its own environment"
 	@echo "make bench        the benchmarks of the CPU path; JSON under benchmarks/results"
-	@echo "make gpu-bench    remote memory access, bulk copies and GEMM on all GPUs; see docs/benchmarks.md"
+	@echo "make gpu-bench    remote memory access, bulk copies, GEMM and collectives on all GPUs; see docs/benchmarks.md"
 
 $(STAMP): $(MANIFESTS)
 	@$(PYTHON) -c 'import sys; sys.exit("Iris needs Python 3.11 or newer, not " + sys.version.split()[0] + "; say make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
@@ -89,7 +89,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/cpu_executor.py
 
 gpu-bench:
-	@$(WITH_GPU_PYTHON) for name in rma gluon_bulk gluon_gemm; do $$python benchmarks/$$name.py || exit; done
+	@$(WITH_GPU_PYTHON) for name in rma gluon_bulk gluon_gemm ccl; do $$python benchmarks/$$name.py || exit; done
 
 clean:
 	rm -rf .venv $(GPU_VENV) .venv-triton-* build dist out

@@ -56,7 +56,7 @@ class TritonBackend:
         crooked = [f"rank {rank} at {base:#x}" for rank, base in enumerate(spec.heap_bases) if base % HEAP_ALIGNMENT]
         if crooked:
             raise CapabilityError(
-                f"backend 'triton' needs heaps that begin at multiples of {HEAP_ALIGNMENT} bytes, but the allocator "
+                f"backend {self.info.name!r} needs heaps that begin at multiples of {HEAP_ALIGNMENT} bytes, but the allocator "
                 f"placed {', '.join(crooked)}; choose another allocator"
             )
         if self._on_cpu and spec.status_ptr:
