@@ -56,8 +56,8 @@ class TritonBackend:
         crooked = [f"rank {rank} at {base:#x}" for rank, base in enumerate(spec.heap_bases) if base % HEAP_ALIGNMENT]
         if crooked:
             raise CapabilityError(
-                f"backend {self.info.name!r} needs heaps that begin at multiples of {HEAP_ALIGNMENT} bytes, but the allocator "
-                f"placed {', '.join(crooked)}; choose another allocator"
+                f"backend {self.info.name!r} needs heaps that begin at multiples of {HEAP_ALIGNMENT} bytes, but the "
+                f"allocator placed {', '.join(crooked)}; choose another allocator"
             )
         if self._on_cpu and spec.status_ptr:
             from iris_triton import cpu
