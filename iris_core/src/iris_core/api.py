@@ -19,6 +19,8 @@ from iris_core.errors import DeviceError, HeapClosedError, IrisError, PeerLostEr
 from iris_core.heap import SymmetricHeap
 from iris_core.logs import rank_logger, set_logger_level
 from iris_core.observers import notify
+from iris_core.ops.api import Operations
+from iris_core.ops.binding import OperationBinder
 from iris_core.registry import default_registry
 from iris_core.settings import load_plugin_settings, load_settings, warn_unknown_variables
 from iris_core.stream_order import TorchStreams
@@ -158,6 +160,9 @@ class Iris(TensorFactories):
             )
             undo.callback(collectives.close)
             self._ccl = Collectives(collectives)
+            operations = OperationBinder(collectives)
+            undo.callback(operations.close)
+            self._ops = Operations(operations)
             self._world.barrier()
             closing = undo.pop_all()
         self._closed = False
@@ -312,6 +317,11 @@ class Iris(TensorFactories):
     def ccl(self) -> Collectives:
         """The collectives on this heap; see `iris_core.ccl.api.Collectives` and docs/collectives.md."""
         return self._ccl
+
+    @property
+    def ops(self) -> Operations:
+        """Products fused with communication; see `iris_core.ops.api.Operations` and docs/ops.md."""
+        return self._ops
 
     # -- synchronisation ----------------------------------------------------------------------------------------------
     def barrier(self, stream: Any = None, group: dist.ProcessGroup | None = None) -> None:

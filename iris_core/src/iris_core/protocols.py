@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from iris_core.device_barrier import BarrierSlot
     from iris_core.device_context import ContextSpec
     from iris_core.diagnosis import PairCheck
+    from iris_core.ops.host import Host
     from iris_core.types import (
         Availability,
         Block,
         CollectiveRequest,
         CompileCase,
         Demo,
+        FusedRequest,
         PeerMapping,
         PluginInfo,
         Segment,
@@ -218,6 +220,16 @@ class SupportsCollectives(Protocol):
         """Folders with measured tables of collectives (docs/collectives.md has the format)."""
 
 
+class SupportsOperations(Protocol):
+    """A backend that brings algorithms for `ctx.ops`."""
+
+    def operations(self) -> Sequence[FusedOperation]:
+        """The algorithms, for this rank's device; what is named first counts where two cost the same."""
+
+    def operation_tables(self) -> Sequence[Path]:
+        """Folders with measured tables of operations (docs/ops.md has the format)."""
+
+
 class SupportsSelfTest(Protocol):
     """A backend that can test remote access between all pairs of ranks, for `iris doctor`."""
 
@@ -286,4 +298,41 @@ class Collective(Protocol):
 
         Returns:
             None if it is done when the stream is there (on the CPU: already), else a handle.
+        """
+
+
+class FusedOperation(Protocol):
+    """One algorithm for one operation of `ctx.ops`: a product and communication; docs/ops.md says what it must keep to.
+
+    Plugins of the entry-point group iris.collectives may bring one, like a `Collective`.
+    """
+
+    @property
+    def info(self) -> PluginInfo:
+        """The plugin's description."""
+
+    @property
+    def op(self) -> str:
+        """Operation: "matmul_all_reduce", ..."""
+
+    @property
+    def name(self) -> str:
+        """Name of the algorithm, unique for its operation."""
+
+    def supports(self, request: FusedRequest) -> Availability:
+        """Whether this algorithm can serve the request, and if not, why.  Local; never raises."""
+
+    def cost(self, request: FusedRequest) -> float:
+        """Estimated seconds, for a choice where no measured table covers the request."""
+
+    def prepare(self, request: FusedRequest, host: Host) -> Any:
+        """Make a plan with its memory.  Collective: every member of the group calls it, and nobody else."""
+
+    def launch(
+        self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
+    ) -> Work | None:
+        """Run the plan on the current stream.  Collective: every member of the group calls it.
+
+        When it is done on a rank, that rank's `out` is complete and the other tensors, which were only read, may be
+        changed.  Nothing is written to a peer's `out` before the peer has called, and no memory is allocated.
         """

@@ -301,3 +301,57 @@ class CollectiveRequest:
     members: tuple[int, ...] = ()
     direct_in: bool = True
     direct_out: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FusedRequest:
+    """One call of `ctx.ops`, described for choosing an algorithm; docs/ops.md says more.
+
+    Attributes:
+        op: "matmul_all_reduce", "all_gather_matmul", "matmul_all_gather" or "matmul_reduce_scatter".
+        m, n, k: the product that each rank computes: m x k times k x n.
+        dtype: torch's name of the operands' element type.
+        out_dtype: likewise of the result's.
+        nbytes: bytes of what is moved: of the gathered A, or of the product.
+        rank: this rank in the group.
+        members: ranks of the world that take part, in the group's order.
+        target: device of this rank.
+        a_stride, b_stride, out_stride: of the tensors, in elements.
+        out_shape: rows and columns of the output.
+        bias_stride: how far, in elements of the bias, a step down and a step to the right go; None without a bias.
+        reach_a, reach_out: peers can address A, or the output: it lies on the heap, its rows have no gaps, and begin
+            at multiples of 16 bytes.
+        aligned: A, B, the output and the bias begin at multiples of 16 bytes; one answer for each.
+        options: "gather_dim", "layout" ("torch" or "tiles"), "bias" (what it lies along: "columns", "rows" or "none"),
+            "config" (FusedConfig's fields that were given).
+    """
+
+    op: str
+    m: int
+    n: int
+    k: int
+    dtype: str
+    out_dtype: str
+    nbytes: int
+    rank: int
+    members: tuple[int, ...]
+    target: DeviceTarget
+    a_stride: tuple[int, ...]
+    b_stride: tuple[int, ...]
+    out_stride: tuple[int, ...]
+    out_shape: tuple[int, ...]
+    bias_stride: tuple[int, int] | None
+    reach_a: bool
+    reach_out: bool
+    aligned: tuple[bool, bool, bool, bool]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def group_size(self) -> int:
+        """How many ranks take part."""
+        return len(self.members)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(m, n, k)."""
+        return self.m, self.n, self.k

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from iris_core.ccl.config import Config
     from iris_core.device_context import ContextSpec
     from iris_core.heap import SymmetricHeap
-    from iris_core.protocols import Collective, SupportsCollectives, Work
+    from iris_core.protocols import Collective, FusedOperation, SupportsCollectives, Work
     from iris_core.registry import PluginRecord
     from iris_core.system_area import SystemArea
     from iris_core.types import Capability, CollectiveRequest
@@ -69,7 +69,7 @@ class Bound:
 
     def __init__(
         self,
-        algorithm: Collective,
+        algorithm: Collective | FusedOperation,
         plan: Any,
         order: HostOrder | DeviceOrder,
         team: Team,
@@ -78,30 +78,30 @@ class Bound:
     ) -> None:
         self._algorithm = algorithm
         self._team = team
-        self._plan = plan
+        self.plan = plan
         self._order = order
         self._context = context
         self._nbytes = nbytes
 
-    def run(self, out: Any, inp: Any) -> None:
-        """Launch on the current stream."""
+    def run(self, *tensors: Any) -> None:
+        """Launch on the current stream.  Tensors are those that the algorithm's `launch` takes."""
         if is_watched("iris_collective"):
             self._tell()
-        self._team.latest = self._algorithm
-        work = self._order.run(self._algorithm.launch, self._plan, out, inp)
+        self._team.latest = cast("Collective", self._algorithm)
+        work = self._order.run(self._algorithm.launch, self.plan, *tensors)
         if work is not None:
             work.wait()
 
-    def run_async(self, out: Any, inp: Any) -> Work:
+    def run_async(self, *tensors: Any) -> Work:
         """Launch beside the current stream, and return a handle."""
         if is_watched("iris_collective"):
             self._tell()
-        self._team.latest = self._algorithm
-        return self._order.run_async(self._algorithm.op, self._algorithm.launch, self._plan, out, inp)
+        self._team.latest = cast("Collective", self._algorithm)
+        return self._order.run_async(self._algorithm.op, self._algorithm.launch, self.plan, *tensors)
 
-    def launch(self, out: Any, inp: Any) -> None:
+    def launch(self, *tensors: Any) -> None:
         """Launch on the current stream, as a part of a call whose turn in the team's order it is already."""
-        work = self._algorithm.launch(self._plan, out, inp)
+        work = self._algorithm.launch(self.plan, *tensors)
         if work is not None:
             work.wait()
 
@@ -119,10 +119,10 @@ class Bound:
 class Nothing:
     """A call that moves no element: its tensors are empty on all members."""
 
-    def run(self, out: Any, inp: Any) -> None:
+    def run(self, *tensors: Any) -> None:
         """Return at once."""
 
-    def run_async(self, out: Any, inp: Any) -> Work:
+    def run_async(self, *tensors: Any) -> Work:
         """Return a handle that is done."""
         return DoneWork()
 
@@ -308,6 +308,11 @@ class Binder:
             ]
             raise RankMismatchError(f"{what}: the members of the group call differently:\n" + "\n".join(lines))
         self._agreed.add(agreed)
+
+    def members_of(self, group: dist.ProcessGroup | None) -> tuple[int, ...]:
+        """Return the world ranks of a group's members, in its order; all for None."""
+        self.open()
+        return self._world.members_of(group)
 
     # -- what there is ------------------------------------------------------------------------------------------------
     def team(self, members: tuple[int, ...]) -> Team:

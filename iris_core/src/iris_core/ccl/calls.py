@@ -40,6 +40,9 @@ TORCH, TILES, COLUMNS = "torch", "tiles", "columns"
 LAYOUTS = {"reduce_scatter": (TORCH, TILES), "all_to_all": (TORCH, COLUMNS)}
 """Ways to divide tensors among ranks, by operation; the first is the default."""
 
+ALIGNMENT_NBYTES = 16
+"""Calls whose tensors begin at multiples of it are one kind, all others another: kernels are compiled for either."""
+
 _ALL_HAVE_INPUT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "reduce", "gather")
 _ALL_HAVE_OUTPUT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter")
 _ALL_IN_PLACE = ("all_reduce", "all_gather", "reduce_scatter")
@@ -113,23 +116,9 @@ def check(call: Call, device: torch.device) -> None:
         UnsupportedError: elements of this type cannot be reduced.
         ArgumentError: (a ValueError) shapes, dtypes, splits or options do not fit.
     """
-    import torch
-
     for name, tensor in (("output", call.out), ("input", call.inp)):
-        if tensor is None:
-            continue
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{call.op}: the {name} must be a torch tensor, not {type(tensor).__name__}")
-        if tensor.layout is not torch.strided:
-            raise LayoutError(
-                f"{call.op}: the {name} has layout {tensor.layout}; only torch.strided tensors can be sent"
-            )
-        if tensor.device != device:
-            raise DeviceError(f"{call.op}: the {name} is on {tensor.device}, but this context works on {device}")
-        if tensor.is_complex() and tensor.is_conj():
-            raise ArgumentError(f"{call.op}: the {name} is a lazy conjugate: pass tensor.resolve_conj()")
-        if tensor.is_neg():
-            raise ArgumentError(f"{call.op}: the {name} is lazily negated: pass tensor.resolve_neg()")
+        if tensor is not None:
+            check_tensor(call.op, name, tensor, device)
     if call.layout not in LAYOUTS.get(call.op, (TORCH,)):
         raise ArgumentError(f"{call.op}: layout must be one of {', '.join(LAYOUTS[call.op])}, not {call.layout!r}")
     if call.out is not None and call.inp is not None and call.out.dtype != call.inp.dtype:
@@ -138,8 +127,37 @@ def check(call: Call, device: torch.device) -> None:
         check_reducible(call.op, call.reduction, call.main.dtype)
     _SHAPES[call.op](call)
     if call.out is not None:
-        _check_written(call.op, call.out)
+        check_written(call.op, call.out)
     _check_overlap(call)
+
+
+def check_tensor(op: str, name: str, tensor: Any, device: torch.device) -> None:
+    """Raise unless something is a tensor that kernels of this context can work on.
+
+    Args:
+        op: the operation, for the message.
+        name: what it is to the operation, likewise.
+        tensor: what was passed.
+        device: of this context.
+
+    Raises:
+        TypeError: it is no tensor.
+        DeviceError: it is on another device.
+        LayoutError: it is not strided memory.
+        ArgumentError: (a ValueError) it is conjugated or negated lazily.
+    """
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{op}: the {name} must be a torch tensor, not {type(tensor).__name__}")
+    if tensor.layout is not torch.strided:
+        raise LayoutError(f"{op}: the {name} has layout {tensor.layout}; only torch.strided tensors can be sent")
+    if tensor.device != device:
+        raise DeviceError(f"{op}: the {name} is on {tensor.device}, but this context works on {device}")
+    if tensor.is_complex() and tensor.is_conj():
+        raise ArgumentError(f"{op}: the {name} is a lazy conjugate: pass tensor.resolve_conj()")
+    if tensor.is_neg():
+        raise ArgumentError(f"{op}: the {name} is lazily negated: pass tensor.resolve_neg()")
 
 
 # -- shapes -----------------------------------------------------------------------------------------------------------
@@ -233,7 +251,7 @@ _SHAPES: dict[str, Callable[[Call], None]] = {
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
-def _check_written(op: str, out: torch.Tensor) -> None:
+def check_written(op: str, out: torch.Tensor) -> None:
     """Refuse an output that has several elements in one place."""
     reach = 1
     for stride, size in sorted(
@@ -247,7 +265,7 @@ def _check_written(op: str, out: torch.Tensor) -> None:
         reach += stride * (size - 1)
 
 
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
     """First byte, and the byte behind the last one."""
     begin = tensor.data_ptr()
     if tensor.numel() == 0:
@@ -277,7 +295,7 @@ def _check_overlap(call: Call) -> None:
         return
     if call.in_place and call.op in ("all_gather", "reduce_scatter", "gather", "scatter"):
         return
-    (first, end), (begin, last) = _extent(out), _extent(inp)
+    (first, end), (begin, last) = extent(out), extent(inp)
     dense = out.is_contiguous() and inp.is_contiguous()  # the elements of others may lie in each other's gaps
     if first < last and begin < end and (dense or first == begin):
         raise ArgumentError(
@@ -299,6 +317,7 @@ def request_of(call: Call, target: DeviceTarget, is_symmetric: Callable[[torch.T
     options: dict[str, Any] = {
         "layout": call.layout,
         "in_place": call.in_place,
+        "aligned": all(each is None or each.data_ptr() % ALIGNMENT_NBYTES == 0 for each in (call.out, call.inp)),
         "uneven": call.in_splits is not None,
         "config": {} if call.config is None else call.config.given(call.op),
     }

@@ -1,0 +1,8 @@
+"""Products fused with communication: `ctx.ops` (see docs/ops.md)."""
+
+from __future__ import annotations
+
+from iris_core.ops.config import FusedConfig
+from iris_core.ops.workspace import FusedWorkspace
+
+__all__ = ["FusedConfig", "FusedWorkspace"]

@@ -1,0 +1,386 @@
+"""`ctx.ops`: products of matrices fused with communication.
+
+A repeated call is one dict lookup and a launch; `OperationBinder` does what a call needs the first time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris_core.errors import ArgumentError
+from iris_core.ops.binding import OperationBinder, Question
+from iris_core.ops.calls import OPS
+from iris_core.ops.workspace import FusedWorkspace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch.distributed as dist
+
+    from iris_core.ccl.choice import Explanation
+    from iris_core.ops.binding import BoundOperation
+    from iris_core.ops.config import FusedConfig
+    from iris_core.protocols import Work
+
+_TORCH = "torch"
+
+
+class Operations:
+    """The fused operations of one context: `ctx.ops`.
+
+    With W members of a group:
+
+    | operation | A | B | output |
+    |---|---|---|---|
+    | matmul_all_reduce | (M, K) | (K, N) | (M, N), the sum of all members' products |
+    | matmul_reduce_scatter | (M, K) | (K, N) | (M / W, N), this member's rows of that sum |
+    | all_gather_matmul, gather_dim=0 | (M / W, K) | (K, N) | (M, N), the rows of all times the own B |
+    | all_gather_matmul, gather_dim=1 | (M, K / W) | (K, N) | (M, N), the columns of all times the own B |
+    | matmul_all_gather, gather_dim=0 | (M, K) | (K, N) | (W * M, N), the products of all below each other |
+    | matmul_all_gather, gather_dim=1 | (M, K) | (K, N) | (M, W * N), beside each other |
+
+    Collective: every member of the group calls an operation with the same arguments, in the same order, with the same
+    group's collectives, and nobody else does.  Alike must be: dtypes, shapes, config, options, and whether a tensor
+    that others work on (A where it is gathered, the output where products are) lies on the heap with dense rows that
+    begin at multiples of 16 bytes; its place there may differ.
+
+    Tensors may lie on the heap or not, and may be transposed or have gaps; what peers work on best lies on the heap
+    with dense rows, else it goes through a workspace.  Element types are float32, float16 and bfloat16, the same
+    everywhere, and 8-bit floats for A and B where an algorithm multiplies them on the device.  Products are added up
+    in float32.  Nothing is recorded for gradients: see `iris_core.nn`.
+
+    Stream, graphs: as with `ctx.ccl`.  An operation can be captured once it was called with tensors of the same kind.
+
+    Arguments that they share:
+        output: what is written; shares no memory with the others.
+        A, B: the operands.
+        bias: added once to the result: (N,) or (1, N) for each column, (M, 1) for each row, where (M, N) is what the
+            output has; with matmul_all_gather it is what this member computes.  Where members share a result, that is
+            in matmul_all_reduce and matmul_reduce_scatter, they pass equal values for equal elements of it.
+        async_op: return a handle (`wait()`, `is_completed()`) instead of running on the current stream.
+        config: how to run; see `iris_core.ops.FusedConfig`.
+        workspace: holds the plans and their local memory instead of the context; see `FusedWorkspace`.
+        group: a process group of torch.distributed with any ranks of this world, in any order; None for all.
+
+    All return the workspace, which knows the call; with `async_op` the handle.
+
+    All raise:
+        ArgumentError: (a ValueError) shapes, dtypes or options do not fit, or torch would record gradients.
+        TypeError: something is no tensor, config or workspace.
+        DeviceError: a tensor is on another device.
+        UnsupportedError: no algorithm can serve the call (the message lists all with their reasons), or a graph is
+            being captured and it is the first call of its kind.
+        RankMismatchError: the members call differently (noticed at the first call of a kind).
+        IrisError: this rank is not a member of the group.
+        HeapClosedError: the context is closed.
+        CollectiveTimeoutError, PeerLostError: a member did not take part in the exchange of a first call.
+
+    Example:
+        >>> import torch
+        >>> from iris_core import Iris
+        >>> with Iris("1MiB", device="cpu") as ctx:
+        ...     a, b, c = torch.ones(4, 3), torch.ones(3, 2), ctx.zeros(4, 2)
+        ...     _ = ctx.ops.matmul_all_reduce(c, a, b)
+        ...     print(c[0])
+        tensor([3., 3.])
+    """
+
+    def __init__(self, binder: OperationBinder) -> None:
+        self._binder = binder
+        self._bound = binder.bound
+        self._low, self._high = binder.own_heap
+
+    # -- operations ---------------------------------------------------------------------------------------------------
+    def matmul_all_reduce(
+        self,
+        output: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        async_op: bool = False,
+        config: FusedConfig | None = None,
+        workspace: FusedWorkspace | None = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+    ) -> FusedWorkspace | Work:
+        """Add up the products of all members; all get the same bits.  See `Operations`."""
+        return self._run("matmul_all_reduce", output, A, B, bias, group, async_op, config, workspace)
+
+    def all_gather_matmul(
+        self,
+        output: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        async_op: bool = False,
+        config: FusedConfig | None = None,
+        workspace: FusedWorkspace | None = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+        gather_dim: int = 1,
+    ) -> FusedWorkspace | Work:
+        """Multiply the shards of all members, put together, with this member's B.  See `Operations`.
+
+        Args:
+            output, A, B, bias, async_op, config, workspace, group: see there.
+            gather_dim: 1: shards are columns of A, as in the reference system; 0: they are rows, as in torch's
+                asynchronous tensor parallelism.
+        """
+        return self._run("all_gather_matmul", output, A, B, bias, group, async_op, config, workspace, gather_dim)
+
+    def matmul_all_gather(
+        self,
+        output: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        async_op: bool = False,
+        config: FusedConfig | None = None,
+        workspace: FusedWorkspace | None = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+        gather_dim: int = 0,
+    ) -> FusedWorkspace | Work:
+        """Give every member the products of all.  See `Operations`.
+
+        Args:
+            output, A, B, bias, async_op, config, workspace, group: see there.
+            gather_dim: 0: below each other, as in the reference system; 1: beside each other.
+        """
+        return self._run("matmul_all_gather", output, A, B, bias, group, async_op, config, workspace, gather_dim)
+
+    def matmul_reduce_scatter(
+        self,
+        output: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        async_op: bool = False,
+        config: FusedConfig | None = None,
+        workspace: FusedWorkspace | None = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+        layout: str = _TORCH,
+    ) -> FusedWorkspace | Work:
+        """Add up the products of all members; each gets its part of the sum.  See `Operations`.
+
+        Args:
+            output, A, B, bias, async_op, config, workspace, group: see there.
+            layout: "torch": the output is (M / W, N), rows of the sum.  "tiles", as in the reference system: it is
+                (M, N), and each member gets a run of tiles (block_size_m x block_size_n of the config) of the sum at
+                their own places, numbered down group_size_m rows of tiles, then to the right, then the next rows; the
+                rest of its output stays as it is.
+        """
+        return self._run("matmul_reduce_scatter", output, A, B, bias, group, async_op, config, workspace, None, layout)
+
+    # -- preparing ----------------------------------------------------------------------------------------------------
+    def matmul_all_reduce_preamble(
+        self,
+        output: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        config: FusedConfig | None = None,
+        workspace: FusedWorkspace | None = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+    ) -> FusedWorkspace:
+        """Prepare a call without launching anything; the next such call exchanges nothing between hosts.
+
+        Collective: every member calls it.  It need not be called: the first call does the same.
+        """
+        return self._prepare("matmul_all_reduce", output, A, B, bias, group, config, workspace)
+
+    def all_gather_matmul_preamble(
+        self,
+        output: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        config: FusedConfig | None = None,
+        workspace: FusedWorkspace | None = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+        gather_dim: int = 1,
+    ) -> FusedWorkspace:
+        """Prepare a call; see `matmul_all_reduce_preamble`."""
+        return self._prepare("all_gather_matmul", output, A, B, bias, group, config, workspace, gather_dim)
+
+    def matmul_all_gather_preamble(
+        self,
+        output: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        config: FusedConfig | None = None,
+        workspace: FusedWorkspace | None = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+        gather_dim: int = 0,
+    ) -> FusedWorkspace:
+        """Prepare a call; see `matmul_all_reduce_preamble`."""
+        return self._prepare("matmul_all_gather", output, A, B, bias, group, config, workspace, gather_dim)
+
+    def matmul_reduce_scatter_preamble(
+        self,
+        output: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        config: FusedConfig | None = None,
+        workspace: FusedWorkspace | None = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+        layout: str = _TORCH,
+    ) -> FusedWorkspace:
+        """Prepare a call; see `matmul_all_reduce_preamble`."""
+        return self._prepare("matmul_reduce_scatter", output, A, B, bias, group, config, workspace, None, layout)
+
+    def explain(
+        self,
+        op: str,
+        /,
+        output: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        **options: Any,
+    ) -> Explanation:
+        """Return which algorithm serves a call, why, what the others would cost, and why others cannot.
+
+        Local: nothing is communicated or launched.
+
+        Args:
+            op: the operation, "matmul_all_reduce" and so on.
+            output, A, B, bias: as the operation takes them.
+            **options: likewise.
+
+        Example:
+            >>> import torch
+            >>> from iris_core import Iris
+            >>> with Iris("1MiB", device="cpu") as ctx:
+            ...     x = torch.ones(2, 2)
+            ...     print(ctx.ops.explain("matmul_all_reduce", torch.empty(2, 2), x, x).algorithm)
+            unfused
+        """
+        operation: Callable[..., Any] | None = getattr(Operations, op, None) if op in OPS else None
+        if operation is None:
+            raise ArgumentError(f"explain: {op!r} is no operation; there are {', '.join(OPS)}")
+        asked = _Asked(self._binder)
+        operation(asked, output, A, B, bias, **options)
+        return asked.answer()
+
+    # -- the fast path ------------------------------------------------------------------------------------------------
+    def _run(
+        self,
+        op: str,
+        out: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        group: dist.ProcessGroup | None,
+        async_op: bool,
+        config: FusedConfig | None,
+        workspace: FusedWorkspace | None,
+        gather_dim: int | None = None,
+        layout: str = _TORCH,
+    ) -> FusedWorkspace | Work:
+        bound = self._find(op, out, a, b, bias, group, config, workspace, gather_dim, layout)
+        if async_op:
+            return bound.call.run_async(out, a, b, bias)
+        bound.call.run(out, a, b, bias)
+        return bound.workspace
+
+    def _prepare(
+        self,
+        op: str,
+        out: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        group: dist.ProcessGroup | None,
+        config: FusedConfig | None,
+        workspace: FusedWorkspace | None,
+        gather_dim: int | None = None,
+        layout: str = _TORCH,
+    ) -> FusedWorkspace:
+        return self._find(op, out, a, b, bias, group, config, workspace, gather_dim, layout).workspace
+
+    def _find(
+        self,
+        op: str,
+        out: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        group: dist.ProcessGroup | None,
+        config: FusedConfig | None,
+        workspace: FusedWorkspace | None,
+        gather_dim: int | None,
+        layout: str,
+    ) -> BoundOperation:
+        key: Any = None
+        bound: BoundOperation | None = None
+        try:
+            out_at, a_at, b_at = out.data_ptr(), a.data_ptr(), b.data_ptr()
+            out_end = out_at + out.nbytes
+            apart = not ((a_at < out_end and out_at < a_at + a.nbytes) or (b_at < out_end and out_at < b_at + b.nbytes))
+            plain = not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or out.requires_grad))
+            bias_facts: Any = None
+            if bias is not None:
+                bias_at = bias.data_ptr()
+                bias_facts = bias.shape, bias.stride(), bias.dtype, bias.get_device(), bias_at % 16
+                apart = apart and not (bias_at < out_end and out_at < bias_at + bias.nbytes)
+                plain = plain and not (torch.is_grad_enabled() and bias.requires_grad)
+            if apart and plain:  # else the binder looks at it more closely, each time
+                key = (
+                    op, self._facts(out, out_at), self._facts(a, a_at), self._facts(b, b_at), bias_facts, group, config,
+                    gather_dim, layout,
+                )  # fmt: skip
+                bound = (self._bound if workspace is None else workspace.calls).get(key)
+        except (AttributeError, TypeError):  # something is no tensor, or cannot be a key: the binder says what
+            key = None
+        if bound is None:
+            question = Question(op, out, a, b, bias, group, config, gather_dim, layout)
+            bound = self._binder.bind(question, key, workspace)
+        if workspace is not None and bound.facts is not None:
+            workspace.describe(*bound.facts)
+        return bound
+
+    def _facts(self, tensor: torch.Tensor, at: int) -> tuple[Any, ...]:
+        """What a call is prepared for: not where the tensor lies, but on the heap or not, and how it is aligned."""
+        return (
+            tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), self._low <= at < self._high, at % 16 == 0
+        )  # fmt: skip
+
+
+class _Asked(Operations):
+    """Takes a call like `Operations` and says what would become of it."""
+
+    def __init__(self, binder: OperationBinder) -> None:
+        super().__init__(binder)
+        self._question: Question | None = None
+
+    def _run(
+        self,
+        op: str,
+        out: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        group: dist.ProcessGroup | None,
+        async_op: bool,
+        config: FusedConfig | None,
+        workspace: FusedWorkspace | None,
+        gather_dim: int | None = None,
+        layout: str = _TORCH,
+    ) -> FusedWorkspace | Work:
+        self._question = Question(op, out, a, b, bias, group, config, gather_dim, layout)
+        return FusedWorkspace()
+
+    def answer(self) -> Explanation:
+        """Return the explanation of the call."""
+        assert self._question is not None
+        return self._binder.explain(self._question)

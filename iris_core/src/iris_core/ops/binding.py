@@ -1,0 +1,187 @@
+"""From a call of `ctx.ops` to something that can be launched again and again; the slow path.
+
+Teams, their order, agreement and the collectives are those of `ctx.ccl`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+
+from iris_core.ccl.binding import Bound, Nothing, refuse_capture
+from iris_core.ccl.choice import Chooser
+from iris_core.errors import ArgumentError
+from iris_core.ops import calls
+from iris_core.ops.calls import OPS, Call
+from iris_core.ops.config import FusedConfig
+from iris_core.ops.host import Host, Scratch
+from iris_core.ops.tables import FusedTables
+from iris_core.ops.unfused import unfused_operations
+from iris_core.ops.workspace import FusedWorkspace
+from iris_core.types import DeviceType
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from iris_core.ccl.binding import Binder
+    from iris_core.ccl.choice import Explanation
+    from iris_core.ccl.tables import Tables
+    from iris_core.protocols import Collective, FusedOperation, SupportsOperations
+    from iris_core.types import CollectiveRequest, FusedRequest
+
+
+class Question(NamedTuple):
+    """A call as `Operations` passes it on, not looked at."""
+
+    op: str
+    out: Any
+    a: Any
+    b: Any
+    bias: Any
+    group: dist.ProcessGroup | None
+    config: FusedConfig | None
+    gather_dim: int | None
+    layout: str
+
+
+class BoundOperation(NamedTuple):
+    """A call that can be launched, and what is said of it.
+
+    Attributes:
+        call: launches it.
+        workspace: what it returns to the caller where the caller has none; it knows this call.
+        facts: for `FusedWorkspace.describe`; None for a call that computes nothing.
+    """
+
+    call: Bound | Nothing
+    workspace: FusedWorkspace
+    facts: tuple[FusedRequest, torch.dtype, str, Any] | None
+
+
+class OperationBinder:
+    """What `ctx.ops` knows of the context.
+
+    Args:
+        binder: of `ctx.ccl`.
+    """
+
+    def __init__(self, binder: Binder) -> None:
+        self._binder = binder
+        self.own_heap = binder.own_heap
+        self.bound: dict[Any, BoundOperation] = {}
+        self._chooser: Chooser | None = None
+        self._scratch = Scratch()
+        self._exhausted: dict[tuple[int, ...], int] = {}
+        self._workspaces: weakref.WeakSet[FusedWorkspace] = weakref.WeakSet()
+
+    def bind(self, question: Question, key: Any, workspace: FusedWorkspace | None) -> BoundOperation:
+        """Return what serves a call, and keep it under its key, if it can have one.
+
+        Collective: every member of the group comes here with its first call of a kind.
+
+        Args:
+            question: the call.
+            key: what it is looked up by the next time; None for never.
+            workspace: the caller's; None for the context's own memory.
+        """
+        if workspace is not None and not isinstance(workspace, FusedWorkspace):
+            raise TypeError(f"{question.op}: workspace must be a FusedWorkspace, not {type(workspace).__name__}")
+        call = self._call(question)
+        context = self._binder.open()
+        calls.check(call, torch.device(context.device))
+        if call.is_empty:
+            bound = BoundOperation(Nothing(), workspace or FusedWorkspace(), None)
+        else:
+            bound = self._bind(call, workspace)
+        self._workspaces.add(bound.workspace)
+        if key is not None:
+            bound.workspace.calls[key] = bound
+            if workspace is None:
+                self.bound[key] = bound
+        return bound
+
+    def _bind(self, call: Call, workspace: FusedWorkspace | None) -> BoundOperation:
+        refuse_capture(call.op)
+        context = self._binder.open()
+        binder = self._binder
+        request = self._request(call)
+        chosen, _, request = self._choose(request, call.config)
+        team = binder.team(call.members)
+        binder.agree(team, call.op, {**calls.shared_facts(request), "algorithm": chosen.name})
+        own = workspace or FusedWorkspace()
+        scratch = self._scratch if workspace is None else workspace.scratch
+        host = Host(binder, team, scratch, self._exhausted, self._processors())
+        plan = chosen.prepare(request, host)
+        order = binder.order(call.members)
+        bound = Bound(chosen, plan, order, team, weakref.ref(context), request.nbytes)
+        facts = request, call.a.dtype, chosen.name, plan
+        own.describe(*facts)
+        return BoundOperation(bound, own, facts)
+
+    def explain(self, question: Question) -> Explanation:
+        """Say what would serve a call."""
+        call = self._call(question)
+        calls.check(call, torch.device(self._binder.open().device))
+        request = cast("CollectiveRequest", self._request(call))
+        return self._algorithms().explain(request, cast("Any", call.config))
+
+    def _choose(self, request: FusedRequest, config: FusedConfig | None) -> tuple[FusedOperation, str, FusedRequest]:
+        # A chooser asks of requests and algorithms what collectives and operations have in common.
+        choice: Any = self._algorithms().choose(cast("CollectiveRequest", request), cast("Any", config))
+        return choice.algorithm, choice.why, choice.request
+
+    def _call(self, question: Question) -> Call:
+        """Make sense of the arguments."""
+        op, out, a, b, bias, group, config, gather_dim, layout = question
+        if config is not None and not isinstance(config, FusedConfig):
+            raise TypeError(f"{op}: config must be an iris_core.ops.FusedConfig, not {type(config).__name__}")
+        if isinstance(gather_dim, bool):
+            raise ArgumentError(f"{op}: gather_dim must be 0 (rows) or 1 (columns), not {gather_dim!r}")
+        members = self._binder.members_of(group)
+        differentiates = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in (out, a, b, bias))
+        return Call(
+            op=op,
+            out=out,
+            a=a,
+            b=b,
+            bias=bias,
+            members=members,
+            rank=members.index(self._binder.rank),
+            gather_dim=gather_dim,
+            layout=layout,
+            config=config,
+            differentiates=differentiates,
+        )
+
+    def _request(self, call: Call) -> FusedRequest:
+        context = self._binder.open()
+        return calls.request_of(call, context.target, context.heap.is_symmetric)
+
+    def _processors(self) -> int:
+        context = self._binder.open()
+        return 1 if context.target.type is DeviceType.CPU else context.get_cu_count()
+
+    def _algorithms(self) -> Chooser:
+        if self._chooser is None:
+            context = self._binder.open()
+            found: list[Any] = list(unfused_operations(OPS))
+            folders = [Path(context.settings.cache_dir) / "ops"]
+            if hasattr(context.backend, "operations"):
+                backend = cast("SupportsOperations", context.backend)
+                found += backend.operations()
+                folders += backend.operation_tables()
+            plugins, unusable = self._binder.found()
+            found += [each for each in plugins if each.op in OPS]
+            tables = FusedTables(folders, self._binder.device_name)
+            self._chooser = Chooser(cast("list[Collective]", found), cast("Tables", tables), unusable)
+        return self._chooser
+
+    def close(self) -> None:
+        """Let go of plans and memory; workspaces of callers know no plans any more."""
+        self.bound.clear()
+        for workspace in list(self._workspaces):
+            workspace.reset()
+        self._scratch.clear()

@@ -1,0 +1,147 @@
+"""How a fused operation is to run: the fields of the reference system, and the algorithm by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from iris_core.errors import ArgumentError
+
+AUTO = "auto"
+_VARIANTS = (AUTO, "atomic", "ring", "one_shot", "two_shot", "spinlock")
+_CACHE_MODIFIERS = ("", ".ca", ".cg", ".cv")
+_POSITIVE = (
+    "block_size_m",
+    "block_size_n",
+    "block_size_k",
+    "group_size_m",
+    "num_sms",
+    "num_xcds",
+    "chunk_size",
+    "all_reduce_num_rings",
+    "num_warps",
+    "num_stages",
+    "num_fetch_sms",
+)
+_NULLABLE = ("num_sms", "num_warps", "num_stages", "num_fetch_sms")
+_NAMING = ("algorithm", "all_reduce_variant", "use_gluon")
+
+
+@dataclass(frozen=True)
+class FusedConfig:
+    """How an operation of `ctx.ops` is to run.  Everything that is not given is the algorithm's choice.
+
+    A field that differs from its default is a wish that must be fulfilled: an algorithm that has no use for it is not
+    chosen, and is refused when it was named.
+
+    Attributes:
+        block_size_m, block_size_n, block_size_k: rows and columns of a tile of the product, and the step of the inner
+            dimension.  With layout "tiles", the first two also say what a tile is that a rank gets.
+        group_size_m: row tiles that are taken together, for locality.
+        num_sms: number of programs (SMs, CUs); None for the algorithm's choice.
+        num_xcds: number of accelerator dies among which tiles are distributed.
+        chunk_size: tiles in a row on one die.
+        cache_modifier_a, cache_modifier_b: how A and B are loaded: "", ".ca", ".cg" or ".cv".
+        allow_tf32: whether products of float32 may be of TF32 (19 bits); on NVIDIA.
+        all_reduce_variant: algorithm of matmul_all_reduce: "atomic", "ring", "one_shot", "two_shot" or "spinlock";
+            "auto" for the library's choice.
+        all_reduce_num_rings: number of rings that run side by side.
+        num_warps: warps of a program.
+        num_stages: stages of software pipelining.
+        num_fetch_sms: programs that fetch shards for the others, where an algorithm has such.
+        use_gluon: only algorithms written in Gluon.
+        algorithm: name of an algorithm (`ctx.ops.explain` lists them); None for the library's choice.
+
+    Raises:
+        ArgumentError: (a ValueError) a field has a value that cannot be.
+    """
+
+    block_size_m: int = 256
+    block_size_n: int = 64
+    block_size_k: int = 64
+    group_size_m: int = 1
+    num_sms: int | None = None
+    num_xcds: int = 1
+    chunk_size: int = 1
+    cache_modifier_a: str = ".ca"
+    cache_modifier_b: str = ".ca"
+    allow_tf32: bool = True
+    all_reduce_variant: str = AUTO
+    all_reduce_num_rings: int = 1
+    num_warps: int | None = None
+    num_stages: int | None = None
+    num_fetch_sms: int | None = None
+    use_gluon: bool = False
+    algorithm: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is None and name in _NULLABLE:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ArgumentError(f"FusedConfig: {name} must be a positive integer, not {value!r}")
+        for name in ("cache_modifier_a", "cache_modifier_b"):
+            if getattr(self, name) not in _CACHE_MODIFIERS:
+                known = ", ".join(map(repr, _CACHE_MODIFIERS))
+                raise ArgumentError(f"FusedConfig: {name} must be one of {known}, not {getattr(self, name)!r}")
+        if self.all_reduce_variant not in _VARIANTS:
+            raise ArgumentError(
+                f"FusedConfig: all_reduce_variant must be one of {', '.join(_VARIANTS)}, "
+                f"not {self.all_reduce_variant!r}"
+            )
+        for name in ("allow_tf32", "use_gluon"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(f"FusedConfig: {name} must be True or False, not {getattr(self, name)!r}")
+        if self.algorithm is not None and (not isinstance(self.algorithm, str) or not self.algorithm):
+            raise ArgumentError(f"FusedConfig: algorithm must be a name or None, not {self.algorithm!r}")
+        # a repeated call looks its config up: once is enough
+        object.__setattr__(self, "_hash", hash(tuple(getattr(self, field.name) for field in fields(self))))
+
+    def __hash__(self) -> int:
+        return int(self.__dict__["_hash"])
+
+    def validate(self, world_size: int | None = None) -> None:
+        """Check what depends on the number of ranks; everything else was checked when the config was made.
+
+        Args:
+            world_size: ranks that take part.
+
+        Raises:
+            ArgumentError: (a ValueError) a ring cannot divide its tiles among so many ranks.
+        """
+        if world_size is None:
+            return
+        if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+            raise ArgumentError(f"FusedConfig.validate: world_size must be a positive integer, not {world_size!r}")
+        if self.all_reduce_variant == "ring" and self.block_size_n % world_size:
+            raise ArgumentError(
+                f"FusedConfig: all_reduce_variant='ring' needs a block_size_n that {world_size} ranks divide, "
+                f"not {self.block_size_n}"
+            )
+
+    def named(self, op: str) -> tuple[str | None, str]:
+        """Return the algorithm that this config names for an operation, and by which field; (None, "") if none.
+
+        Raises:
+            ArgumentError: `algorithm` and `all_reduce_variant` name different ones.
+        """
+        variant = self.all_reduce_variant if op == "matmul_all_reduce" else AUTO
+        if variant == AUTO:
+            return self.algorithm, "algorithm" if self.algorithm else ""
+        if self.algorithm not in (None, variant):
+            raise ArgumentError(f"FusedConfig: algorithm={self.algorithm!r} contradicts all_reduce_variant={variant!r}")
+        return variant, "all_reduce_variant"
+
+    def given(self, op: str) -> dict[str, Any]:
+        """Return the fields that differ from their defaults, without those that name algorithms.
+
+        Args:
+            op: the operation; rings are one's alone.
+        """
+        skipped = _NAMING if op == "matmul_all_reduce" else (*_NAMING, "all_reduce_num_rings")
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in skipped and getattr(self, field.name) != field.default
+        }

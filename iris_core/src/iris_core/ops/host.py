@@ -1,0 +1,110 @@
+"""What an algorithm of `ctx.ops` gets to prepare with: the team, memory, and the collectives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from iris_core.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from iris_core.ccl.binding import Binder, Bound
+    from iris_core.ccl.team import Region, Team
+    from iris_core.types import CollectiveRequest
+
+_STEP = 16 << 20
+_REGION = "ops"
+
+
+class Scratch:
+    """Local memory that the plans of one team share: their calls run one after the other.
+
+    A plan that was given a tensor keeps it, so memory that has become too small lives as long as such plans.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple[tuple[int, ...], str], torch.Tensor] = {}
+
+    def take(self, team: Team, nbytes: int, what: str) -> torch.Tensor:
+        """Return at least so many bytes (uint8) for a team; the same as before if they are enough.
+
+        Args:
+            team: whose calls use them.
+            nbytes: size in bytes.
+            what: what for: two names never share memory.
+        """
+        key = team.members, what
+        tensor = self._tensors.get(key)
+        if tensor is None or tensor.numel() < nbytes:
+            tensor = self._tensors[key] = torch.empty(rounded(nbytes), dtype=torch.uint8, device=team.device)
+        return tensor
+
+    def clear(self) -> None:
+        """Let go of it."""
+        self._tensors.clear()
+
+
+class Host:
+    """What `FusedOperation.prepare` gets.
+
+    Attributes:
+        team: the members; see docs/collectives.md.
+        processors: multiprocessors (SMs, CUs) of the device; on the CPU 1.
+
+    Args:
+        binder: of `ctx.ccl`.
+        team: the members.
+        scratch: local memory.
+        exhausted: sizes of symmetric memory that could not be had, by team; shared by the hosts of a context.
+        processors: see above.
+    """
+
+    def __init__(
+        self, binder: Binder, team: Team, scratch: Scratch, exhausted: dict[tuple[int, ...], int], processors: int
+    ) -> None:
+        self._binder = binder
+        self.team = team
+        self._scratch = scratch
+        self._exhausted = exhausted
+        self.processors = processors
+
+    def collective(self, request: CollectiveRequest) -> Bound:
+        """Return a collective of `ctx.ccl` that serves a request; its `launch` runs it as a part of an operation.
+
+        Collective: every member calls it.
+        """
+        return self._binder.serve(request)
+
+    def symmetric(self, nbytes: int) -> Region | None:
+        """Return memory of at least so many bytes that peers can reach, at the same place on all; None without room.
+
+        The plans of one team share it: what a call left there is lost at the next one.
+
+        Collective: every member calls it with the same size, and gets the same answer.
+        """
+        size = rounded(nbytes)
+        members = self.team.members
+        if size >= self._exhausted.get(members, size + 1):
+            return None  # asking again would be an exchange that the others may not take part in
+        try:
+            return self.team.region(_REGION, size, fill=None)
+        except UnsupportedError:
+            self._exhausted[members] = size
+            return None
+
+    def scratch(self, nbytes: int, what: str = "") -> torch.Tensor:
+        """Return local memory of at least so many bytes (uint8), which the plans of one team share.
+
+        Args:
+            nbytes: size in bytes.
+            what: what for: two names never share memory.
+        """
+        return self._scratch.take(self.team, nbytes, what)
+
+
+def rounded(nbytes: int) -> int:
+    """A size that leaves room for somewhat larger calls: a power of two, or whole steps of 16 MiB."""
+    if nbytes <= _STEP:
+        return max(256, 1 << (nbytes - 1).bit_length())
+    return -(-nbytes // _STEP) * _STEP

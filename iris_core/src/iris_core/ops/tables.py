@@ -1,0 +1,180 @@
+"""Measured tables of `ctx.ops`: which algorithm was the fastest, by device, group size, operation, dtype and shape."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iris_core.ccl.tables import ANY_DTYPE, Entry
+from iris_core.errors import SettingsError
+from iris_core.logs import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from iris_core.types import FusedRequest
+
+FORMAT = 1
+"""Version of the files' format."""
+
+NEAR = 1.0
+"""A measured shape speaks of those that differ by at most this factor of two, up or down, in each dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One line of a table.
+
+    Attributes:
+        op: the operation.
+        dtype: torch's name of the operands' element type, or ANY_DTYPE.
+        shape: (m, n, k) of the product that each rank computes.
+        gather_dim: as in the call; None for operations that gather nothing.
+        algorithm: name of an algorithm.
+        seconds: what it took.
+        config: fields of `FusedConfig` with which it took that.
+    """
+
+    op: str
+    dtype: str
+    shape: tuple[int, int, int]
+    gather_dim: int | None
+    algorithm: str
+    seconds: float
+    config: Mapping[str, Any]
+
+    def distance(self, request: FusedRequest) -> float:
+        """How far a request's shape is from this one, in powers of two; infinite if it is another kind of call."""
+        same = (self.op, self.gather_dim) == (request.op, request.options.get("gather_dim"))
+        if not same or self.dtype not in (ANY_DTYPE, request.dtype) or not all(request.shape):
+            return math.inf
+        return max(abs(math.log2(mine / its)) for mine, its in zip(self.shape, request.shape, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class FusedTable:
+    """The measurements of one file.
+
+    Attributes:
+        device: torch's name of the device; "cpu" for the CPU.
+        group_size: ranks that took part.
+        rows: what was measured.
+        source: the file.
+    """
+
+    device: str
+    group_size: int
+    rows: tuple[Measured, ...]
+    source: str
+
+    def lookup(self, request: FusedRequest) -> list[Entry]:
+        """Return what was measured with the nearest shape, the fastest first; empty if none is near.
+
+        Times of another shape are scaled by the multiplications.
+        """
+        near = [(row.distance(request), row) for row in self.rows]
+        least = min((distance for distance, _ in near), default=math.inf)
+        if least > NEAR:
+            return []
+        rows = [row for distance, row in near if distance == least]
+        own = [row for row in rows if row.dtype == request.dtype] or rows
+        work = math.prod(request.shape)
+        return [
+            Entry(
+                op=row.op,
+                dtype=row.dtype,
+                max_nbytes=request.nbytes,
+                algorithm=row.algorithm,
+                seconds=row.seconds * work / math.prod(row.shape),
+                source=self.source,
+                config=row.config,
+            )
+            for row in sorted(own, key=lambda row: row.seconds)
+        ]
+
+
+def read_fused_table(path: Path) -> FusedTable:
+    """Read one file.
+
+    Raises:
+        SettingsError: it is no table, or one of another format.
+    """
+    try:
+        content = json.loads(path.read_text())
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']}, this version reads {FORMAT}")
+        rows = tuple(_row(each) for each in content["entries"])
+        return FusedTable(str(content["device"]), int(content["group_size"]), rows, str(path))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingsError(f"{path} is not a table of fused operations: {type(error).__name__}: {error}") from error
+
+
+def _row(row: Mapping[str, Any]) -> Measured:
+    shape = int(row["m"]), int(row["n"]), int(row["k"])
+    if min(shape) < 1:
+        raise ValueError(f"m, n and k must be positive, not {shape}")
+    dim = row.get("gather_dim")
+    return Measured(
+        op=str(row["op"]),
+        dtype=str(row["dtype"]),
+        shape=shape,
+        gather_dim=None if dim is None else int(dim),
+        algorithm=str(row["algorithm"]),
+        seconds=float(row["seconds"]),
+        config=dict(row.get("config", {})),
+    )
+
+
+def write_fused_table(
+    path: Path, device: str, group_size: int, versions: Mapping[str, str], rows: Iterable[Measured]
+) -> None:
+    """Write one file, in place of what it was; its folder is made.
+
+    Args:
+        path: the file.
+        device: as in `FusedTable`.
+        group_size: as in `FusedTable`.
+        versions: of what was measured with, by name.
+        rows: in any order.
+    """
+    lines = []
+    for each in sorted(rows, key=lambda r: (r.op, r.dtype, r.shape, r.gather_dim or 0, r.seconds)):
+        row: dict[str, Any] = {"op": each.op, "dtype": each.dtype}
+        row |= dict(zip("mnk", each.shape, strict=True))
+        row |= {} if each.gather_dim is None else {"gather_dim": each.gather_dim}
+        row |= {"algorithm": each.algorithm, "seconds": float(f"{each.seconds:.4g}")}
+        lines.append(json.dumps(row | ({"config": dict(each.config)} if each.config else {})))
+    head = json.dumps({"format": FORMAT, "device": device, "group_size": group_size, "versions": dict(versions)})
+    text = f'{head[:-1]}, "entries": [\n' + ",\n".join(f"  {line}" for line in lines) + "\n]}\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text)
+    part.replace(path)  # whoever reads meanwhile sees the old one or the new one
+
+
+class FusedTables:
+    """The tables of one machine.
+
+    Args:
+        folders: where the files lie; what comes first counts first.  A folder need not exist.
+        device: name of this rank's device; tables of others are left out.
+    """
+
+    def __init__(self, folders: Iterable[Path], device: str) -> None:
+        self._by_size: dict[int, list[FusedTable]] = {}
+        for folder in folders:
+            for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+                try:
+                    table = read_fused_table(path)
+                except SettingsError as error:  # measurements are advice: without them the model decides
+                    logger.warning("%s", error)
+                    continue
+                if table.device == device:
+                    self._by_size.setdefault(table.group_size, []).append(table)
+
+    def lookup(self, request: FusedRequest) -> list[Entry]:
+        """Return what the tables say of a request, the most trusted entry first."""
+        return [entry for table in self._by_size.get(request.group_size, ()) for entry in table.lookup(request)]
