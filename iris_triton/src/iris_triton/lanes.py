@@ -34,6 +34,34 @@ def lanes(count, _semantic=None, _generator=None):
     return _semantic.arange(0, count, layout)
 
 
+def _along(semantic, count, axis, layout):
+    """0 .. count - 1 along an axis of a two-dimensional block with that layout; Triton's blocks have none."""
+    if getattr(semantic, "num_warps", None) is None:
+        return semantic.arange(0, count)
+    from triton.experimental.gluon.language._layouts import SliceLayout
+
+    if layout is None:
+        raise ValueError("in Gluon the axes of a block need its layout: give it, or a block that has one")
+    return semantic.arange(0, count, SliceLayout(1 - axis, layout))
+
+
+@core.builtin
+def axis_of(block, axis, _semantic=None):
+    """Return 0, 1, ... along one axis of a two-dimensional block, as int32.
+
+    With an axis added ([:, None] or [None, :]) it goes with the block, also in Gluon: it has a slice of its layout.
+    """
+    axis = core._unwrap_if_constexpr(axis)
+    return _along(_semantic, int(block.type.shape[axis]), axis, getattr(block.type, "layout", None))
+
+
+@core.builtin
+def axis_for(shape, axis, layout=None, _semantic=None):
+    """As `axis_of`, for a block of this shape that need not exist; Gluon needs its layout."""
+    axis, layout = core._unwrap_if_constexpr(axis), core._unwrap_if_constexpr(layout)
+    return _along(_semantic, int(core._unwrap_if_constexpr(shape[axis])), axis, layout)
+
+
 @core.builtin
 def spread(value, pointer, _semantic=None):
     """A scalar as a block like `pointer`; a block, or anything where the pointer is a scalar, as it is.

@@ -1,0 +1,115 @@
+"""The words by which tile-level collectives synchronise: how many, making them, checking them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from iris_core.errors import NotOnHeapError
+
+if TYPE_CHECKING:
+    import torch
+
+    from iris_core.api import Iris
+
+VARIANTS = ("atomic", "ring", "one_shot", "two_shot", "spinlock")
+"""Algorithms of the tile-level all-reduce, in the order of their codes in `AllReduceConfig`."""
+
+
+FIXED_WORDS = 3
+"""Words of a tile beside the two that it has for each rank; `protocol` says what they are for."""
+
+
+def lock_words(M: int, N: int, block_m: int, block_n: int, world_size: int, variant: str = "two_shot") -> int:
+    """Return how many words `locks` must have.
+
+    Args:
+        M, N: rows and columns of the tensor that is cut into tiles (of `dst_view`).
+        block_m, block_n: rows and columns of a tile.
+        world_size: number of ranks.
+        variant: "ring", "one_shot", "two_shot", "reduce_scatter": 2 * world_size + 3 words a tile.  "spinlock": one
+            word a tile.  "atomic": none.
+
+    Raises:
+        ValueError: a size is not positive, or nobody knows the variant.
+
+    Example:
+        >>> from iris_triton.tiles import lock_words
+        >>> lock_words(100, 100, 64, 64, world_size=8)
+        76
+    """
+    for name, value in (("M", M), ("N", N), ("block_m", block_m), ("block_n", block_n), ("world_size", world_size)):
+        if value < 1:
+            raise ValueError(f"{name} must be positive, got {value}")
+    tiles = -(-M // block_m) * -(-N // block_n)
+    if variant == "atomic":
+        return 0
+    if variant == "spinlock":
+        return tiles
+    if variant not in (*VARIANTS, "reduce_scatter"):
+        raise ValueError(f"unknown variant {variant!r}: {', '.join(VARIANTS)} or reduce_scatter")
+    return tiles * (2 * world_size + FIXED_WORDS)
+
+
+def make_locks(
+    ctx: Iris,
+    M: int,
+    N: int,
+    block_m: int,
+    block_n: int,
+    variant: str = "two_shot",
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Return `locks` for the collectives on one tensor: zero, on the symmetric heap.
+
+    Collective: all ranks, with the same arguments.  A barrier between all ranks must follow before the first launch.
+
+    Args:
+        ctx: the open context.
+        M, N, block_m, block_n, variant: as in `lock_words`.
+        dtype: torch.int32 (the default) or torch.int64.
+
+    Returns:
+        A tensor that belongs to the caller.  It is used for ever without being reset, except after a
+        `DeviceTimeoutError`: then zero it on all ranks, between two barriers.
+
+    Raises:
+        ValueError: as in `lock_words`; another dtype.
+        HeapExhaustedError: the heap has no room.
+    """
+    import torch
+
+    dtype = torch.int32 if dtype is None else dtype
+    if dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"locks are int32 or int64, not {dtype}")
+    words = lock_words(M, N, block_m, block_n, ctx.num_ranks, variant)
+    return ctx.zeros(max(words, 1), dtype=dtype)
+
+
+def check_locks(
+    ctx: Iris, locks: torch.Tensor, M: int, N: int, block_m: int, block_n: int, variant: str = "two_shot"
+) -> None:
+    """Refuse `locks` that a kernel would run out of, before it is launched.
+
+    Args:
+        ctx: the open context.
+        locks: what the kernel is going to get.
+        M, N, block_m, block_n, variant: as in `lock_words`.
+
+    Raises:
+        ValueError: too few words, another dtype than int32 and int64, or not contiguous.
+        NotOnHeapError: it does not lie on the symmetric heap.
+    """
+    import torch
+
+    words = lock_words(M, N, block_m, block_n, ctx.num_ranks, variant)
+    if locks.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"locks are int32 or int64, not {locks.dtype}")
+    if not locks.is_contiguous():
+        raise ValueError("locks must be contiguous")
+    if locks.numel() < words:
+        raise ValueError(
+            f"locks have {locks.numel()} words, but {variant} on {M} x {N} elements in tiles of {block_m} x {block_n} "
+            f"needs {words} for {ctx.num_ranks} ranks: see iris_triton.tiles.make_locks"
+        )
+    if words and not ctx.is_symmetric(locks):
+        raise NotOnHeapError("locks must lie on the symmetric heap: see iris_triton.tiles.make_locks")

@@ -1,0 +1,203 @@
+"""Which call on a tile is under way, who has arrived, and when its memory is free again.
+
+Every tile has a row of words in `locks`, a symmetric tensor that was zero at the start.  For W ranks:
+
+    words 0 .. W - 1        `arrived`: stamp of the call for which each rank's part is ready
+    words W .. 2 W - 1      `passed`: stamp of the call in which each rank has read the others' parts; in a ring, word
+                            of the rank before: it has stored the result here
+    word 2 W                `mine`: stamp of this rank's last call
+    word 2 W + 1            `count`: ranks that have arrived, on the tile's home; 0 between calls
+    word 2 W + 2            `done`: stamp of the last call whose result is stored, by the one rank that reduces
+
+A stamp is 8 times the number of the call plus its kind.  All ranks make the same calls on a tile, so they have the same
+stamps; these only grow (and wrap around), so nothing has to be reset, a launch can be repeated, and a captured one
+replayed.  Before a call touches anything, it waits for the end of the one before: its kind says by which words.
+"""
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from iris_core import device_context as _layout
+from iris_triton._compat import aggregate
+from iris_triton.atomics import atomic_add
+from iris_triton.flags import await_flag, await_flags, is_counter, lanes_for, set_flag, set_flags
+from iris_triton.intrinsics import wait_stores
+from iris_triton.tiles.locks import FIXED_WORDS
+from iris_triton.tiles.views import _number
+from iris_triton.translation import translate
+
+# Kinds of calls, by what ends them.
+ONE_READS = tl.constexpr(1)
+"""`done` is set by the rank that has read all parts: two-shot, reduce_scatter."""
+ALL_READ = tl.constexpr(2)
+"""Every rank has set its `passed` word: one-shot."""
+AT_RETURN = tl.constexpr(3)
+"""Nothing is under way any more when the call returns: ring."""
+
+_KINDS = tl.constexpr(8)
+_KIND_MASK = tl.constexpr(7)
+_FIXED_WORDS = tl.constexpr(FIXED_WORDS)
+_MEMBERS = tl.constexpr(32)
+"""Ranks that are told or awaited at a time, at least."""
+_TIMEOUT_WORD = tl.constexpr(_layout.TIMEOUT_WORD)
+_STATUS_WORD = tl.constexpr(_layout.STATUS_WORD)
+
+
+@aggregate
+class World:
+    """The ranks, and the caller among them.
+
+    Attributes:
+        rank, size: the caller and the number of ranks; constexprs or run-time values.
+        heap_bases: pointer to int64[size] within the context tensor.
+    """
+
+    rank: tl.tensor | tl.constexpr
+    size: tl.tensor | tl.constexpr
+    heap_bases: tl.tensor
+
+    @triton.constexpr_function
+    def __init__(self, rank, size, heap_bases):
+        self.rank = _number(rank)
+        self.size = _number(size)
+        self.heap_bases = heap_bases
+
+    @triton.jit
+    def bound(self):
+        """How long waits may take (nanoseconds, int64), and the address of the status words (int64)."""
+        words = self.heap_bases + self.size
+        return tl.load(words + _TIMEOUT_WORD), tl.load(words + _STATUS_WORD)
+
+
+@aggregate
+class Row:
+    """The words of one tile, and the stamp of the call that is under way.
+
+    Attributes:
+        words: pointer to the row in the caller's memory.
+        stamp: of this call (scalar of the words' type).
+        world: the ranks.
+    """
+
+    words: tl.tensor
+    stamp: tl.tensor
+    world: World
+
+    @triton.constexpr_function
+    def __init__(self, words, stamp, world):
+        self.words = words
+        self.stamp = stamp
+        self.world = world
+
+    @triton.jit
+    def arrived(self, rank):
+        """The word of a rank's arrival."""
+        return self.words + rank
+
+    @triton.jit
+    def passed(self, rank):
+        """The word of a rank's second signal."""
+        return self.words + self.world.size + rank
+
+    @triton.jit
+    def done(self):
+        """The word of the result."""
+        return self.words + 2 * self.world.size + 2
+
+    @triton.jit
+    def tell(self, word, rank):
+        """Set one word of a rank to the stamp; what this program has gathered (`gather_stores`) is visible then."""
+        target = translate(word, self.world.rank, rank, self.world.heap_bases)
+        set_flag(target, self.stamp, "release", "sys")
+
+    @triton.jit
+    def tell_all(self, word):
+        """Set the same word of every rank to the stamp; as `tell`."""
+        world = self.world
+        lane = lanes_for(_MEMBERS)
+        for first in range(0, world.size, lane.shape[0]):
+            member = first + lane  # those beyond the world repeat a rank
+            targets = translate(word, world.rank, member % world.size, world.heap_bases)
+            set_flags(targets, self.stamp, member < world.size, "release", "sys")
+
+    @triton.jit
+    def wait(self, word):
+        """Wait until an own word has reached the stamp."""
+        timeout_ns, status = self.world.bound()
+        await_flag(word, self.stamp, "reached", "acquire", "sys", timeout_ns, status, self.world.rank)
+
+    @triton.jit
+    def wait_all(self, words):
+        """Wait until as many words as there are ranks have reached the stamp."""
+        world = self.world
+        timeout_ns, status = world.bound()
+        lane = lanes_for(_MEMBERS)
+        for first in range(0, world.size, lane.shape[0]):
+            member = first + lane
+            awaited = words + member % world.size
+            await_flags(
+                awaited, self.stamp, member < world.size, "reached", "acquire", "sys", timeout_ns, status, world.rank
+            )
+
+    @triton.jit
+    def is_last(self, home):
+        """Arrive at the tile's home; returns whether all others have (then their parts are visible).
+
+        No rank waits here.  The last one makes the count 0 again: nobody adds to it before `done` is set.
+        """
+        world = self.world
+        count = self.words + 2 * world.size + 1
+        before = atomic_add(count, 1, world.rank, home, world.heap_bases, sem="acq_rel", scope="sys")
+        last = before == world.size - 1
+        if last:
+            target = translate(count, world.rank, home, world.heap_bases)
+            set_flag(target, tl.cast(0, count.dtype.element_ty), "relaxed", "sys")
+        return last
+
+    @triton.jit
+    def end(self):
+        """Keep the stamp for the next call on this tile."""
+        tl.store(self.words + 2 * self.world.size, self.stamp)
+        tl.debug_barrier()  # before the next call reads it
+
+
+@triton.jit
+def gather_stores():
+    """Bring what all threads of this program have stored and loaded before what it signals next."""
+    wait_stores()
+    tl.debug_barrier()
+
+
+@triton.jit
+def _last_call(locks, tile_id, world):
+    """The row of a tile with the stamp of the last call on it."""
+    tl.static_assert(
+        is_counter(locks.dtype.element_ty), "locks must be an int32 or int64 tensor: see iris_triton.tiles.make_locks"
+    )
+    words = locks + tl.cast(tile_id, tl.int64) * (2 * world.size + _FIXED_WORDS)
+    return Row(words, tl.load(words + 2 * world.size), world)
+
+
+@triton.jit
+def _await_end(row):
+    """Wait until the call with the row's stamp is over: all parts are read, and this rank has the result."""
+    kind = row.stamp & _KIND_MASK
+    if kind == ONE_READS:
+        row.wait(row.done())
+    elif kind == ALL_READ:
+        row.wait_all(row.passed(0))
+
+
+@triton.jit
+def begin(locks, tile_id, world, KIND: tl.constexpr):
+    """Begin a call on a tile when the one before is over; returns its `Row`."""
+    last = _last_call(locks, tile_id, world)
+    _await_end(last)
+    return Row(last.words, last.stamp - (last.stamp & _KIND_MASK) + _KINDS + KIND, world)
+
+
+@triton.jit
+def await_end(locks, tile_id, world):
+    """Wait until the last call on a tile is over."""
+    _await_end(_last_call(locks, tile_id, world))

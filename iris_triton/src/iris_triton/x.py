@@ -1,0 +1,113 @@
+"""Tile-level collectives as functions, with the names and orders of parameters of the reference system's `iris.x`.
+
+Each is the method of the same name of `ctx`, a `DeviceContext` or, in Gluon, an `IrisDeviceCtx`; the methods say what
+the parameters mean.  What differs from the reference system:
+
+- `locks` need more words (`lock_words`), are zeroed once, and the functions use them alone: the kernel neither stores
+  the tile in `src_view` nor sets a lock before the call.
+- `all_reduce_ring` needs `locks` as well; they come last.
+"""
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from iris_triton.context import DeviceContext
+from iris_triton.tiles.locks import check_locks, lock_words, make_locks
+from iris_triton.tiles.reductions import AllReduceConfig
+from iris_triton.tiles.views import (
+    TensorView,
+    Tile,
+    TileView,
+    chiplet_transform_chunked,
+    compute_tile_indices,
+    compute_tile_offsets,
+    make_tensor_view,
+    offset_ptr,
+    tile_layout,
+    tile_ptr,
+)
+
+__all__ = [
+    "AllReduceConfig",
+    "DeviceContext",
+    "TensorView",
+    "Tile",
+    "TileView",
+    "all_gather",
+    "all_reduce_atomic",
+    "all_reduce_one_shot",
+    "all_reduce_ring",
+    "all_reduce_spinlock",
+    "all_reduce_two_shot",
+    "all_to_all",
+    "check_locks",
+    "chiplet_transform_chunked",
+    "compute_tile_indices",
+    "compute_tile_offsets",
+    "gather",
+    "lock_words",
+    "make_locks",
+    "make_tensor_view",
+    "offset_ptr",
+    "reduce_scatter",
+    "tile_layout",
+    "tile_ptr",
+]
+
+
+@triton.jit
+def all_gather(tile, dst_view, dim: tl.constexpr, ctx):
+    """Store a tile to all ranks, at its place in the caller's part of `dst_view`."""
+    ctx.all_gather(tile, dst_view, dim)
+
+
+@triton.jit
+def gather(tile, src_view, source_rank, ctx, hint: tl.constexpr = None):
+    """Return a tile of source_rank's `src_view`; 0 beyond the tensor."""
+    return ctx.gather(tile, src_view, source_rank, hint)
+
+
+@triton.jit
+def all_to_all(tile, src_view, dst_view, N_per_rank, ctx):
+    """Fill a tile of the caller's `dst_view`; its columns s * N_per_rank and following come from rank s."""
+    ctx.all_to_all(tile, src_view, dst_view, N_per_rank)
+
+
+@triton.jit
+def all_reduce_atomic(tile, dst_view, ctx):
+    """Add a tile to `dst_view` of all ranks by atomics."""
+    ctx.all_reduce_atomic(tile, dst_view)
+
+
+@triton.jit
+def all_reduce_spinlock(tile, dst_view, locks, ctx):
+    """Add a tile to `dst_view` of all ranks, one rank at a time."""
+    ctx.all_reduce_spinlock(tile, dst_view, locks)
+
+
+@triton.jit
+def all_reduce_one_shot(tile, src_view, dst_view, locks, ctx):
+    """Sum a tile over all ranks; every rank reads all parts."""
+    ctx.all_reduce_one_shot(tile, src_view, dst_view, locks)
+
+
+@triton.jit
+def all_reduce_two_shot(tile, src_view, dst_view, locks, start_tile, stride, ctx):
+    """Sum a tile over all ranks; the rank of which it is one of start_tile, start_tile + stride, ... reduces."""
+    ctx.all_reduce_two_shot(tile, src_view, dst_view, locks, start_tile, stride)
+
+
+@triton.jit
+def all_reduce_ring(tile, src_view, dst_view, ctx, locks=None):
+    """Sum a tile over all ranks, from rank to rank."""
+    tl.static_assert(
+        locks is not None, "all_reduce_ring needs locks, as the last argument: see iris_triton.tiles.make_locks"
+    )
+    ctx.all_reduce_ring(tile, src_view, dst_view, locks)
+
+
+@triton.jit
+def reduce_scatter(tile, src_view, dst_view, locks, ctx):
+    """Sum a tile over all ranks; only its owner's `dst_view` gets the result."""
+    ctx.reduce_scatter(tile, src_view, dst_view, locks)
