@@ -17,7 +17,6 @@ On CPU ranks (--device cpu) the same code runs with tiny sizes, so that it is te
 
 from __future__ import annotations
 
-import os
 import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,6 @@ from ccl_peers import Unavailable, is_symmetric_kernel, kernels_of, nccl_call, t
 from iris_core import bench
 from iris_core.ccl import Config
 from iris_core.ccl.samples import SPOILED, Sample
-from iris_core.errors import IrisError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -233,34 +231,20 @@ def each_all_to_all(state: State, ctx: Iris) -> None:
     declare(state, ctx, "all_to_all", each=True)
 
 
-def main() -> int:
-    """Choose the ranks, run, write results/ccl-<ranks>.json."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    parser = bench.parser(__doc__, ranks=max(2, gpus))
-    parser.set_defaults(heap_size="6GiB")
-    args = parser.parse_args()
-    args.device = args.device or "cuda"
-    if args.device == "cuda" and not 2 <= args.ranks <= gpus:
-        print(
-            f"ccl: {args.ranks} ranks need as many GPUs, and two at least; torch sees {gpus} here. "
-            "`--device cpu --ranks 2` runs the same code on CPU ranks; its times say nothing about GPUs",
-            file=sys.stderr,
-        )
-        return 2
-    if args.device == "cpu":
-        args.heap_size = "16MiB"
-        os.environ.setdefault("IRIS_TRITON__EMULATE_FAST", "1")
-    os.environ.setdefault("IRIS_CCL_WORKSPACE", "512MiB" if args.device == "cuda" else "1MiB")
-    os.environ.update(NCCL_NVLS_ENABLE="0", TORCH_SYMM_MEM_DISABLE_MULTICAST="1", NVSHMEM_DISABLE_NVLS="1")
-    name = f"ccl-{args.ranks}"
-    out = args.out or (str(RESULTS / f"{name}.json") if args.device == "cuda" and not args.only else "")
-    try:
-        report = bench.run(bench.registered(source=__file__, pattern=args.only), bench.options_from(args), name=name)
-    except IrisError as error:
-        print(f"ccl: {error}", file=sys.stderr)
-        return 2
-    return bench.finish(report, out=out, enforce=args.enforce)
+OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+SUITE = bench.suite(
+    "ccl",
+    __doc__,
+    source=__file__,
+    device="cuda",
+    min_ranks=2,
+    heap_size="6GiB",
+    environ={"IRIS_CCL_WORKSPACE": "512MiB", **OFF},
+    cpu_heap_size="16MiB",
+    cpu_environ={"IRIS_CCL_WORKSPACE": "1MiB", "IRIS_TRITON__EMULATE_FAST": "1"},
+    results=str(RESULTS / "ccl-{ranks}.json"),
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(SUITE.main())

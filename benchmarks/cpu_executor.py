@@ -99,5 +99,7 @@ def kernels(state: State, ctx: None) -> None:
         state.target("executor", "time_us", at_most=bound)
 
 
+SUITE = bench.suite("cpu_executor", __doc__, source=__file__, results=str(HERE / "results" / "cpu_executor.json"))
+
 if __name__ == "__main__":
-    sys.exit(bench.main("cpu_executor", __doc__, source=__file__, out=str(HERE / "results" / "cpu_executor.json")))
+    sys.exit(SUITE.main())

@@ -22,7 +22,6 @@ import torch
 from rma_copies import ENGINE, UNTOUCHED, buffers, declare_engine, engine_copy, pattern
 
 from iris_core import bench
-from iris_core.errors import IrisError
 from iris_gluon import IrisDeviceCtx
 
 if TYPE_CHECKING:
@@ -126,29 +125,24 @@ def configurations(state: State, ctx: Iris) -> None:
     declare(state, ctx, state["nbytes"], state["programs"], state["chunk"], state["stages"], with_plain=False)
 
 
-def main() -> int:
-    """Run, and write results/gluon_bulk-<ranks>.json where the ranks compute on GPUs."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    args = bench.parser(__doc__, ranks=max(1, min(2, gpus))).parse_args()
-    args.device = args.device or "cuda"
-    problem = ""
-    if args.device == "cuda" and args.ranks > gpus:
-        problem = f"{args.ranks} ranks need as many GPUs, and torch sees {gpus} here; see --device cpu"
-    elif args.device == "cuda" and torch.cuda.get_device_capability() < (9, 0):
-        problem = f"bulk copies need NVIDIA Hopper or newer, and this is {torch.cuda.get_device_name()}"
-    if problem:
-        print(f"gluon_bulk: {problem}", file=sys.stderr)
-        return 2
-    args.backend = "gluon"
-    name = f"gluon_bulk-{args.ranks}"
-    out = args.out or (str(RESULTS / f"{name}.json") if args.device == "cuda" and not args.only else "")
-    try:
-        report = bench.run(bench.registered(source=__file__, pattern=args.only), bench.options_from(args), name=name)
-    except IrisError as error:
-        print(f"gluon_bulk: {error}", file=sys.stderr)
-        return 2
-    return bench.finish(report, out=out, enforce=args.enforce)
+def obstacle() -> str:
+    """Why these GPUs cannot run it."""
+    if torch.cuda.get_device_capability() >= (9, 0):
+        return ""
+    return f"bulk copies need NVIDIA Hopper or newer, and this is {torch.cuda.get_device_name()}"
+
+
+SUITE = bench.suite(
+    "gluon_bulk",
+    __doc__,
+    source=__file__,
+    device="cuda",
+    max_ranks=2,
+    backend="gluon",
+    results=str(RESULTS / "gluon_bulk-{ranks}.json"),
+    obstacle=obstacle,
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(SUITE.main())

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core import bench
-from iris_core.errors import IrisError
 from iris_gluon import gemm as core
 
 if TYPE_CHECKING:
@@ -188,28 +187,15 @@ def all_scatter(state: State, ctx: Iris) -> None:
     state.provider("gluon fused", fused, check=whole_is_right, prepare=lambda: c.fill_(nan), baseline="torch")
 
 
-def main() -> int:
-    """Run, and write results/gluon_gemm-<ranks>.json where the ranks compute on GPUs."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    args = bench.parser(__doc__, ranks=max(1, gpus)).parse_args()
-    args.device = args.device or "cuda"
-    if args.device == "cuda" and args.ranks > gpus:
-        print(
-            f"gluon_gemm: {args.ranks} ranks need as many GPUs, and torch sees {gpus} here. `--device cpu --ranks 2` "
-            "runs the same code on CPU ranks; its times say nothing about GPUs",
-            file=sys.stderr,
-        )
-        return 2
-    args.backend = "gluon"
-    name = f"gluon_gemm-{args.ranks}"
-    out = args.out or (str(RESULTS / f"{name}.json") if args.device == "cuda" and not args.only else "")
-    try:
-        report = bench.run(bench.registered(source=__file__, pattern=args.only), bench.options_from(args), name=name)
-    except IrisError as error:
-        print(f"gluon_gemm: {error}", file=sys.stderr)
-        return 2
-    return bench.finish(report, out=out, enforce=args.enforce)
+SUITE = bench.suite(
+    "gluon_gemm",
+    __doc__,
+    source=__file__,
+    device="cuda",
+    backend="gluon",
+    results=str(RESULTS / "gluon_gemm-{ranks}.json"),
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(SUITE.main())

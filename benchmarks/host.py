@@ -135,5 +135,7 @@ def agreement(state: State, ctx: Iris) -> None:
     state.provider("iris", churn_and_agree, check=lambda: ctx.stats().num_blocks == before)
 
 
+SUITE = bench.suite("host", __doc__, source=__file__, device="cpu", min_ranks=4, results=str(RESULTS / "host.json"))
+
 if __name__ == "__main__":
-    sys.exit(bench.main("host", __doc__, source=__file__, out=str(RESULTS / "host.json"), ranks=4, device="cpu"))
+    sys.exit(SUITE.main())

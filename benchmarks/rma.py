@@ -28,7 +28,6 @@ import torch
 from rma_copies import ENGINE, UNTOUCHED, Config, buffers, declare_engine, declare_route, engine_copy, pattern
 
 from iris_core import bench
-from iris_core.errors import IrisError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -230,29 +229,16 @@ def barrier(state: State, ctx: Iris) -> None:
     state.provider("barrier", lambda: ctx.device_barrier(sem=state["sem"]), check=holds)
 
 
-def main() -> int:
-    """Choose the ranks, run, write results/rma-<ranks>x<allocator>.json."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    args = bench.parser(__doc__, ranks=max(2, gpus)).parse_args()
-    args.device = args.device or "cuda"
-    if args.device == "cuda" and not 2 <= args.ranks <= gpus:
-        print(
-            f"rma: {args.ranks} ranks need as many GPUs, and two at least; torch sees {gpus} here. "
-            "`--device cpu --ranks 2` runs the same code on CPU ranks; its times say nothing about GPUs",
-            file=sys.stderr,
-        )
-        return 2
-    if args.allocator == "auto" and args.device == "cuda":
-        args.allocator = "torch"
-    name = f"rma-{args.ranks}x{args.allocator}"
-    out = args.out or (str(RESULTS / f"{name}.json") if args.device == "cuda" and not args.only else "")
-    try:
-        report = bench.run(bench.registered(source=__file__, pattern=args.only), bench.options_from(args), name=name)
-    except IrisError as error:
-        print(f"rma: {error}", file=sys.stderr)
-        return 2
-    return bench.finish(report, out=out, enforce=args.enforce)
+SUITE = bench.suite(
+    "rma",
+    __doc__,
+    source=__file__,
+    device="cuda",
+    min_ranks=2,
+    allocator="torch",
+    results=str(RESULTS / "rma-{ranks}x{allocator}.json"),
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(SUITE.main())

@@ -10,7 +10,6 @@ import time
 import pytest
 
 from iris_core import bench
-from iris_core.bench import script
 from iris_core.bench.options import RunOptions
 from iris_core.errors import PeerLostError
 from iris_core.launch import RankError
@@ -105,13 +104,14 @@ def test_a_file_of_benchmarks_is_a_program(tmp_path, capsys):
 
     out = tmp_path / "local.json"
     arguments = ["--rounds", "2", "--out", str(out)]
-    assert script.main("local", "About.", source=__file__, argv=arguments) == 0
+    suite = bench.suite("local", "About.", source=__file__)
+    assert suite.main(arguments) == 0
     captured = capsys.readouterr()
     assert "measuring test_session.local: Runs here." in captured.err
     assert "time_us <= 1: MISSED" in captured.out
     (result,) = json.loads(out.read_text())["results"]
     assert result["rounds_us"] == [2, 2]
     assert result["num_ranks"] == 0
-    assert script.main("local", "About.", source=__file__, argv=["--enforce"]) == 1
-    assert script.main("local", "About.", source=__file__, argv=["--only", "global"]) == 2
+    assert suite.main(["--enforce"]) == 1
+    assert suite.main(["--only", "global"]) == 2
     assert "no benchmark matches 'global'" in capsys.readouterr().err

@@ -10,8 +10,10 @@
         state.provider("torch", lambda: out.copy_(x), check=lambda: torch.equal(out, x), peer=True)
         state.provider("ours", lambda: kernel[grid](...), check=lambda: torch.equal(out, x))
 
+    SUITE = bench.suite("copy", __doc__, source=__file__)
+
     if __name__ == "__main__":
-        sys.exit(bench.main("copy", __doc__, source=__file__))
+        sys.exit(SUITE.main())
 
 Importing this package imports neither torch nor triton; its names are loaded on first use.
 """
@@ -34,12 +36,11 @@ if TYPE_CHECKING:
     from iris_core.bench.results import Report as Report
     from iris_core.bench.results import Result as Result
     from iris_core.bench.results import Target as Target
-    from iris_core.bench.script import finish as finish
-    from iris_core.bench.script import main as main
-    from iris_core.bench.script import options_from as options_from
-    from iris_core.bench.script import parser as parser
     from iris_core.bench.session import run as run
     from iris_core.bench.state import State as State
+    from iris_core.bench.suites import Suite as Suite
+    from iris_core.bench.suites import finish as finish
+    from iris_core.bench.suites import suite as suite
 
 _HOMES = {
     "Benchmark": "registry",
@@ -47,19 +48,18 @@ _HOMES = {
     "Result": "results",
     "RunOptions": "options",
     "State": "state",
+    "Suite": "suites",
     "Target": "results",
     "axis": "registry",
     "find": "registry",
-    "finish": "script",
+    "finish": "suites",
     "linear_range": "registry",
     "load": "registry",
-    "main": "script",
-    "options_from": "script",
-    "parser": "script",
     "power_of_two": "registry",
     "register": "registry",
     "registered": "registry",
     "run": "session",
+    "suite": "suites",
 }
 
 __all__ = [
@@ -68,19 +68,18 @@ __all__ = [
     "Result",
     "RunOptions",
     "State",
+    "Suite",
     "Target",
     "axis",
     "find",
     "finish",
     "linear_range",
     "load",
-    "main",
-    "options_from",
-    "parser",
     "power_of_two",
     "register",
     "registered",
     "run",
+    "suite",
 ]
 
 

@@ -28,6 +28,7 @@ class RunOptions:
         warm_ms: how long a GPU computes before each point, so that its clocks are up.
         device_timeout_s: bound of waits inside kernels (IRIS_DEVICE_TIMEOUT), unless the environment has one.
         limit_s: a rank that takes longer than this in all prints where it is and ends.
+        environ: variables that the ranks get, unless the environment has them.
 
     Raises:
         BenchmarkError: a number is out of range.
@@ -45,6 +46,7 @@ class RunOptions:
     warm_ms: float = 10.0
     device_timeout_s: float = 10.0
     limit_s: float = 600.0
+    environ: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("num_ranks", "rounds"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
 import pathlib
 from dataclasses import dataclass, field
@@ -18,6 +20,13 @@ SCHEMA = 1
 
 METRICS = ("time_us", "gb_per_s", "tflop_per_s", "ratio", "ratio_to_best_peer", "skew_pct")
 """Fields of a result that a target may be set for."""
+
+
+_COLUMNS = (
+    "timer", "time_us", "min_us", "skew_pct", "nbytes", "gb_per_s", "tflop_per_s", "baseline", "ratio", "best_peer",
+    "ratio_to_best_peer", "verified", "error", "skipped",
+)  # fmt: skip
+"""Fields of a result in CSV."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +177,24 @@ class Report:
         listed = ",\n    ".join(rows)  # a line for each, so that a difference between two runs can be read
         return f'{head},\n  "results": [\n    {listed}\n  ]\n}}\n'
 
+    def to_csv(self) -> str:
+        """Return the results as CSV text: a line for each, a column for each parameter, number and counter."""
+        params, counters = (
+            list(dict.fromkeys(key for result in self.results for key in getattr(result, name)))
+            for name in ("params", "counters")
+        )
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        numbers = [
+            "bytes_per_operation" if name == "nbytes" else name for name in _COLUMNS
+        ]  # `nbytes` is often an axis
+        writer.writerow(["benchmark", "provider", "num_ranks", *params, *numbers, *counters])
+        for each in self.results:
+            row = [each.benchmark, each.provider, each.num_ranks, *(each.params.get(key, "") for key in params)]
+            row += ["" if (value := getattr(each, name)) is None else value for name in _COLUMNS]
+            writer.writerow([*row, *(each.counters.get(key, "") for key in counters)])
+        return text.getvalue()
+
     @classmethod
     def from_json(cls, text: str) -> Report:
         """Build a report from JSON text.
@@ -186,12 +213,12 @@ class Report:
         return cls(document["name"], document["machine"], document["run"], results)
 
     def write(self, path: str | pathlib.Path) -> pathlib.Path:
-        """Write the report as JSON; folders are made as needed.
+        """Write the report as JSON, or as CSV if the name ends in .csv; folders are made as needed.
 
         Returns:
             The file.
         """
         file = pathlib.Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(self.to_json())
+        file.write_text(self.to_csv() if file.suffix == ".csv" else self.to_json())
         return file

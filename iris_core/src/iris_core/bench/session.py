@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from iris_core.bench import machine
+from iris_core.bench.progress import Progress
 from iris_core.bench.registry import check_axes, find, load
 from iris_core.bench.results import Report, Result
 from iris_core.bench.runner import Runner
@@ -64,13 +64,32 @@ def run(benchmarks: Iterable[Benchmark], options: RunOptions, *, name: str = "be
     return Report(name, about_machine, about_run, rows)
 
 
+def run_with_each(benchmarks: Iterable[Benchmark], options: Sequence[RunOptions], *, name: str) -> Report:
+    """Run benchmarks once with each of some options, which differ in the number of ranks; one report of all.
+
+    What needs no ranks is run once.  The rest is as for `run`.
+    """
+    chosen = list(benchmarks)
+    reports = [
+        run([each for each in chosen if each.ranks or number == 0], each_options, name=name)
+        for number, each_options in enumerate(options)
+        if number == 0 or any(each.ranks for each in chosen)
+    ]
+    first = reports[0]
+    if len(reports) == 1:
+        return first
+    about_run = {**first.run, "num_ranks": [each.run["num_ranks"] for each in reports]}
+    about_run["seconds"] = round(sum(each.run["seconds"] for each in reports), 1)
+    return Report(name, first.machine, about_run, tuple(row for each in reports for row in each.results))
+
+
 def run_here(benchmark: Benchmark, options: RunOptions) -> list[Result]:
     """Run a benchmark without ranks in this process."""
     from iris_core.bootstrap import SingleWorld
 
-    _announce(benchmark)
     runner = Runner(SingleWorld(), None, options)
-    return [result for params in benchmark.points(options) for result in runner.point(benchmark, params)]
+    with Progress(shown=True) as progress:
+        return [result for params in progress.points(benchmark, options) for result in runner.point(benchmark, params)]
 
 
 def _run_on_ranks(benchmarks: Sequence[Benchmark], options: RunOptions) -> tuple[dict[str, list[Result]], Any]:
@@ -78,9 +97,9 @@ def _run_on_ranks(benchmarks: Sequence[Benchmark], options: RunOptions) -> tuple
 
     names = [each.name for each in benchmarks]
     sources = sorted({os.path.abspath(each.source) for each in benchmarks})
-    environ = {}
-    if "IRIS_DEVICE_TIMEOUT" not in os.environ:  # a wait inside a kernel that nobody ends must end all the same
-        environ["IRIS_DEVICE_TIMEOUT"] = str(options.device_timeout_s)
+    # a wait inside a kernel that nobody ends must end all the same
+    wanted = {"IRIS_DEVICE_TIMEOUT": str(options.device_timeout_s), **options.environ}
+    environ = {variable: value for variable, value in wanted.items() if variable not in os.environ}
     return start_ranks(run_on_this_rank, options.num_ranks, names, sources, options, environ=environ)[0]
 
 
@@ -116,12 +135,11 @@ def run_on_this_rank(
                 facts["device_timeout_s"] = ctx.settings.device_timeout
                 runner = Runner(world, ctx, options)
                 results: dict[str, list[Result]] = {}
-                for benchmark in map(find, names):
-                    if ctx.cur_rank == 0:
-                        _announce(benchmark)
-                    results[benchmark.name] = []
-                    for params in benchmark.points(options):
-                        results[benchmark.name] += runner.point(benchmark, params)
+                with Progress(shown=ctx.cur_rank == 0) as progress:
+                    for benchmark in map(find, names):
+                        results[benchmark.name] = []
+                        for params in progress.points(benchmark, options):
+                            results[benchmark.name] += runner.point(benchmark, params)
                 if ctx.device.startswith("cuda"):
                     facts["sm_clock_mhz"] = world.all_gather_object(_warm_clock(options))
                 return results, facts
@@ -137,7 +155,3 @@ def _warm_clock(options: RunOptions) -> int | None:
 
     warm_clocks(options.warm_ms)
     return sm_clock_mhz()
-
-
-def _announce(benchmark: Benchmark) -> None:
-    print(f"measuring {benchmark.name}: {benchmark.about}", file=sys.stderr, flush=True)

@@ -1,0 +1,225 @@
+"""A file of benchmarks as a program and for `iris bench run`: what it runs on unless one says otherwise."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from iris_core.bench.axes import parse_axis
+from iris_core.bench.options import RunOptions
+from iris_core.bench.registry import registered
+from iris_core.errors import BenchmarkError, IrisError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from iris_core.bench.results import Report
+
+FORMATS = ("console", "json", "csv")
+_suites: dict[pathlib.Path, Suite] = {}
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What a file of benchmarks runs on, and where its results go.
+
+    Attributes:
+        name: of the report.
+        about: the program's description.
+        source: the file, `__file__`.
+        device: "cuda": on all GPUs, and only if there are enough; "cpu": on CPU ranks; None: where `Iris` chooses.
+        min_ranks: fewest ranks that make sense; on CPUs it is also how many there are.
+        max_ranks: most ranks where the user does not say how many; None for no bound.
+        allocator: by name, on `device`, where the user does not say.
+        backend: by name, where the user does not say.
+        heap_size: heap of each rank.
+        environ: variables that the ranks get, unless the environment has them.
+        cpu_heap_size, cpu_environ: the same on CPU ranks; None for no difference.
+        results: file of the JSON, in which {ranks} and {allocator} stand for what was used; it is written after runs of
+            everything on the suite's own device.  Empty for none.
+        obstacle: says why this machine's GPUs cannot run it; empty if they can.
+    """
+
+    name: str
+    about: str
+    source: str
+    device: str | None = None
+    min_ranks: int = 1
+    max_ranks: int | None = None
+    allocator: str = "auto"
+    backend: str = "auto"
+    heap_size: str = "1GiB"
+    environ: Mapping[str, str] = field(default_factory=dict)
+    cpu_heap_size: str | None = None
+    cpu_environ: Mapping[str, str] | None = None
+    results: str = ""
+    obstacle: Callable[[], str] | None = None
+
+    # -- as a program -------------------------------------------------------------------------------------------------
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Be a program: parse the arguments, run, print, write.
+
+        Args:
+            argv: the arguments; sys.argv's by default.
+
+        Returns:
+            The exit status: 0 if all is well; 1 if data was wrong, or with --enforce a target was missed; 2 if the run
+            could not be made.
+        """
+        parser = argparse.ArgumentParser(description=self.about, formatter_class=argparse.RawDescriptionHelpFormatter)
+        add_options(parser)
+        return self.run(parser.parse_args(argv))
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Run with parsed arguments (see `add_options`); returns the exit status."""
+        from iris_core.bench.session import run_with_each
+
+        try:
+            options = self.options(args)
+            chosen = registered(source=self.source, pattern=args.only)
+            name = self._fill(pathlib.PurePath(self.results).stem or self.name, options)
+            report = run_with_each(chosen, options, name=name)
+        except IrisError as error:
+            print(f"{self.name}: {error}", file=sys.stderr)
+            return 2
+        return finish(report, out=args.out or self._own_file(args, options), enforce=args.enforce, style=args.format)
+
+    def options(self, args: argparse.Namespace) -> list[RunOptions]:
+        """Return how to run, once for each number of ranks.
+
+        Raises:
+            BenchmarkError: a value is out of range, or this machine has too few GPUs.
+        """
+        device = args.device or self.device
+        axes = dict(parse_axis(text) for text in args.axis)
+        on_cpu = device == "cpu"
+        return [
+            RunOptions(
+                num_ranks=ranks,
+                device=device,
+                allocator=args.allocator or (self.allocator if device == self.device else "auto"),
+                backend=args.backend or self.backend,
+                heap_size=args.heap_size or (on_cpu and self.cpu_heap_size) or self.heap_size,
+                quick=args.quick,
+                axes=axes,
+                rounds=args.rounds,
+                limit_s=args.limit,
+                environ=self.environ if not on_cpu or self.cpu_environ is None else self.cpu_environ,
+            )
+            for ranks in self._numbers_of_ranks(args.ranks, device)
+        ]
+
+    def _numbers_of_ranks(self, text: str, device: str | None) -> list[int]:
+        given = [_whole(each) for each in text.split(",")] if text else []
+        if device != "cuda":
+            return given or [self.min_ranks]
+        import torch
+
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        numbers = given or [max(self.min_ranks, min(gpus, self.max_ranks or gpus))]
+        for ranks in numbers:
+            if not self.min_ranks <= ranks <= gpus:
+                fewest = f", and {self.min_ranks} at least" if self.min_ranks > 1 else ""
+                raise BenchmarkError(
+                    f"{ranks} ranks need as many GPUs{fewest}; torch sees {gpus} here. `--device cpu` runs the same "
+                    "code on CPU ranks; its times say nothing about GPUs"
+                )
+        problem = self.obstacle() if self.obstacle else ""
+        if problem:
+            raise BenchmarkError(problem)
+        return numbers
+
+    def _own_file(self, args: argparse.Namespace, options: Sequence[RunOptions]) -> str:
+        """The suite's own file, unless the run was of a part, or on something else than it is kept for."""
+        partial = args.only or args.axis or args.quick
+        if not self.results or partial or options[0].device != self.device:
+            return ""
+        return self._fill(self.results, options)
+
+    @staticmethod
+    def _fill(text: str, options: Sequence[RunOptions]) -> str:
+        ranks = "-".join(str(each.num_ranks) for each in options)
+        return text.format(ranks=ranks, allocator=options[0].allocator)
+
+
+def suite(name: str, about: str | None, *, source: str, **fields: Any) -> Suite:
+    """Declare what this file of benchmarks runs on; see `Suite`.
+
+    Args:
+        name: of the report.
+        about: `__doc__`.
+        source: `__file__`.
+        **fields: other attributes of `Suite`.
+
+    Example:
+        SUITE = bench.suite("copy", __doc__, source=__file__, device="cuda", min_ranks=2)
+
+        if __name__ == "__main__":
+            sys.exit(SUITE.main())
+    """
+    made = Suite(name, about or "", source, **fields)
+    _suites[pathlib.Path(source).resolve()] = made
+    return made
+
+
+def suite_of(path: str) -> Suite:
+    """Return what a loaded file of benchmarks has declared, or a suite that leaves everything to `Iris`."""
+    file = pathlib.Path(path).resolve()
+    return _suites.get(file) or Suite(file.stem, "", str(file))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that all benchmarks share."""
+    parser.add_argument("--ranks", default="", metavar="N[,N...]", help="numbers of ranks; each is a run of its own")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=None, help="default: what the file says")
+    parser.add_argument("--allocator", default="", help="allocator by name")
+    parser.add_argument("--backend", default="", help="device backend by name")
+    parser.add_argument("--heap-size", default="", metavar="SIZE", help="heap of each rank, such as 1GiB")
+    parser.add_argument("--only", default="", metavar="REGEX", help="benchmarks whose names match")
+    parser.add_argument(
+        "--axis", action="append", default=[], metavar="NAME=VALUES",
+        help="other values of an axis: 1,2,3 or pow2:1024:65536 or lin:0:100:20; repeatable",
+    )  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="fewer points")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds, where a benchmark does not say (default 7)")
+    parser.add_argument("--limit", type=float, default=600, metavar="S", help="bound of each rank (default 600)")
+    parser.add_argument("--format", choices=FORMATS, default="console", help="what is printed (default console)")
+    parser.add_argument(
+        "--out", default="", metavar="FILE", help="file of the results: JSON, or CSV if it ends in .csv"
+    )
+    parser.add_argument("--enforce", action="store_true", help="a missed target gives exit status 1 too")
+
+
+def finish(report: Report, *, out: str = "", enforce: bool = False, style: str = "console") -> int:
+    """Print a report, write it to a file, and return the exit status.
+
+    Args:
+        report: the results.
+        out: file of the JSON (CSV if it ends in .csv); empty writes none.
+        enforce: whether a missed target counts as failure.
+        style: what is printed: one of FORMATS.
+
+    Returns:
+        1 if a provider's data was wrong, or, with `enforce`, a target was missed or could not be measured; else 0.
+    """
+    from iris_core.bench.registry import matrices
+    from iris_core.bench.table import show
+
+    if style == "console":
+        show(report, matrices())
+    else:
+        print(report.to_json() if style == "json" else report.to_csv(), end="")
+    if out:
+        print(f"written to {report.write(out)}", file=sys.stdout if style == "console" else sys.stderr)
+    unreached = enforce and any(each.reached is not True for result in report.results for each in result.targets)
+    return int(bool(report.errors) or unreached)
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise BenchmarkError(f"--ranks: {text!r} is no number of ranks") from None
