@@ -81,17 +81,3 @@ def piece_cases(encoding):
         for count, programs in ((4001, 1), (4096, 3), (9001, 2)):
             yield Case(op, "float16", shape=(count,), config={**config, "comm_sms": programs})
         yield Case(op, "float32", shape=(5003,), in_place=op == "all_reduce", config=config)
-
-
-def push_cases():
-    """all_gather and all_to_all straight into the outputs."""
-    config = {"algorithm": "push"}
-    for op in MOVING:
-        for dtype in (*FLOATS, *INTEGERS, "bool", "float8_e4m3fn", "complex64", "complex128"):
-            yield Case(op, dtype, shape=(5, 3), config=config)
-        for place in ("heap", "skewed", "output only"):
-            for shape in ((1,), (9, 101), (4001,)):
-                yield Case(op, "int8", shape=shape, place=place, config=config)
-                yield Case(op, "bfloat16", shape=shape, place=place, config={**config, "comm_sms": 3})
-    yield Case("all_gather", in_place=True, config=config)
-    yield Case("all_gather", stacked=True, config=config)

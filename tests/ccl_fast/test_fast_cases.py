@@ -5,7 +5,6 @@ import pytest
 from fast_cases import ENCODINGS
 from jobs_fast import SMALL, run_cases
 
-
 CASES_OF_A_JOB = 24  # a job on ranks has a limit of time, and the machine may be busy
 
 
@@ -48,8 +47,3 @@ def test_ways(pool, encoding, num_ranks, device):
 def test_pieces(pool, encoding, num_ranks, device):
     cases = list(fast_cases.piece_cases(encoding))
     check(pool, num_ranks, device, cases[::5] if num_ranks == 8 else cases, turns=2, workspace=SMALL)
-
-
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_push(pool, num_ranks, device):
-    check(pool, num_ranks, device, fast_cases.push_cases(), turns=2)

@@ -72,13 +72,6 @@ def test_what_is_refused(name, changes, reason):
     assert reason in one("all_reduce", name).supports(request("all_reduce", **changes)).reason
 
 
-@pytest.mark.parametrize("op", ["all_gather", "all_to_all"])
-@pytest.mark.parametrize("place", ["ordinary", "strided"])
-def test_pushing_needs_outputs_that_peers_can_address(op, place):
-    assert one(op, "push").supports(request(op))
-    assert "not on the heap, or strided" in one(op, "push").supports(request(op, place=place)).reason
-
-
 def test_group_size_and_config():
     algorithm = one("all_reduce", "ll_one_shot")
     assert "up to 8 ranks" in algorithm.supports(request("all_reduce", size=9)).reason

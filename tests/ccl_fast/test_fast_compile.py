@@ -8,9 +8,8 @@ import triton.language as tl
 
 from iris_triton.collectives.fast import probe
 from iris_triton.collectives.fast.mailbox import exchange, two_shot
-from iris_triton.collectives.fast.pushing import push_direct
 from iris_triton.collectives.fast.split import split
-from iris_triton.compile_only import TARGETS, assembly, compile_for
+from iris_triton.compile_only import assembly, compile_for
 
 PUSH, POLL = "st.relaxed.sys.global.v4.b32", "ld.relaxed.sys.global.v4.b32"
 VECTOR = {"ll": "ld.global.v2.b32", "ll128": "ld.global.v2.b32", "sentinel": "ld.global.v4.b32"}
@@ -75,16 +74,6 @@ def test_split(encoding, gathers):
     compiled = compile_for(split, [torch.int16] * 2, common(8) | given)
     check(compiled, encoding, 8)
     assert assembly(compiled).count("nanosleep") == 2
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_push(target):
-    given = {
-        "control": WORDS, "bases": WORDS, "me": 0, "rank": 0, "count": 1 << 20, "timeout_ns": 0, "status": 0,
-        "in_sizes": (1,), "in_strides": (1,), "SIZE": 8, "SHARDED": False, "IN_DIMS": 0, "BLOCK": 4096, "num_warps": 8,
-    }  # fmt: skip
-    text = assembly(compile_for(push_direct, [torch.bfloat16] * 2, given, target))
-    assert re.search(r"st\.global\.v4\.b32|global_store_dwordx4|flat_store_dwordx4", text)
 
 
 def test_probe():

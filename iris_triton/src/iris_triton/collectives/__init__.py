@@ -19,17 +19,23 @@ def collectives(*, emulate_fast: bool = False) -> list[Collective]:
         emulate_fast: let those for NVIDIA serve ranks on the CPU, too, if they are named.
     """
     from iris_triton.collectives.fast import fast_collectives
-    from iris_triton.collectives.moves import MOVES, Pull
+    from iris_triton.collectives.moves import FORMS, MOVES, PUSHED, Pull, Push
     from iris_triton.collectives.point_to_point import Mail
-    from iris_triton.collectives.reductions import PullReduce, PullTiles, TwoShot
+    from iris_triton.collectives.reductions import PullReduce, PullTiles, PushReduce, TwoShot
+    from iris_triton.collectives.variants import Atomic, Ring, Spinlock
 
     return [
         TwoShot(),
         PullReduce("all_reduce", "one_shot"),
+        Ring(),
+        Atomic(),
+        Spinlock(),
         PullReduce("reduce_scatter", "pull"),
+        PushReduce(),
         PullTiles(),
         PullReduce("reduce", "pull"),
         *(Pull(op) for op in MOVES),
+        *(Push(op, name) for op in PUSHED for name in FORMS),
         Mail("send"),
         Mail("recv"),
         *fast_collectives(emulate=emulate_fast),

@@ -23,6 +23,12 @@ def item_nbytes(pointer_type):
 
 
 @triton.jit
+def are_aligned(addresses):
+    """Whether all addresses of a block are multiples of 16."""
+    return tl.max(addresses % 16, axis=0) == 0
+
+
+@triton.jit
 def strided(index, sizes, strides, DIMS: tl.constexpr):
     """Where the elements of a tensor with these sizes and strides lie that have a linear index (a block)."""
     offset = index * 0
@@ -106,16 +112,53 @@ def copy(
     )  # fmt: skip
 
 
+@triton.jit
+def load_block(pointer, begin, left, sizes, strides, DIMS: tl.constexpr, BLOCK: tl.constexpr):
+    """Load a block of elements.
+
+    Args:
+        pointer: to a tensor.
+        begin: linear index of the first one.
+        left: how many there are from there on; lanes behind them are undefined.
+        sizes, strides: of the tensor, DIMS of them; none if it is dense.
+    """
+    lanes = tl.arange(0, BLOCK)
+    if DIMS == 0:
+        here = pointer + begin
+        if (left >= BLOCK) & (here.to(tl.int64) % 16 == 0):
+            value = tl.load(tl.multiple_of(here.to(tl.int64).to(pointer.dtype), 16) + lanes)
+        else:
+            value = tl.load(here + lanes, mask=lanes < left)
+        return value
+    else:
+        return tl.load(pointer + strided(begin + lanes, sizes, strides, DIMS), mask=lanes < left)
+
+
+@triton.jit
+def store_block(pointer, begin, left, sizes, strides, value, DIMS: tl.constexpr, BLOCK: tl.constexpr):
+    """Store a block of elements; as `load_block`."""
+    lanes = tl.arange(0, BLOCK)
+    if DIMS == 0:
+        here = pointer + begin
+        if (left >= BLOCK) & (here.to(tl.int64) % 16 == 0):
+            tl.store(tl.multiple_of(here.to(tl.int64).to(pointer.dtype), 16) + lanes, value)
+        else:
+            tl.store(here + lanes, value, mask=lanes < left)
+    else:
+        tl.store(pointer + strided(begin + lanes, sizes, strides, DIMS), value, mask=lanes < left)
+
+
 # -- reducing ---------------------------------------------------------------------------------------------------------
 @triton.constexpr_function
-def _wide_type(element):
+def wide_type(element):
+    """In which type elements are added up."""
     return tl.float32 if element.is_floating() and element.primitive_bitwidth < 32 else element
 
 
 @triton.jit
 def widened(value):
     """16-bit floats as float32, everything else as it is."""
-    return value.to(_wide_type(value.dtype))
+    return value.to(wide_type(value.dtype))
 
 
 @triton.jit

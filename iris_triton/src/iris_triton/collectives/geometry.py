@@ -24,7 +24,10 @@ VECTOR_NBYTES = 16
 """Widest access of a thread; pieces begin at multiples of it."""
 
 _CPU_BLOCK = 1 << 15  # elements: on the CPU an operation on a block costs the same for 1 and for 1000
-_GPU_PROGRAMS, _GPU_WARPS = 64, 8
+MOST_PROGRAMS = 64
+"""Programs of a launch on a GPU, if the config does not say how many."""
+
+_GPU_WARPS = 8
 _THREAD_NBYTES_MOVE, _THREAD_NBYTES_REDUCE = 64, 32  # a thread that reduces holds as much of every member
 
 USED_CONFIG = ("comm_sms", "num_warps", "num_stages", "block_size_m", "block_size_n")
@@ -63,11 +66,14 @@ def layout_of(shape: Sequence[int], stride: Sequence[int]) -> Layout:
 
 
 def columns_first(shape: Sequence[int], stride: Sequence[int], number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return shape and strides of a matrix as `number` chunks of columns, one after the other."""
-    rows, columns = shape
-    down, right = stride
+    """Return shape and strides of a matrix as `number` chunks of columns, one after the other.
+
+    Dimensions behind the columns stay as they are.
+    """
+    rows, columns, *parts = shape
+    down, right, *steps = stride
     width = columns // number
-    return (number, rows, width), (width * right, down, right)
+    return (number, rows, width, *parts), (width * right, down, right, *steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +151,7 @@ def blocks_for(request: CollectiveRequest, team: Team, elements: int | None, ite
         block = _CPU_BLOCK
     else:
         block = (_THREAD_NBYTES_REDUCE if reduces else _THREAD_NBYTES_MOVE) * warps * request.target.warp_size // item
-    most = config.get("comm_sms", 1 if on_cpu else _GPU_PROGRAMS)
+    most = config.get("comm_sms", 1 if on_cpu else MOST_PROGRAMS)
     most = min(most, team.max_programs)
     programs = most if elements is None else max(1, min(most, -(-elements // block)))
     options = {} if on_cpu else {"num_warps": warps, "num_stages": config.get("num_stages", 1)}
@@ -164,7 +170,9 @@ def rounded_up(elements: int, item: int) -> int:
     return -(-elements // unit) * unit
 
 
-def pieces(team: Team, elements: int | None, item: int, number: int, *, halves: int = 2) -> tuple[Region, int]:
+def pieces(
+    team: Team, elements: int | None, item: int, number: int, *, halves: int = 2, name: str = "staging"
+) -> tuple[Region, int]:
     """Return the staging region, and how many elements a piece has.
 
     Collective: every member comes here with the same arguments.
@@ -175,11 +183,12 @@ def pieces(team: Team, elements: int | None, item: int, number: int, *, halves: 
         item: bytes of an element.
         number: pieces that are staged together.
         halves: how often the region holds them, where more than one round is needed.
+        name: of the region; each protocol has its own.
     """
     unit = max(1, VECTOR_NBYTES // item)
     least = halves * number * unit * item
     whole = (1 << 62) if elements is None else number * rounded_up(max(elements, 1), item) * item
-    region = team.workspace("staging", whole, least)
+    region = team.workspace(name, whole, least)
     if region.nbytes >= whole and elements is not None:
         return region, rounded_up(max(elements, 1), item)
     return region, region.nbytes // (halves * number * item) // unit * unit

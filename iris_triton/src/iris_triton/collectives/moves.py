@@ -1,4 +1,7 @@
-"""all_gather, all_to_all, broadcast, gather and scatter by pulling; see `iris_triton.collectives.pull`."""
+"""all_gather, all_to_all, broadcast, gather and scatter by pulling, the first two by pushing, too.
+
+The kernels are in `iris_triton.collectives.pull` and `iris_triton.collectives.pushing`.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_triton.collectives.geometry import blocks_for, carrier_of, columns_first, layout_of, pieces
+from iris_core.errors import UnsupportedError
+from iris_core.types import Availability, DeviceType
+from iris_triton.collectives.geometry import (
+    MOST_PROGRAMS,
+    Blocks,
+    blocks_for,
+    carrier_of,
+    columns_first,
+    layout_of,
+    pieces,
+)
 from iris_triton.collectives.portable import Plan, Portable
 from iris_triton.collectives.pull import PER_CALL, pull
+from iris_triton.collectives.pushing import push_direct, push_staged
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
@@ -21,6 +35,12 @@ if TYPE_CHECKING:
 
 MOVES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
 """Operations that pulling serves."""
+
+PUSHED = ("all_gather", "all_to_all")
+"""Operations that pushing serves."""
+
+FORMS = {"push": "members", "persistent": "tiles", "partitioned": "divided"}
+"""Algorithms that push, and their forms as the kernels call them."""
 
 _SHARED = ("all_gather", "broadcast", "gather")  # a rank has the same for every member that gets something
 _ANYWHERE = 1 << 62  # elements: nothing has to go in pieces
@@ -63,7 +83,7 @@ class Pull(Portable):
         if not self._all_direct(request):
             region, capacity = pieces(team, chunk, item, 1 if shared else team.size)
         source = "none"
-        if _has_input(request) and math.prod(request.shape):  # an empty tensor has no address
+        if _has_input(request) and math.prod(request.shape) > 0:  # an empty tensor has no address
             source = "direct" if request.direct_in and request.options["layout"] == "torch" else "staged"
         blocks = blocks_for(request, team, None if chunk is None else chunk * team.size, item, reduces=False)
         arguments = {
@@ -150,3 +170,95 @@ def _received_nbytes(request: CollectiveRequest) -> int:
         return request.nbytes * (size - 1) // size
     part = request.nbytes // size if request.op == "scatter" and _has_input(request) else request.nbytes
     return part * (size - 1)  # all of it leaves the root
+
+
+class Push(Portable):
+    """all_gather or all_to_all by pushing.
+
+    Attributes:
+        measured_only: the model does not tell the forms from each other; all but "push" are for those who name them,
+            and for tables.
+
+    Args:
+        op: the operation.
+        name: the algorithm, one of `FORMS`.
+    """
+
+    def __init__(self, op: str, name: str) -> None:
+        super().__init__(op, name)
+        self.measured_only = name != "push"
+        self._form = FORMS[name]
+
+    def supports(self, request: CollectiveRequest) -> Availability:
+        """Say whether this algorithm serves a call."""
+        answer = super().supports(request)
+        if not answer:
+            return answer
+        if request.options.get("uneven"):
+            return Availability.no("it sends parts of equal size")
+        programs, size = request.options.get("config", {}).get("comm_sms"), request.group_size
+        if self._form == "divided" and programs is not None and programs % size:
+            return Availability.no(
+                f"it divides its programs among {size} members, and comm_sms={programs} is no multiple of {size}"
+            )
+        return answer
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: two meetings, what goes over the links, and an output that is copied out of the staging."""
+        share = 1 if self.op == "all_gather" else 1 / request.group_size
+        copied = 0.0 if request.direct_out else request.nbytes * share * request.group_size
+        moved = request.nbytes * share * (request.group_size - 1)
+        return self.model(request, meetings=2, moved=moved, copied=copied)
+
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
+        """Bind one of the two kernels.  Collective: every member calls it."""
+        carrier = carrier_of(request.dtype)
+        item = carrier.dtype.itemsize
+        sharded = self.op == "all_to_all"
+        count = math.prod(request.shape) * carrier.parts // (team.size if sharded else 1)
+        inner = layout_of(*carrier.extend(request.shape, request.options["in_stride"]))
+        blocks = blocks_for(request, team, count, item, reduces=False)
+        if self._form == "divided":
+            blocks = self._divided(request, team, count, blocks)
+        arguments = {
+            "control": team.control.tensor.view(torch.int64),
+            "bases": team.bases,
+            "me": team.rank,
+            "rank": team.world_rank,
+            "count": count,
+            "timeout_ns": team.timeout_ns,
+            "status": team.status_ptr,
+            "in_sizes": inner.sizes,
+            "in_strides": inner.strides,
+            "SIZE": team.size,
+            "SHARDED": sharded,
+            "FORM": self._form,
+            "IN_DIMS": inner.num_dims,
+            "BLOCK": blocks.block,
+        }
+        kernel = push_direct
+        if not request.direct_out:
+            kernel = push_staged
+            region, capacity = pieces(team, count, item, team.size, name="pushed")
+            outer = layout_of(*carrier.extend(request.options["out_shape"], request.options["out_stride"]))
+            arguments |= {
+                "stage": region.tensor,
+                "capacity": capacity,
+                "out_sizes": outer.sizes,
+                "out_strides": outer.strides,
+                "OUT_DIMS": outer.num_dims,
+            }
+        return Plan(BoundKernel(kernel, blocks.programs, arguments, PER_CALL, team.device, blocks.options), carrier)
+
+    @staticmethod
+    def _divided(request: CollectiveRequest, team: Team, count: int, blocks: Blocks) -> Blocks:
+        """The same blocks for as many programs for each member as are of use."""
+        size = team.size
+        usual = blocks.programs if request.target.type is DeviceType.CPU else MOST_PROGRAMS
+        most = min(request.options["config"].get("comm_sms", max(usual, size)), team.max_programs) // size
+        if most == 0:
+            raise UnsupportedError(
+                f"{request.op}: 'partitioned' needs a program for each of {size} members, and there is room for "
+                f"{team.max_programs} programs: raise IRIS_SYSTEM_SIZE"
+            )
+        return Blocks(size * max(1, min(most, -(-count // blocks.block))), blocks.block, blocks.options)

@@ -11,17 +11,11 @@ Direct and staged as in `iris_triton.collectives.pull`.
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.elements import combine, copy, finished, item_nbytes, strided, widened
+from iris_triton.collectives.elements import are_aligned, combine, copy, finished, item_nbytes, strided, widened
 from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
 from iris_triton.collectives.pull import PER_CALL, RUNTIME
 
 _RUNTIME = (*RUNTIME, "count", "wanted", "apart", "shard", "tiles")
-
-
-@triton.jit
-def _aligned(addresses):
-    """Whether all addresses of a block are multiples of 16."""
-    return tl.max(addresses % 16, axis=0) == 0
 
 
 @triton.jit
@@ -87,7 +81,7 @@ def _reduce_to(
     if DIMS == 0:
         out += begin
     if DIMS == 0 and tiles is None:  # noqa: SIM102 - decided at compile time
-        if _aligned(tl.load(bases + members) + told(row, members, SIZE) + shift | out.to(tl.int64)):
+        if are_aligned(tl.load(bases + members) + told(row, members, SIZE) + shift | out.to(tl.int64)):
             wide = tl.multiple_of(out.to(tl.int64).to(out.dtype), 16)
             while at + BLOCK <= count:
                 total = _reduced(row, bases, shift, out, at + lanes, None, True, OP, SIZE)
@@ -98,6 +92,56 @@ def _reduce_to(
         if tiles is not None:
             mask = mask & (_owner(begin + at + lanes, tiles, STRIDING, SIZE) == me)
         total = _reduced(row, bases, shift, out, at + lanes, mask, False, OP, SIZE)
+        if DIMS == 0:
+            to = at + lanes
+        else:
+            to = strided(begin + at + lanes, sizes, strides, DIMS)
+        tl.store(out + to, total, mask=mask)
+        at += step
+
+
+@triton.jit
+def _reduced_slots(slots, apart, index, mask, ALIGNED: tl.constexpr, OP: tl.constexpr, SIZE: tl.constexpr):
+    """Read a block of elements of every slot and reduce them; see `reduce_slots`."""
+    for i in tl.static_range(SIZE):
+        src = slots + i * apart
+        if ALIGNED:
+            src = tl.multiple_of(src.to(tl.int64).to(slots.dtype), 16)
+        value = widened(tl.load(src + index, mask=mask))
+        if i == 0:
+            total = value
+        else:
+            total = combine(total, value, OP)
+    return finished(total, OP, SIZE).to(slots.dtype.element_ty)
+
+
+@triton.jit
+def reduce_slots(
+    out, begin, slots, apart, count, sizes, strides,
+    DIMS: tl.constexpr, OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Reduce what came from SIZE members to the linear index `begin` of the own tensor `out`.
+
+    Args:
+        out, begin: the tensor, and where in it.
+        slots: pointer to what came from member 0.
+        apart: elements from one member's to the next one's.
+        count: number of elements.
+        sizes, strides: of `out`, DIMS of them; none if it is dense.
+    """
+    step = tl.num_programs(0).to(tl.int64) * BLOCK
+    lanes = tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * BLOCK
+    if DIMS == 0:
+        out += begin
+        if (out.to(tl.int64) | slots.to(tl.int64) | apart * item_nbytes(slots.dtype)) % 16 == 0:
+            wide = tl.multiple_of(out.to(tl.int64).to(out.dtype), 16)
+            while at + BLOCK <= count:
+                tl.store(wide + at + lanes, _reduced_slots(slots, apart, at + lanes, None, True, OP, SIZE))
+                at += step
+    while at < count:
+        mask = at + lanes < count
+        total = _reduced_slots(slots, apart, at + lanes, mask, False, OP, SIZE)
         if DIMS == 0:
             to = at + lanes
         else:
@@ -173,7 +217,7 @@ def _reduce_and_push(row, bases, begin, count, like, OP: tl.constexpr, SIZE: tl.
     shift = begin * item_nbytes(like.dtype)
     at = tl.program_id(0).to(tl.int64) * BLOCK
     heaps = tl.load(bases + members) + shift
-    if _aligned(heaps + told(row, members, SIZE) | heaps + told_second(row, members, SIZE)):
+    if are_aligned(heaps + told(row, members, SIZE) | heaps + told_second(row, members, SIZE)):
         while at + BLOCK <= count:
             total = _reduced(row, bases, shift, like, at + lanes, None, True, OP, SIZE)
             for i in tl.static_range(SIZE):

@@ -1,4 +1,7 @@
-"""all_reduce, reduce_scatter and reduce by reading the others' inputs; see `iris_triton.collectives.reduce`."""
+"""all_reduce, reduce_scatter and reduce by reading the others' inputs; reduce_scatter by pushing parts, too.
+
+The kernels are in `iris_triton.collectives.reduce` and `iris_triton.collectives.pushing`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 from iris_triton.collectives.geometry import Carrier, blocks_for, layout_of, pieces, rounded_up
 from iris_triton.collectives.portable import Plan, Portable
 from iris_triton.collectives.pull import PER_CALL
+from iris_triton.collectives.pushing import push_reduce
 from iris_triton.collectives.reduce import pull_reduce, two_shot_direct, two_shot_staged
 from iris_triton.launcher import BoundKernel
 
@@ -23,19 +27,20 @@ _BOOL = {"sum": "max", "product": "min", "min": "min", "max": "max", "band": "mi
 _NO_DIMS = layout_of((), ())
 
 
-class _Reduction(Portable):
+class Reduction(Portable):
     """What all reductions have in common."""
 
     @staticmethod
-    def _reduction(request: CollectiveRequest) -> tuple[str, Carrier | None]:
-        """The reduction's name for the kernel, and as what it takes the elements."""
+    def reduction(request: CollectiveRequest) -> tuple[str, Carrier | None]:
+        """Return the reduction's name for the kernel, and as what it takes the elements."""
         op = request.options["reduction"]
         if request.dtype == "bool":
             return _BOOL[op], Carrier(torch.uint8)
         return op, None
 
     @staticmethod
-    def _common(request: CollectiveRequest, team: Team, op: str) -> dict[str, Any]:
+    def common(request: CollectiveRequest, team: Team, op: str) -> dict[str, Any]:
+        """Arguments that all kernels take."""
         return {
             "control": team.control.tensor.view(torch.int64),
             "bases": team.bases,
@@ -48,7 +53,7 @@ class _Reduction(Portable):
         }
 
 
-class PullReduce(_Reduction):
+class PullReduce(Reduction):
     """all_reduce in one step, reduce, or reduce_scatter."""
 
     def cost(self, request: CollectiveRequest) -> float:
@@ -64,7 +69,7 @@ class PullReduce(_Reduction):
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Bind the kernel."""
-        op, carrier = self._reduction(request)
+        op, carrier = self.reduction(request)
         item = getattr(torch, request.dtype).itemsize
         scatters = self.op == "reduce_scatter" and request.options["layout"] == "torch"
         count = math.prod(request.shape) // (team.size if scatters else 1)
@@ -76,7 +81,7 @@ class PullReduce(_Reduction):
         if not direct:
             region, capacity = pieces(team, count, item, team.size if scatters else 1)
         blocks = blocks_for(request, team, count, item, reduces=True)
-        arguments = self._common(request, team, op) | {
+        arguments = self.common(request, team, op) | {
             "stage": region.tensor,
             "count": count,
             "wanted": wanted,
@@ -118,7 +123,7 @@ def _tiles(request: CollectiveRequest) -> tuple[int, ...] | None:
     return columns, height, width, -(-rows // height), -(-columns // width), config.get("swizzle_size", 4)
 
 
-class TwoShot(_Reduction):
+class TwoShot(Reduction):
     """all_reduce in two steps."""
 
     def __init__(self) -> None:
@@ -132,12 +137,12 @@ class TwoShot(_Reduction):
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Bind one of the two kernels."""
-        op, carrier = self._reduction(request)
+        op, carrier = self.reduction(request)
         item = getattr(torch, request.dtype).itemsize
         count = math.prod(request.shape)
         shard = rounded_up(-(-count // team.size), item)
         blocks = blocks_for(request, team, shard, item, reduces=True)
-        arguments = self._common(request, team, op) | {"count": count, "shard": shard, "BLOCK": blocks.block}
+        arguments = self.common(request, team, op) | {"count": count, "shard": shard, "BLOCK": blocks.block}
         kernel = two_shot_direct
         if not (request.direct_in and request.direct_out):
             kernel = two_shot_staged
@@ -156,3 +161,39 @@ class TwoShot(_Reduction):
                 "OUT_DIMS": outer.num_dims,
             }
         return Plan(BoundKernel(kernel, blocks.programs, arguments, PER_CALL, team.device, blocks.options), carrier)
+
+
+class PushReduce(Reduction):
+    """reduce_scatter: every rank pushes its parts to their owners, who reduce them in the group's order."""
+
+    def __init__(self) -> None:
+        super().__init__("reduce_scatter", "push")
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: two meetings, what goes over the links, and reading what came."""
+        moved = request.nbytes * (request.group_size - 1) / request.group_size
+        return self.model(request, meetings=2, moved=moved, copied=request.nbytes)
+
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
+        """Bind the kernel.  Collective: every member calls it."""
+        op, carrier = self.reduction(request)
+        item = getattr(torch, request.dtype).itemsize
+        count = math.prod(request.shape) // team.size
+        inner = layout_of(request.shape, request.options["in_stride"])
+        outer = layout_of(request.options["out_shape"], request.options["out_stride"])
+        region, capacity = pieces(team, count, item, team.size, name="pushed")
+        blocks = blocks_for(request, team, count, item, reduces=True)
+        arguments = self.common(request, team, op) | {
+            "stage": region.tensor,
+            "count": count,
+            "capacity": capacity,
+            "in_sizes": inner.sizes,
+            "in_strides": inner.strides,
+            "out_sizes": outer.sizes,
+            "out_strides": outer.strides,
+            "IN_DIMS": inner.num_dims,
+            "OUT_DIMS": outer.num_dims,
+            "BLOCK": blocks.block,
+        }
+        kernel = BoundKernel(push_reduce, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
+        return Plan(kernel, carrier)

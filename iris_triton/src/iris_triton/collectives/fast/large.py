@@ -1,4 +1,4 @@
-"""Algorithms for large messages: `split` for reductions, `push` for moves."""
+"""Algorithms for large messages: `split` for reductions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from iris_core.types import Availability, DeviceType
 from iris_triton.collectives.fast.algorithms import PacketCollective, Plan
 from iris_triton.collectives.fast.geometry import PACKET, mailbox_for, packets_for
 from iris_triton.collectives.fast.mailbox import MAX_PROGRAMS, PER_CALL
-from iris_triton.collectives.fast.pushing import push_direct
 from iris_triton.collectives.fast.split import split
-from iris_triton.collectives.geometry import blocks_for, carrier_of, layout_of
-from iris_triton.collectives.portable import Plan as PortablePlan
-from iris_triton.collectives.portable import Portable
+from iris_triton.collectives.geometry import carrier_of, layout_of
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
@@ -103,59 +100,3 @@ class Split(PacketCollective):
         if self._gathers:
             return max(1, -(-request.nbytes // (request.group_size * PACKET))) * PACKET
         return math.prod(request.shape) // request.group_size * item
-
-
-class Push(Portable):
-    """all_gather or all_to_all straight into the outputs; see `iris_triton.collectives.fast.pushing`.
-
-    Attributes:
-        measured_only: as of `PacketCollective`.
-
-    Args:
-        op: the operation.
-    """
-
-    measured_only = True
-
-    def __init__(self, op: str) -> None:
-        super().__init__(op, "push")
-
-    def supports(self, request: CollectiveRequest) -> Availability:
-        """Say whether this algorithm serves a call."""
-        answer = super().supports(request)
-        if answer and request.options.get("uneven"):
-            return Availability.no("it sends parts of equal size")
-        if answer and not request.direct_out:
-            return Availability.no("it stores into the outputs of all, and this one is not on the heap, or strided")
-        return answer
-
-    def cost(self, request: CollectiveRequest) -> float:
-        """Estimate seconds: two meetings, and what goes over the links."""
-        share = 1 / request.group_size if self.op == "all_to_all" else 1
-        return self.model(request, meetings=2, moved=request.nbytes * (request.group_size - 1) * share)
-
-    def plan(self, request: CollectiveRequest, team: Team) -> PortablePlan:
-        """Bind the kernel."""
-        carrier = carrier_of(request.dtype)
-        item = carrier.dtype.itemsize
-        sharded = self.op == "all_to_all"
-        count = math.prod(request.shape) * carrier.parts // (team.size if sharded else 1)
-        inner = layout_of(*carrier.extend(request.shape, request.options["in_stride"]))
-        blocks = blocks_for(request, team, count, item, reduces=False)
-        arguments = {
-            "control": team.control.tensor.view(torch.int64),
-            "bases": team.bases,
-            "me": team.rank,
-            "rank": team.world_rank,
-            "count": count,
-            "timeout_ns": team.timeout_ns,
-            "status": team.status_ptr,
-            "in_sizes": inner.sizes,
-            "in_strides": inner.strides,
-            "SIZE": team.size,
-            "SHARDED": sharded,
-            "IN_DIMS": inner.num_dims,
-            "BLOCK": blocks.block,
-        }
-        kernel = BoundKernel(push_direct, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
-        return PortablePlan(kernel, carrier)

@@ -1,0 +1,181 @@
+"""all_reduce into one place: every element has an owner, and all members add theirs to its sum there.
+
+The owner of a shard stores its own elements into its accumulators; the others add theirs, by atomics, or while they
+hold a lock; the owner finishes the sums, and everybody gets them.  Between these steps all meet.  The message goes in
+pieces, so the accumulators do not grow with it.  They are wider than the elements where that is necessary: float32 for
+16-bit floats, int32 for integers for which there are no atomics.
+
+Each sum is formed once, and goes to all: so all members get the same bits.  But the members' contributions arrive in
+any order, so the last bits of sums and products of floats may differ from one run to the next.
+
+The lock is a ticket lock (Mellor-Crummey and Scott, "Algorithms for scalable synchronization on shared-memory
+multiprocessors", ACM Trans. Comput. Syst. 9 (1991)): who draws a number waits until that is served.  One lock for each
+program lies at each owner, for programs of the same number add to the same elements; whoever holds it adds all that its
+program has for this owner.  Words of a lock: the number that is drawn next, the number that is served.
+"""
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from iris_triton.collectives.elements import (
+    combine,
+    copy,
+    finished,
+    load_block,
+    store_block,
+    widened,
+)
+from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told
+from iris_triton.collectives.pull import PER_CALL, RUNTIME
+from iris_triton.flags import await_flag, set_flag
+from iris_triton.intrinsics import wait_stores
+
+LOCK_WORDS = 2
+"""Words of a lock."""
+
+_RUNTIME = (*RUNTIME, "count", "shard")
+
+
+@triton.jit
+def _add_atomically(pointers, value, mask, OP: tl.constexpr):
+    """Add a block to accumulators, each element by itself."""
+    if OP == "sum" or OP == "avg":
+        tl.atomic_add(pointers, value, mask=mask, sem="relaxed", scope="sys")
+    elif OP == "min":
+        tl.atomic_min(pointers, value, mask=mask, sem="relaxed", scope="sys")
+    elif OP == "max":
+        tl.atomic_max(pointers, value, mask=mask, sem="relaxed", scope="sys")
+    elif OP == "band":
+        tl.atomic_and(pointers, value, mask=mask, sem="relaxed", scope="sys")
+    elif OP == "bor":
+        tl.atomic_or(pointers, value, mask=mask, sem="relaxed", scope="sys")
+    else:
+        tl.static_assert(OP == "bxor", "there is no atomic for this reduction")
+        tl.atomic_xor(pointers, value, mask=mask, sem="relaxed", scope="sys")
+
+
+@triton.jit
+def _add(
+    there, inp, first, piece, sizes, strides,
+    LOCKED: tl.constexpr, OP: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Add this program's blocks of `piece` elements of the input, from `first` on, to the accumulators `there`."""
+    lanes = tl.arange(0, BLOCK)
+    step = tl.num_programs(0).to(tl.int64) * BLOCK
+    for at in range(tl.program_id(0).to(tl.int64) * BLOCK, piece, step):
+        left = piece - at
+        value = load_block(inp, first + at, left, sizes, strides, DIMS, BLOCK).to(there.dtype.element_ty)
+        if LOCKED:
+            value = combine(load_block(there, at, left, sizes, strides, 0, BLOCK), value, OP)
+            store_block(there, at, left, sizes, strides, value, 0, BLOCK)
+        else:
+            _add_atomically(there + at + lanes, value, lanes < left, OP)
+
+
+@triton.jit
+def _finish(sums, begin, left, like, OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """A block of results: integers wrap around in their own type, floats are rounded once, at the end."""
+    element: tl.constexpr = like.dtype.element_ty
+    value = load_block(sums, begin, left, (1,), (1,), 0, BLOCK)
+    if element.is_floating():
+        return finished(widened(value), OP, SIZE).to(element)
+    else:
+        return finished(value.to(element), OP, SIZE)
+
+
+@triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+def accumulate(
+    out, inp, control, sums, results, locks, bases, me, rank, count, shard, capacity, timeout_ns, status,
+    in_sizes, in_strides, out_sizes, out_strides,
+    SIZE: tl.constexpr, OP: tl.constexpr, LOCKED: tl.constexpr, STAGED: tl.constexpr, IN_DIMS: tl.constexpr,
+    OUT_DIMS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Reduce the inputs of all members.
+
+    Args:
+        out, inp: the tensors; the output is dense and on the heap unless STAGED.
+        control: the team's control region (int64).
+        sums: this rank's accumulators, `capacity` of them.
+        results: if STAGED, memory of the team for as many elements, from which the others take them.
+        locks: if LOCKED, LOCK_WORDS words for each program (int64).
+        bases: int64[SIZE], the members' heaps.
+        me, rank: the caller's index in the team, and in the world.
+        count: elements of the whole.
+        shard: elements of a shard; the last ones may be shorter, or empty.
+        capacity: elements of a piece.
+        timeout_ns, status: bound of waits, and where they report.
+        in_sizes, in_strides, out_sizes, out_strides: of the tensors, IN_DIMS and OUT_DIMS; none if one is dense.
+        SIZE: number of members.
+        OP: the reduction's name.
+        LOCKED: whether to add under a lock; else by atomics.
+        STAGED: whether each member takes the results; else they are stored into its output.
+        BLOCK: elements that a program handles at a time.
+    """
+    row = row_of(control, SIZE)
+    epoch = last_epoch(row, SIZE)
+    own = tl.load(bases + me)
+    step = tl.num_programs(0).to(tl.int64) * BLOCK
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    count = tl.cast(count, tl.int64)
+    shard = tl.cast(shard, tl.int64)
+    capacity = tl.cast(capacity, tl.int64)
+    mine = results.to(inp.dtype, bitcast=True)
+    lock = locks + tl.program_id(0) * 2
+    done = capacity * 0
+    if not STAGED:
+        nothing = members_of(SIZE).to(tl.int64) * 0
+        tell(row, bases, me, nothing + (out.to(tl.int64) - own), nothing, SIZE)
+    while done < shard:
+        first = me * shard + done
+        piece = tl.minimum(tl.minimum(count - first, shard - done), capacity)
+        for at in range(start, piece, step):
+            value = load_block(inp, first + at, piece - at, in_sizes, in_strides, IN_DIMS, BLOCK)
+            store_block(sums, at, piece - at, (1,), (1,), value.to(sums.dtype.element_ty), 0, BLOCK)
+        epoch += 1
+        meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        for i in range(1, SIZE):
+            member = (me + i) % SIZE
+            distance = tl.load(bases + member) - own
+            theirs = member * shard + done
+            number = tl.minimum(tl.minimum(count - theirs, shard - done), capacity)
+            there = (sums.to(tl.int64) + distance).to(sums.dtype)
+            if LOCKED:
+                if start < number:
+                    drawn = (lock.to(tl.int64) + distance).to(lock.dtype)
+                    ticket = tl.atomic_add(drawn, 1, sem="relaxed", scope="sys")
+                    await_flag(
+                        drawn + 1, ticket, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank
+                    )  # fmt: skip
+                    _add(there, inp, theirs, number, in_sizes, in_strides, True, OP, IN_DIMS, BLOCK)
+                    wait_stores()
+                    tl.debug_barrier()
+                    set_flag(drawn + 1, ticket + 1, "release", "sys")
+            else:
+                _add(there, inp, theirs, number, in_sizes, in_strides, False, OP, IN_DIMS, BLOCK)
+        epoch += 1
+        meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        for at in range(start, piece, step):
+            result = _finish(sums, at, piece - at, inp, OP, SIZE, BLOCK)
+            if STAGED:
+                store_block(mine, at, piece - at, (1,), (1,), result, 0, BLOCK)
+            else:
+                for i in range(SIZE):
+                    member = (me + 1 + i) % SIZE
+                    there = (tl.load(bases + member) + told(row, member, SIZE)).to(inp.dtype)
+                    store_block(there, first + at, piece - at, (1,), (1,), result, 0, BLOCK)
+        if not STAGED:
+            tl.debug_barrier()  # another thread may still read the sum that this one overwrites in the next round
+        else:
+            epoch += 1
+            meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+            for i in range(SIZE):
+                member = (me + 1 + i) % SIZE
+                theirs = member * shard + done
+                number = tl.minimum(tl.minimum(count - theirs, shard - done), capacity)
+                src = (mine.to(tl.int64) + tl.load(bases + member) - own).to(inp.dtype)
+                copy(out, theirs, out_sizes, out_strides, src, 0, out_sizes, out_strides, number, OUT_DIMS, 0, BLOCK)
+        done += capacity
+    epoch += 1
+    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    leave(row, epoch, SIZE)

@@ -1,0 +1,189 @@
+"""all_reduce round a ring: every rank talks to its two neighbours only.
+
+Each program of a rank has a mailbox of a few slots, which the program of the same number on the rank before fills.  The
+message is cut into one shard per member, a shard into tiles for the programs, a tile into slices: what goes over the
+wire at a time.  The partial result of a slice starts at the member whose number the shard has, and each next member
+adds its own input; the last one finishes it, and the result goes round once more.  So every element is reduced by one
+chain, and all members get the same bits; the order of the chain depends on the shard.  Partial results travel in the
+type in which they are added up, float32 for 16-bit floats, so they are rounded once, like everywhere else; results
+travel in the elements' type.  The ring is that of Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
+clusters of workstations", J. Parallel Distrib. Comput. 69 (2009).
+
+Several rings go side by side with different steps from neighbour to neighbour, all of them prime to the number of
+members, so that on a fully connected machine they use different links.  With G of them, program p belongs to ring
+p % G.
+
+No input or output is touched by anybody else, so they may be any tensors, and the mailboxes do not grow with the
+message.  Words of a program, in each member's region:
+
+    0   messages that have come into the mailbox here (the one before counts)
+    1   messages that the next one has taken out of its mailbox (it counts)
+    2   messages so far, at the end of the last launch: the same on all members, as each sends as many as it gets
+
+They only grow.  All meet at the end of a launch: so all mailboxes are empty, whoever fills them next, and in whatever
+slots.
+"""
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from iris_triton.collectives.elements import (
+    combine,
+    finished,
+    load_block,
+    store_block,
+    wide_type,
+    widened,
+)
+from iris_triton.collectives.meeting import last_epoch, leave, meet, row_of
+from iris_triton.collectives.pull import PER_CALL, RUNTIME
+from iris_triton.flags import await_flag, set_flag
+from iris_triton.intrinsics import wait_stores
+
+WORDS = 4
+"""Words of a program; the last one is not used."""
+
+_ARRIVED, _TAKEN, _NUMBER = (tl.constexpr(n) for n in range(3))
+_RUNTIME = (*RUNTIME, "count", "shard", "slots", "rings")
+
+
+@triton.jit
+def _elsewhere(pointer, distance):
+    """The same place in a heap that lies so many bytes further on."""
+    return (pointer.to(tl.int64) + distance).to(pointer.dtype)
+
+
+@triton.jit
+def _send(value, number, left, box, mine, theirs, slots, timeout_ns, status, rank, BLOCK: tl.constexpr):
+    """Put a block of `left` elements into the mailbox of the next one.
+
+    Args:
+        value: the block; its type is that of the message.
+        number: messages that were sent before.
+        left: elements of it that are meant, from the first one on; may be none.
+        box: that program's mailbox there, of elements as wide as those that are added up.
+        mine, theirs: the words of this program here, and of the next one's.
+        slots: of a mailbox.
+    """
+    await_flag(mine + _TAKEN, number + 1 - slots, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank)
+    slot = (box + number % slots * BLOCK).to(tl.pointer_type(value.dtype), bitcast=True)
+    store_block(slot, 0, left, (1,), (1,), value, 0, BLOCK)
+    wait_stores()
+    tl.debug_barrier()
+    set_flag(theirs + _ARRIVED, number + 1, "release", "sys")
+
+
+@triton.jit
+def _receive(like, number, left, box, mine, theirs, slots, timeout_ns, status, rank, BLOCK: tl.constexpr):
+    """Take a block of elements of the type to which `like` points out of the own mailbox; as `_send`, backwards."""
+    await_flag(mine + _ARRIVED, number + 1, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank)
+    slot = (box + number % slots * BLOCK).to(like.dtype, bitcast=True)
+    value = load_block(slot, 0, left, (1,), (1,), 0, BLOCK)
+    wait_stores()
+    tl.debug_barrier()
+    set_flag(theirs + _TAKEN, number + 1, "release", "sys")
+    return value
+
+
+@triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+def ring(
+    out, inp, control, mail, words, steps, bases, me, rank, count, shard, slots, rings, timeout_ns, status,
+    in_sizes, in_strides, out_sizes, out_strides,
+    SIZE: tl.constexpr, OP: tl.constexpr, SLICES: tl.constexpr, IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr,
+    BLOCK: tl.constexpr
+):  # fmt: skip
+    """Reduce the inputs of all members.
+
+    Args:
+        out, inp: the tensors.
+        control: the team's control region (int64).
+        mail: the mailboxes: for each program `slots` slots of BLOCK elements as wide as those that are added up.
+        words: WORDS words for each program (int64).
+        steps: int64[rings], how many members further each ring's next neighbour is.
+        bases: int64[SIZE], the members' heaps.
+        me, rank: the caller's index in the team, and in the world.
+        count: elements of the whole.
+        shard: elements of a shard; the last ones may be shorter, or empty.
+        slots: of a mailbox; at least SLICES.
+        rings: how many.
+        timeout_ns, status: bound of waits, and where they report.
+        in_sizes, in_strides, out_sizes, out_strides: of the tensors, IN_DIMS and OUT_DIMS; none if one is dense.
+        SIZE: number of members.
+        OP: the reduction's name.
+        SLICES: of a tile.
+        BLOCK: elements of a slice.
+    """
+    wide = tl.pointer_type(wide_type(inp.dtype.element_ty))
+    program = tl.program_id(0)
+    step = tl.load(steps + program % rings)
+    own = tl.load(bases + me)
+    after = tl.load(bases + (me + step) % SIZE) - own
+    before = tl.load(bases + (me + SIZE - step) % SIZE) - own
+    mine = words + program * 4
+    their_taken, their_arrived = _elsewhere(mine, before), _elsewhere(mine, after)
+    box = mail.to(wide, bitcast=True) + tl.cast(program, tl.int64) * slots * BLOCK
+    their_box = _elsewhere(box, after)
+    sent = tl.load(mine + _NUMBER)
+    got = sent
+    tile = SLICES * BLOCK
+    for begin in range(tl.cast(program, tl.int64) * tile, tl.cast(shard, tl.int64), tl.num_programs(0) * tile):
+        for j in range(SLICES):
+            within = begin + j * BLOCK
+            first = tl.cast(me, tl.int64) * shard + within
+            left = tl.minimum(count - first, shard - within)
+            value = widened(load_block(inp, first, left, in_sizes, in_strides, IN_DIMS, BLOCK))
+            if SIZE == 1:
+                value = finished(value, OP, SIZE).to(inp.dtype.element_ty)
+                store_block(out, first, left, out_sizes, out_strides, value, OUT_DIMS, BLOCK)
+            else:
+                _send(value, sent, left, their_box, mine, their_arrived, slots, timeout_ns, status, rank, BLOCK)
+                sent += 1
+        for i in range(1, SIZE - 1):
+            for j in range(SLICES):
+                within = begin + j * BLOCK
+                first = (me + i * (SIZE - step)) % SIZE * shard + within
+                left = tl.minimum(count - first, shard - within)
+                value = _receive(
+                    box, got, left, box, mine, their_taken, slots, timeout_ns, status, rank, BLOCK
+                )  # fmt: skip
+                got += 1
+                value = combine(
+                    value, widened(load_block(inp, first, left, in_sizes, in_strides, IN_DIMS, BLOCK)), OP
+                )  # fmt: skip
+                _send(value, sent, left, their_box, mine, their_arrived, slots, timeout_ns, status, rank, BLOCK)
+                sent += 1
+        if SIZE > 1:
+            for j in range(SLICES):
+                within = begin + j * BLOCK
+                first = (me + step) % SIZE * shard + within
+                left = tl.minimum(count - first, shard - within)
+                value = _receive(
+                    box, got, left, box, mine, their_taken, slots, timeout_ns, status, rank, BLOCK
+                )  # fmt: skip
+                got += 1
+                value = combine(
+                    value, widened(load_block(inp, first, left, in_sizes, in_strides, IN_DIMS, BLOCK)), OP
+                )  # fmt: skip
+                result = finished(value, OP, SIZE).to(inp.dtype.element_ty)
+                store_block(out, first, left, out_sizes, out_strides, result, OUT_DIMS, BLOCK)
+                _send(result, sent, left, their_box, mine, their_arrived, slots, timeout_ns, status, rank, BLOCK)
+                sent += 1
+        for i in range(0, SIZE - 1):
+            for j in range(SLICES):
+                within = begin + j * BLOCK
+                first = (me + i * (SIZE - step)) % SIZE * shard + within
+                left = tl.minimum(count - first, shard - within)
+                value = _receive(
+                    inp, got, left, box, mine, their_taken, slots, timeout_ns, status, rank, BLOCK
+                )  # fmt: skip
+                got += 1
+                store_block(out, first, left, out_sizes, out_strides, value, OUT_DIMS, BLOCK)
+                if i < SIZE - 2:
+                    _send(value, sent, left, their_box, mine, their_arrived, slots, timeout_ns, status, rank, BLOCK)
+                    sent += 1
+    tl.store(mine + _NUMBER, sent)
+    row = row_of(control, SIZE)
+    epoch = last_epoch(row, SIZE) + 1
+    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    leave(row, epoch, SIZE)
