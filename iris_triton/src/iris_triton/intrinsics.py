@@ -11,6 +11,7 @@ import time
 import numpy as np
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import is_cuda, is_hip
 
 from iris_triton.cpu.entries import cpu_entry
@@ -112,6 +113,23 @@ def wait_stores():
         tl.inline_asm_elementwise(
             "s_waitcnt vmcnt(0)\nv_mov_b32 $0, 0", "=v", [], dtype=tl.int32, is_pure=False, pack=1
         )
+
+
+@triton.jit
+def follow(EARLY: tl.constexpr):
+    """Begin behind the kernel before this one on the stream, and let the next one come up meanwhile.
+
+    The first thing in a kernel that may be launched with `iris_triton.launcher.early_launch`.  Such a kernel starts as
+    soon as the one before it says so, or ends; it must not look at memory before it has waited for that one here.  It
+    says so itself only behind that, so never more than one kernel is ahead.  (CUDA C++ Programming Guide, programmatic
+    dependent launch; NVIDIA, Hopper and newer.)
+
+    Args:
+        EARLY: whether it was launched so.
+    """
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @cpu_entry(read_realtime)

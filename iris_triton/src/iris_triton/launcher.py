@@ -16,6 +16,24 @@ from iris_triton import _compat
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_FIRST_WITH_EARLY_LAUNCH = 9  # compute capability
+
+
+def early_launch(device: str) -> dict[str, Any]:
+    """Return compiler options with which a kernel comes up while the one before it on the stream still runs.
+
+    Only for kernels that begin with `iris_triton.intrinsics.follow(True)`; saves 0.3 to 0.7 us of a short kernel.
+
+    Args:
+        device: torch's name of the device.
+
+    Returns:
+        {"launch_pdl": True} on NVIDIA GPUs from Hopper on, else nothing.
+    """
+    if device == "cpu" or torch.version.hip or torch.cuda.get_device_capability(device)[0] < _FIRST_WITH_EARLY_LAUNCH:
+        return {}
+    return {"launch_pdl": True}
+
 
 class BoundKernel:
     """A kernel with all arguments but some tensors.

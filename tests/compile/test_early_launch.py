@@ -1,0 +1,48 @@
+"""Kernels that come up while the one before still runs look at no memory before that one has ended."""
+
+import re
+
+import pytest
+import torch
+
+from iris_triton.compile_only import assembly, compile_for
+from iris_triton.device_barrier import device_barrier
+from iris_triton.launcher import early_launch
+
+ARGUMENTS = (torch.int64, torch.int64, 8, 1000, 0, 1)
+MEMORY = re.compile(r"^\s*(@\S+ )?(ld|st|atom|red)\.\S*(global|relaxed|acquire|release)", re.MULTILINE)
+
+
+def barrier(target, **options):
+    return compile_for(device_barrier, ARGUMENTS, {"sem": "release", "LANES": 8, "num_warps": 1, **options}, target)
+
+
+def test_nothing_is_read_before_the_wait():
+    compiled = barrier("sm_90", EARLY=True, launch_pdl=True)
+    assert compiled.metadata.launch_pdl
+    text = assembly(compiled)
+    begin = text.index("griddepcontrol.wait")
+    memory = MEMORY.search(text)
+    assert memory is not None
+    assert begin < text.index("griddepcontrol.launch_dependents") < memory.start()
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942", "gfx950"])
+def test_without_it_nothing_is_there(target):
+    text = assembly(barrier(target, EARLY=False))
+    assert "griddepcontrol" not in text
+
+
+@pytest.mark.parametrize(
+    ("device", "hip", "capability", "early"),
+    [
+        ("cpu", None, None, False),
+        ("cuda:1", None, (9, 0), True),
+        ("cuda:1", None, (8, 9), False),
+        ("cuda:0", "6.3", (9, 4), False),
+    ],
+)
+def test_where_it_is_possible(monkeypatch, device, hip, capability, early):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda name: capability)
+    assert early_launch(device) == ({"launch_pdl": True} if early else {})
