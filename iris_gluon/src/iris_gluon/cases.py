@@ -1,7 +1,8 @@
 """Kernels that must compile for every GPU target, and what must be in their assembly.
 
-The cases are those of iris_triton, name by name and pattern by pattern: only the kernels are written in Gluon.  Blocks
-of four elements per thread and more keep their 16-byte accesses, whatever the layout's warp size.
+The cases of the language are those of iris_triton, name by name and pattern by pattern: only the kernels are written in
+Gluon.  Blocks of four elements per thread and more keep their 16-byte accesses, whatever the layout's warp size.  The
+cases of the collectives are the kernels of `iris_gluon.collectives`.
 """
 # mypy: ignore-errors
 
@@ -13,9 +14,12 @@ from triton.experimental.gluon import language as gl
 
 from iris_core.types import CompileCase
 from iris_gluon import language
+from iris_gluon.collectives import cases as _collectives
 from iris_gluon.context import IrisDeviceCtx
 from iris_gluon.lanes import default_layout
 from iris_triton import cases as _triton
+from iris_triton.tiles import cases as _tiles
+from iris_triton.tiles import views as _views
 
 
 @gluon.constexpr_function
@@ -169,15 +173,37 @@ def from_argument(IrisDeviceCtx: gl.constexpr, context, x):
     ctx.store(x + i, 1.0, (ctx.cur_rank + 1) % ctx.num_ranks)
 
 
-_KERNELS = {_triton.move: move, _triton.atomic: atomic, _triton.synchronise: synchronise}
+@gluon.jit
+def tile_collective(
+    op: gl.constexpr, x, src, dst, locks, context, peer, M, N, stride_m, stride_n, n_per_rank, W: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr
+):  # fmt: skip
+    """Each program takes the tile of its number."""
+    ctx = IrisDeviceCtx.initialize(context)
+    layout: gl.constexpr = default_layout([BLOCK_M, BLOCK_N], vector=_per_access(x.dtype.element_ty))
+    x_view = _views.make_tensor_view(x, M, N, stride_m, stride_n)
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    place = _views.TileView(gl.program_id(0) // tiles_n, gl.program_id(0) % tiles_n, BLOCK_M, BLOCK_N, layout)
+    tile = _views.Tile(place.pid_m, place.pid_n, BLOCK_M, BLOCK_N, place.partial(x_view))
+    src_view = _views.make_tensor_view(src, M, N, stride_m, stride_n)
+    dst_view = _views.make_tensor_view(dst, M, N, stride_m, stride_n)
+    _tiles.collective(ctx, op, tile, place, src_view, dst_view, locks, ctx.cur_rank, peer, n_per_rank)
+
+
+_KERNELS = {
+    _triton.move: move,
+    _triton.atomic: atomic,
+    _triton.synchronise: synchronise,
+    _tiles.tile_collective: tile_collective,
+}
 
 
 def compile_cases() -> list[CompileCase]:
-    """Return a case for every device function in representative element types."""
+    """Return a case for every device function in representative element types, and for every tile-level collective."""
     shared = _triton.compile_cases()
     cases = [dataclasses.replace(case, kernel=_KERNELS[case.kernel]) for case in shared if case.kernel in _KERNELS]
     (stores,) = (case for case in shared if case.name == "initialize")
     cases.append(
         dataclasses.replace(stores, kernel=from_argument, args=(IrisDeviceCtx, torch.int64, torch.float32), kwargs={})
     )
-    return cases
+    return [*cases, *_collectives.compile_cases()]

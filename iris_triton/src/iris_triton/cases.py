@@ -13,6 +13,7 @@ from iris_triton import intrinsics, language
 from iris_triton._compat import version
 from iris_triton.collectives import cases as collectives
 from iris_triton.context import DeviceContext
+from iris_triton.tiles import cases as tiles
 
 _BLOCK = 1024
 _WORLD = 8
@@ -276,7 +277,7 @@ def _synchronisation() -> list[CompileCase]:
 
 
 def compile_cases() -> list[CompileCase]:
-    """Return cases for every device function in representative element types, the intrinsics and the collectives."""
+    """Return cases for every device function in representative element types, intrinsics, tiles and collectives."""
     others = [
         CompileCase(
             name="initialize",
@@ -295,4 +296,4 @@ def compile_cases() -> list[CompileCase]:
             },
         ),
     ]
-    return _moves() + _atomics() + _synchronisation() + others + collectives.compile_cases()
+    return _moves() + _atomics() + _synchronisation() + others + tiles.compile_cases() + collectives.compile_cases()

@@ -12,26 +12,41 @@ def _is_dim(dim):
     return dim in (0, 1)
 
 
+_WIDE = tl.constexpr(16)
+"""Elements of which a number of columns must be a multiple to be moved 16 bytes at a time, whatever their type."""
+
+
 @triton.jit
-def all_gather(tile, dst_view, dim: tl.constexpr, world):
-    """Store a tile to all ranks, in the caller's part of `dst_view`."""
-    tl.static_assert(_is_dim(dim), "dim of all_gather is 0 (rows) or 1 (columns)")
-    rm, rn = tile.indices()
-    if dim == 0:
-        tl.device_assert(dst_view.M % world.size == 0, "all_gather: dst_view.M must be a multiple of the world size")
-        part = dst_view.M // world.size
-        within = (rm < part)[:, None]  # what lies beyond the part is another rank's
-        rm += world.rank * part
-    else:
-        tl.device_assert(dst_view.N % world.size == 0, "all_gather: dst_view.N must be a multiple of the world size")
-        part = dst_view.N // world.size
-        within = (rn < part)[None, :]
-        rn += world.rank * part
+def _store_to_all(tile, dst_view, rm, rn, within, world):
     ptr, mask = dst_view.tile_ptr_from_indices(rm, rn, tile.block_m, tile.block_n)
     value = tile.partial(dst_view)
     for step in range(world.size):  # the next rank first, so that the ranks do not all store to rank 0
         peer = (world.rank + 1 + step) % world.size
         store(ptr, value, world.rank, peer, world.heap_bases, mask & within)
+
+
+@triton.jit
+def _store_columns(tile, dst_view, part, world):
+    rm, rn = tile.indices()
+    _store_to_all(tile, dst_view, rm, rn + world.rank * part, (rn < part)[None, :], world)
+
+
+@triton.jit
+def all_gather(tile, dst_view, dim: tl.constexpr, world):
+    """Store a tile to all ranks, in the caller's part of `dst_view`; what lies beyond the part is another rank's."""
+    tl.static_assert(_is_dim(dim), "dim of all_gather is 0 (rows) or 1 (columns)")
+    if dim == 0:
+        tl.device_assert(dst_view.M % world.size == 0, "all_gather: dst_view.M must be a multiple of the world size")
+        part = dst_view.M // world.size
+        rm, rn = tile.indices()
+        _store_to_all(tile, dst_view, rm + world.rank * part, rn, (rm < part)[:, None], world)
+    else:
+        tl.device_assert(dst_view.N % world.size == 0, "all_gather: dst_view.N must be a multiple of the world size")
+        part = dst_view.N // world.size
+        if part % _WIDE == 0:
+            _store_columns(tile, dst_view, part // _WIDE * _WIDE, world)  # a form whose alignment the compiler sees
+        else:
+            _store_columns(tile, dst_view, part, world)
 
 
 @triton.jit

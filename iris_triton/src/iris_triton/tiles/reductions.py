@@ -30,13 +30,12 @@ from iris_triton.translation import translate
 
 @triton.constexpr_function
 def _variant_code(variant):
+    names = VARIANTS  # under a name of its own: the compiler refuses methods of global objects
     variant = getattr(variant, "value", variant)
-    if isinstance(variant, str):
-        if variant not in VARIANTS:
-            raise ValueError(f"unknown variant {variant!r} of all_reduce: {', '.join(VARIANTS)}")
-        return VARIANTS.index(variant)
-    if not isinstance(variant, int) or not 0 <= variant < len(VARIANTS):
-        raise ValueError(f"unknown variant {variant} of all_reduce: 0 to {len(VARIANTS) - 1}, or {', '.join(VARIANTS)}")
+    if variant in names:
+        return names.index(variant)
+    if not isinstance(variant, int) or not 0 <= variant < len(names):
+        raise ValueError(f"unknown variant {variant!r} of all_reduce: 0 to {len(names) - 1}, or {', '.join(names)}")
     return variant
 
 

@@ -1,0 +1,119 @@
+"""Tile-level collectives that must compile for every GPU, and what must be in their assembly."""
+# mypy: ignore-errors
+
+import torch
+import triton
+import triton.language as tl
+
+from iris_core.types import CompileCase, DeviceType
+from iris_triton.context import DeviceContext
+from iris_triton.tiles.reductions import AllReduceConfig
+from iris_triton.tiles.views import Tile, TileView, make_tensor_view
+
+_WORLD = 8
+_CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
+
+
+@triton.jit
+def collective(ctx, op: tl.constexpr, tile, place, src, dst, locks, rank, peer, n_per_rank):
+    """One tile-level collective, in both languages.
+
+    Args:
+        ctx: the context.
+        op: name of a method, but for "two_shot_by_owner", and "all_reduce", which is done by configuration.
+        tile, place: the same tile with and without data.
+        src, dst: views of matrices of the same shape, whose sizes are multiples of the world size.
+        locks: pointer.
+        rank, peer: the caller, and another rank.
+        n_per_rank: columns of a part in all_to_all.
+    """
+    if op == "all_gather":
+        ctx.all_gather(tile, dst, 1)
+    elif op == "gather":
+        ptr, mask = dst.tile_ptr(place)
+        tl.store(ptr, ctx.gather(place, src, peer), mask=mask)
+    elif op == "all_to_all":
+        ctx.all_to_all(place, src, dst, n_per_rank)
+    elif op == "all_reduce":
+        ctx.all_reduce(place, src, dst)
+        ctx.all_reduce(place, src, dst, config=AllReduceConfig("one_shot", locks), tile_id=3)
+    elif op == "all_reduce_atomic":
+        ctx.all_reduce_atomic(tile, dst)
+    elif op == "all_reduce_spinlock":
+        ctx.all_reduce_spinlock(tile, dst, locks)
+    elif op == "all_reduce_one_shot":
+        ctx.all_reduce_one_shot(tile, src, dst, locks)
+    elif op == "all_reduce_two_shot":
+        ctx.all_reduce_two_shot(tile, src, dst, locks)
+    elif op == "all_reduce_two_shot_by_owner":
+        ctx.all_reduce_two_shot(tile, src, dst, locks, rank, peer)
+    elif op == "all_reduce_ring":
+        ctx.all_reduce_ring(tile, src, dst, locks)
+    elif op == "reduce_scatter":
+        ctx.reduce_scatter(tile, src, dst, locks)
+    else:
+        tl.static_assert(op == "await_tile", "no such collective")
+        ctx.await_tile(tile, dst, locks)
+
+
+@triton.jit
+def tile_collective(
+    op: tl.constexpr, x, src, dst, locks, context, peer, M, N, stride_m, stride_n, n_per_rank, W: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """Each program takes the tile of its number."""
+    ctx = DeviceContext.from_tensor(context, W)
+    x_view = make_tensor_view(x, M, N, stride_m, stride_n)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    place = TileView(tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n, BLOCK_M, BLOCK_N)
+    tile = Tile(place.pid_m, place.pid_n, BLOCK_M, BLOCK_N, place.partial(x_view))
+    src_view = make_tensor_view(src, M, N, stride_m, stride_n)
+    dst_view = make_tensor_view(dst, M, N, stride_m, stride_n)
+    collective(ctx, op, tile, place, src_view, dst_view, locks, ctx.rank, peer, n_per_rank)
+
+
+_LOADS = {_CUDA: r"ld\.global\.v[24]\.b(32|64)", _HIP: r"global_load_dwordx4"}
+_STORES = {_CUDA: r"st\.global\.v[24]\.b(32|64)", _HIP: r"global_store_dwordx4"}
+_TELL = {
+    _CUDA: r"bar\.sync[\s\S]*st\.release\.sys\.global\.b",
+    _HIP: r"s_waitcnt vmcnt\(0\)[\s\S]*s_barrier[\s\S]*buffer_wbl2 sc0 sc1[\s\S]*global_atomic_swap",
+}
+_WAIT = {
+    _CUDA: r"ld\.acquire\.sys\.global\.b[\s\S]*globaltimer",
+    _HIP: r"sc1[\s\S]*buffer_inv sc0 sc1[\s\S]*s_memrealtime",
+}
+_COUNT = {
+    _CUDA: r"bar\.sync[\s\S]*atom\.global\.(sys\.acq_rel|acq_rel\.sys)\.add\.",
+    _HIP: r"buffer_wbl2 sc0 sc1[\s\S]*global_atomic_(add|cmpswap)\S* .* sc1[\s\S]*buffer_inv sc0 sc1",
+}
+_LOCK = {_CUDA: r"atom\.global\.(sys\.acquire|acquire\.sys)\.exch\.", _HIP: r"global_atomic_swap\S* .* sc1"}
+_ADD = {_CUDA: r"(atom|red)\.global\.(sys\.relaxed|relaxed\.sys)\.add\.", _HIP: r"global_atomic_(add|pk_add|cmpswap)"}
+
+_EXPECTED = {
+    "all_gather": (_STORES,),
+    "gather": (_LOADS,),
+    "all_to_all": (_LOADS,),
+    "all_reduce": (_ADD, _LOADS, _TELL, _WAIT),
+    "all_reduce_atomic": (_ADD,),
+    "all_reduce_spinlock": (_LOCK, _LOADS, _STORES, _TELL),
+    "all_reduce_one_shot": (_TELL, _WAIT, _LOADS),
+    "all_reduce_two_shot": (_WAIT, _COUNT, _LOADS, _STORES, _TELL),
+    "all_reduce_two_shot_by_owner": (_TELL, _WAIT, _LOADS, _STORES),
+    "all_reduce_ring": (_TELL, _WAIT, _LOADS, _STORES),
+    "reduce_scatter": (_WAIT, _COUNT, _LOADS, _STORES, _TELL),
+    "await_tile": (_WAIT,),
+}
+
+
+def compile_cases() -> list[CompileCase]:
+    """Return a case for every tile-level collective."""
+    return [
+        CompileCase(
+            name=f"tile-{op}",
+            kernel=tile_collective,
+            args=(op, *(torch.bfloat16,) * 3, torch.int32, torch.int64, 5, 4096, 4096, 4096, 1, 512),
+            kwargs={"W": _WORLD, "BLOCK_M": 32, "BLOCK_N": 64},
+            expect={kind: tuple(pattern[kind] for pattern in patterns) for kind in (_CUDA, _HIP)},
+        )
+        for op, patterns in _EXPECTED.items()
+    ]
