@@ -339,7 +339,7 @@ class FusedRequest:
     a_stride: tuple[int, ...]
     b_stride: tuple[int, ...]
     out_stride: tuple[int, ...]
-    out_shape: tuple[int, ...]
+    out_shape: tuple[int, int]
     bias_stride: tuple[int, int] | None
     reach_a: bool
     reach_out: bool

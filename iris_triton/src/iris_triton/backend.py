@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from iris_core.device_barrier import BarrierSlot
     from iris_core.device_context import ContextSpec
     from iris_core.diagnosis import PairCheck
-    from iris_core.protocols import Collective, MemoryMap
+    from iris_core.protocols import Collective, FusedOperation, MemoryMap
     from iris_core.types import CompileCase, CreateRequest, Demo, PluginInfo
 
 
@@ -98,6 +98,18 @@ class TritonBackend:
     def tables(self) -> Sequence[Path]:
         """Where measured tables of collectives lie."""
         from iris_triton.collectives import TABLES
+
+        return [TABLES]
+
+    def operations(self) -> Sequence[FusedOperation]:
+        """The algorithms for `ctx.ops`."""
+        from iris_triton.ops import operations
+
+        return operations()
+
+    def operation_tables(self) -> Sequence[Path]:
+        """Where measured tables of fused operations lie."""
+        from iris_triton.ops import TABLES
 
         return [TABLES]
 

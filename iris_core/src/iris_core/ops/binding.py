@@ -13,7 +13,8 @@ import torch
 
 from iris_core.ccl.binding import Bound, Nothing, refuse_capture
 from iris_core.ccl.choice import Chooser
-from iris_core.errors import ArgumentError
+from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.logs import logger
 from iris_core.ops import calls
 from iris_core.ops.calls import OPS, Call
 from iris_core.ops.config import FusedConfig
@@ -72,7 +73,7 @@ class OperationBinder:
         self._binder = binder
         self.own_heap = binder.own_heap
         self.bound: dict[Any, BoundOperation] = {}
-        self._chooser: Chooser | None = None
+        self._choosers: dict[tuple[str, ...], Chooser] = {}
         self._scratch = Scratch()
         self._exhausted: dict[tuple[int, ...], int] = {}
         self._workspaces: weakref.WeakSet[FusedWorkspace] = weakref.WeakSet()
@@ -107,14 +108,23 @@ class OperationBinder:
         refuse_capture(call.op)
         context = self._binder.open()
         binder = self._binder
-        request = self._request(call)
-        chosen, _, request = self._choose(request, call.config)
+        asked = self._request(call)
         team = binder.team(call.members)
-        binder.agree(team, call.op, {**calls.shared_facts(request), "algorithm": chosen.name})
         own = workspace or FusedWorkspace()
         scratch = self._scratch if workspace is None else workspace.scratch
         host = Host(binder, team, scratch, self._exhausted, self._processors())
-        plan = chosen.prepare(request, host)
+        without: tuple[str, ...] = ()
+        while True:
+            chosen, _, request = self._choose(asked, call.config, without)
+            binder.agree(team, call.op, {**calls.shared_facts(request), "algorithm": chosen.name})
+            try:
+                plan = chosen.prepare(request, host)
+                break
+            except UnsupportedError as error:  # there is no room for it, on any member
+                if call.config is not None and call.config.named(call.op)[0] is not None:
+                    raise
+                logger.info("%s: %s is left out: %s", call.op, chosen.name, error)
+                without = (*without, chosen.name)
         order = binder.order(call.members)
         bound = Bound(chosen, plan, order, team, weakref.ref(context), request.nbytes)
         facts = request, call.a.dtype, chosen.name, plan
@@ -128,9 +138,12 @@ class OperationBinder:
         request = cast("CollectiveRequest", self._request(call))
         return self._algorithms().explain(request, cast("Any", call.config))
 
-    def _choose(self, request: FusedRequest, config: FusedConfig | None) -> tuple[FusedOperation, str, FusedRequest]:
+    def _choose(
+        self, request: FusedRequest, config: FusedConfig | None, without: tuple[str, ...]
+    ) -> tuple[FusedOperation, str, FusedRequest]:
+        """Return the algorithm, why, and the request with the config that was measured."""
         # A chooser asks of requests and algorithms what collectives and operations have in common.
-        choice: Any = self._algorithms().choose(cast("CollectiveRequest", request), cast("Any", config))
+        choice: Any = self._algorithms(without).choose(cast("CollectiveRequest", request), cast("Any", config))
         return choice.algorithm, choice.why, choice.request
 
     def _call(self, question: Question) -> Call:
@@ -164,8 +177,9 @@ class OperationBinder:
         context = self._binder.open()
         return 1 if context.target.type is DeviceType.CPU else context.get_cu_count()
 
-    def _algorithms(self) -> Chooser:
-        if self._chooser is None:
+    def _algorithms(self, without: tuple[str, ...] = ()) -> Chooser:
+        """The algorithms, but for some names."""
+        if without not in self._choosers:
             context = self._binder.open()
             found: list[Any] = list(unfused_operations(OPS))
             folders = [Path(context.settings.cache_dir) / "ops"]
@@ -175,9 +189,10 @@ class OperationBinder:
                 folders += backend.operation_tables()
             plugins, unusable = self._binder.found()
             found += [each for each in plugins if each.op in OPS]
+            usable = [each for each in found if each.name not in without]
             tables = FusedTables(folders, self._binder.device_name)
-            self._chooser = Chooser(cast("list[Collective]", found), cast("Tables", tables), unusable)
-        return self._chooser
+            self._choosers[without] = Chooser(cast("list[Collective]", usable), cast("Tables", tables), unusable)
+        return self._choosers[without]
 
     def close(self) -> None:
         """Let go of plans and memory; workspaces of callers know no plans any more."""

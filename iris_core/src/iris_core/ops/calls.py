@@ -289,7 +289,7 @@ def request_of(call: Call, target: DeviceTarget, is_symmetric: Callable[[torch.T
         a_stride=call.a.stride(),
         b_stride=call.b.stride(),
         out_stride=call.out.stride(),
-        out_shape=tuple(call.out.shape),
+        out_shape=(call.out.shape[0], call.out.shape[1]),
         bias_stride=bias,
         reach_a=is_reachable(call.a, is_symmetric),
         reach_out=is_reachable(call.out, is_symmetric),

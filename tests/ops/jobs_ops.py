@@ -1,0 +1,98 @@
+"""Rank jobs of tests/ops; they run on CPU ranks and on GPUs."""
+
+import math
+
+import torch
+from ops_cases import expected, operand, owned_tiles, tolerance
+
+from iris_core import Iris
+from iris_core.ops import FusedConfig
+
+UNTOUCHED = 77.0
+
+
+class Tensors:
+    """Tensors of a rank where a case wants them; made in the same order on every rank."""
+
+    def __init__(self, ctx, case, rank, size):
+        self.case, self.rank, self.size = case, rank, size
+        self._ctx = ctx
+        shapes = case.shapes(size)
+        dtype = getattr(torch, case.dtype)
+        out_dtype = getattr(torch, case.out_dtype or case.dtype)
+        self.a, self.b = (self._make(case.place, shape, dtype) for shape in shapes[:2])
+        self.out = self._make(case.out_place, shapes[2], out_dtype)
+        bias = case.bias_shape(size)
+        self.bias = None if bias is None else torch.empty(bias, dtype=out_dtype, device=ctx.device)
+
+    def _make(self, place, shape, dtype):
+        rows, columns = shape
+        make = self._ctx.empty if place != "ordinary" else torch.empty
+        if place == "transposed":
+            return self._raw(make, rows * columns, dtype).view(columns, rows).t()
+        if place == "gaps":
+            width = 2 * math.ceil(columns / 16) * 16
+            return self._raw(make, rows * width, dtype).view(rows, width)[:, :columns]
+        if place == "skewed":
+            return self._raw(make, rows * columns + 3, dtype)[3:].view(rows, columns)
+        return self._raw(make, rows * columns, dtype).view(rows, columns)
+
+    def _raw(self, make, count, dtype):
+        return make(count * dtype.itemsize, dtype=torch.uint8, device=self._ctx.device).view(dtype)
+
+    def fill(self, turn):
+        """New data in the operands, something else in the output."""
+        for which, tensor in enumerate((self.a, self.b, self.bias)):
+            if tensor is not None:
+                tensor.copy_(operand(self.case, self.rank, self.size, which, turn))
+        self.out.fill_(UNTOUCHED)
+
+
+def call(ctx, case, tensors, group=None, async_op=False, workspace=None):
+    """Call the operation."""
+    config = FusedConfig(**{"algorithm": case.algorithm, **case.config}) if case.config or case.algorithm else None
+    kwargs = {"group": group, "async_op": async_op, "config": config, "workspace": workspace}
+    if case.dim is not None:
+        kwargs["gather_dim"] = case.dim
+    if case.op == "matmul_reduce_scatter":
+        kwargs["layout"] = case.layout
+    return getattr(ctx.ops, case.op)(tensors.out, tensors.a, tensors.b, tensors.bias, **kwargs)
+
+
+def verify(case, tensors, turn=0, what=""):
+    """What is wrong with the output, or with what should not have changed; an empty list if nothing is."""
+    rank, size = tensors.rank, tensors.size
+    want, largest = expected(case, rank, size, turn)
+    got = tensors.out.cpu().double()
+    wrong = []
+    if case.layout == "tiles":
+        own = owned_tiles(case, rank, size)
+        if not bool((got[~own] == UNTOUCHED).all()):
+            wrong.append(f"{case}{what}: rank {rank} changed elements that are not its own")
+        got, want = got[own], want[own]
+    error = float((got - want).abs().max()) if got.numel() else 0.0
+    if not error <= tolerance(case, largest, size):
+        wrong.append(
+            f"{case}{what}: rank {rank} of {size} is wrong by {error}, allowed {tolerance(case, largest, size)}"
+        )
+    for which, tensor in enumerate((tensors.a, tensors.b, tensors.bias)):
+        if tensor is not None:
+            was = operand(case, rank, size, which, turn)
+            if not torch.equal(tensor.cpu().contiguous().view(torch.uint8), was.contiguous().view(torch.uint8)):
+                wrong.append(f"{case}{what}: operand {which} of rank {rank} was changed")
+    return wrong
+
+
+def run_cases(device, cases, turns):
+    """Call every case `turns` times with new data; returns what was wrong."""
+    wrong = []
+    with Iris("24MiB", device=device) as ctx:
+        for case in cases:
+            with ctx.scope():
+                tensors = Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
+                for turn in range(turns):
+                    tensors.fill(turn)
+                    call(ctx, case, tensors)
+                    wrong += verify(case, tensors, turn, f" (turn {turn})" if turn else "")
+        ctx.barrier()
+    return wrong

@@ -1,0 +1,174 @@
+"""Calls of ctx.ops with everything that can vary, and what they must give: computed by torch in float64."""
+
+import itertools
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+OPS = ("matmul_all_reduce", "all_gather_matmul", "matmul_all_gather", "matmul_reduce_scatter")
+FUSED = {
+    "matmul_all_reduce": ("two_shot", "one_shot"),
+    "all_gather_matmul": ("fetch", "pull"),
+    "matmul_all_gather": ("push",),
+    "matmul_reduce_scatter": ("push",),
+}
+PLACES = ("heap", "ordinary", "transposed", "gaps", "skewed")
+"""Where tensors lie: on the heap; off it; with columns one behind the other; with gaps between rows; aligned to elements
+only."""
+
+SEVERAL = {"num_sms": 3, "block_size_m": 16, "block_size_n": 16, "block_size_k": 32}
+"""Several programs, and several tiles for each, even of small matrices."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call.  `shape` is that of A and B of one rank, so far as ranks divide nothing."""
+
+    op: str
+    algorithm: str | None = None
+    shape: tuple = (24, 20, 40)  # m, n, k
+    dtype: str = "float32"
+    out_dtype: str = ""
+    place: str = "heap"
+    out_place: str = "heap"
+    bias: str = ""  # "columns" or "rows"
+    dim: int | None = None
+    layout: str = "torch"
+    config: dict = field(default_factory=dict, hash=False)
+
+    def __str__(self):
+        parts = [self.op, self.algorithm or "auto", "x".join(map(str, self.shape)), self.dtype, self.out_dtype]
+        parts += [self.place, self.out_place, self.bias, self.layout, "" if self.dim is None else f"dim {self.dim}"]
+        return " ".join(filter(None, [*parts, str(self.config or "")]))
+
+    def shapes(self, size):
+        """Shapes of A, B and the output of a rank."""
+        m, n, k = self.shape
+        if self.op == "matmul_all_reduce":
+            return (m, k), (k, n), (m, n)
+        if self.op == "matmul_reduce_scatter":
+            return (m * size, k), (k, n), (m * (size if self.layout == "tiles" else 1), n)
+        if self.op == "all_gather_matmul":
+            return ((m, k), (k, n), (m * size, n)) if self.dim == 0 else ((m, k), (k * size, n), (m, n))
+        return (m, k), (k, n), (m * size, n) if self.dim == 0 else (m, n * size)
+
+    def bias_shape(self, size):
+        """Shape of the bias, or None."""
+        rows, columns = self.shapes(size)[2]
+        if self.op == "matmul_all_gather":
+            rows, columns = self.shape[0], self.shape[1]
+        return {"": None, "columns": (columns,), "rows": (rows, 1)}[self.bias]
+
+
+def dims(op):
+    """What gather_dim can be."""
+    return (0, 1) if op in ("all_gather_matmul", "matmul_all_gather") else (None,)
+
+
+def algorithms(op, size):
+    """Algorithms that serve so many ranks."""
+    return ("unfused", *FUSED[op]) if size > 1 else ("unfused", None)
+
+
+def kinds(size):
+    """(op, algorithm, gather_dim) of all there are."""
+    for op in OPS:
+        yield from ((op, algorithm, dim) for algorithm, dim in itertools.product(algorithms(op, size), dims(op)))
+
+
+def shape_cases(size):
+    """Odd, small and larger shapes, in one program and in several."""
+    shapes = ((1, 1, 1), (17, 33, 29), (40, 48, 64), (5, 130, 3))
+    for number, (op, algorithm, dim) in enumerate(kinds(size)):
+        config = SEVERAL if algorithm not in ("unfused", None) else {}
+        for i, shape in enumerate(shapes):
+            bias = ("", "columns", "rows")[(number + i) % 3]
+            yield Case(op, algorithm, shape, dim=dim, bias=bias, config=config if i % 2 else {})
+
+
+def dtype_cases(size):
+    """Every element type."""
+    for op, algorithm, dim in kinds(size):
+        for dtype in ("float32", "float16", "bfloat16"):
+            yield Case(op, algorithm, (18, 24, 40), dtype, dim=dim, bias="columns", out_place="ordinary")
+        if algorithm not in ("unfused", None):
+            yield Case(op, algorithm, (18, 24, 40), "float8_e4m3fn", "bfloat16", dim=dim)
+            yield Case(op, algorithm, (18, 24, 40), "float8_e5m2", "float32", dim=dim, place="ordinary")
+
+
+def place_cases(size):
+    """Wherever tensors may lie."""
+    for number, (op, algorithm, dim) in enumerate(kinds(size)):
+        config = {"num_sms": 2} if algorithm not in ("unfused", None) else {}
+        for i, place in enumerate(PLACES):
+            out_place = PLACES[(number + i) % len(PLACES)]
+            yield Case(op, algorithm, (9, 26, 21), "bfloat16", place=place, out_place=out_place, dim=dim, config=config)
+
+
+def layout_cases(size):
+    """matmul_reduce_scatter in the layout of tiles."""
+    tiles = {"block_size_m": 16, "block_size_n": 16, "group_size_m": 2}
+    for algorithm in algorithms("matmul_reduce_scatter", size):
+        for bias in ("", "columns", "rows"):
+            yield Case("matmul_reduce_scatter", algorithm, (21, 50, 17), layout="tiles", bias=bias, config=tiles)
+    yield Case("matmul_reduce_scatter", None, (130, 70, 17), layout="tiles")
+
+
+def operand(case, rank, size, which, turn=0):
+    """A rank's A (0) or B (1), or the bias (2), in its own type."""
+    generator = torch.Generator().manual_seed(1000 * turn + 10 * rank + which)
+    shape = case.bias_shape(size) if which == 2 else case.shapes(size)[which]
+    if shape is None:
+        return None
+    if which == 2 and case.op in ("matmul_all_reduce", "matmul_reduce_scatter"):  # equal where results are shared
+        own_rows = case.op == "matmul_reduce_scatter" and case.bias == "rows" and case.layout == "torch"
+        generator.manual_seed(1000 * turn + 7 + (10 * rank if own_rows else 0))
+    values = torch.randn(shape, generator=generator)
+    return values.to(getattr(torch, (case.out_dtype if which == 2 else "") or case.dtype))
+
+
+def owned_tiles(case, rank, size):
+    """Mask of a rank's elements in the layout of tiles."""
+    config = {"block_size_m": 256, "block_size_n": 64, "group_size_m": 1} | case.config
+    high, wide, group = (config[name] for name in ("block_size_m", "block_size_n", "group_size_m"))
+    rows, columns = case.shapes(size)[2]
+    down, right = math.ceil(rows / high), math.ceil(columns / wide)
+    order = [(r, c) for g in range(0, down, group) for c in range(right) for r in range(g, min(g + group, down))]
+    each = math.ceil(len(order) / size)
+    mask = torch.zeros(rows, columns, dtype=torch.bool)
+    for r, c in order[rank * each : (rank + 1) * each]:
+        mask[r * high : (r + 1) * high, c * wide : (c + 1) * wide] = True
+    return mask
+
+
+def expected(case, rank, size, turn=0):
+    """The output of a rank in float64, and the largest sum of absolute values that it is made of."""
+    a = [operand(case, r, size, 0, turn).double() for r in range(size)]
+    b = [operand(case, r, size, 1, turn).double() for r in range(size)]
+    bias = [operand(case, r, size, 2, turn) for r in range(size)]
+    added = [0.0 if each is None else each.double() for each in bias]
+
+    def compute(change):
+        if case.op == "matmul_all_reduce":
+            return sum(change(x) @ change(y) for x, y in zip(a, b, strict=True)) + added[rank]
+        if case.op == "matmul_reduce_scatter":
+            whole = sum(change(x) @ change(y) for x, y in zip(a, b, strict=True))
+            part = whole if case.layout == "tiles" else whole.chunk(size)[rank]
+            return part + added[rank]
+        if case.op == "all_gather_matmul":
+            return torch.cat([change(x) for x in a], case.dim) @ change(b[rank]) + added[rank]
+        products = [change(x) @ change(y) + z for x, y, z in zip(a, b, added, strict=True)]
+        return torch.cat(products, case.dim)
+
+    return compute(lambda x: x), float(compute(torch.abs).abs().max())
+
+
+ROUNDING = {"float32": 2.0**-22, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""Relative error of two roundings to a type: of a product, and of the sum.  Sums of float32 are longer."""
+
+
+def tolerance(case, largest, size):
+    """The largest deviation that the arithmetic explains."""
+    out = case.out_dtype or case.dtype
+    return ROUNDING[out] * largest * (8 if out == "float32" else 1)
