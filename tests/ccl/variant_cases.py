@@ -10,7 +10,7 @@ from iris_triton.collectives.portable import Portable
 
 USUAL = ("pull", "one_shot", "two_shot")
 """Algorithms that other tests call."""
-SHAPES = ((1003,), (7, 33), (2, 3, 5, 7), (1,), (4099,))
+SHAPES = ((1003,), (7, 33), (2, 3, 5, 7), (1,), (2011,))
 MOVED = ("float8_e4m3fn", "complex64", "complex128")
 IN_PLACE = {
     "all_reduce": ("heap", "ordinary", "skewed", "strided", "transposed"),
@@ -62,7 +62,7 @@ def _stride(shape, place):
 
 def _configs(algorithm, size):
     """Ways to divide a launch: as usual, and in several programs and many blocks."""
-    several = {"block_size_m": 4, "block_size_n": 16, "comm_sms": 2 * size if algorithm.name == "partitioned" else 3}
+    several = {"block_size_m": 8, "block_size_n": 16, "comm_sms": 2 * size if algorithm.name == "partitioned" else 3}
     yield {}
     if "block_size_m" in algorithm.uses:
         yield several
@@ -126,6 +126,6 @@ def piece_cases(size):
     for algorithm in algorithms():
         config = {"algorithm": algorithm.name}
         for dtype, place in (("float32", "ordinary"), ("bfloat16", "heap"), ("int8", "output only")):
-            case = Case(algorithm.op, dtype, shape=(3, 1501), place=place, config=config)
+            case = Case(algorithm.op, dtype, shape=(3, 701), place=place, config=config)
             if _served(algorithm, case, size):
                 yield case

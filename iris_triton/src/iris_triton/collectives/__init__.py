@@ -18,6 +18,7 @@ def collectives(*, emulate_fast: bool = False) -> list[Collective]:
     Args:
         emulate_fast: let those for NVIDIA serve ranks on the CPU, too, if they are named.
     """
+    from iris_triton.collectives.engine import ENGINE_OPS, CopyEngine
     from iris_triton.collectives.fast import fast_collectives
     from iris_triton.collectives.moves import FORMS, MOVES, PUSHED, Pull, Push
     from iris_triton.collectives.point_to_point import Mail
@@ -36,6 +37,7 @@ def collectives(*, emulate_fast: bool = False) -> list[Collective]:
         PullReduce("reduce", "pull"),
         *(Pull(op) for op in MOVES),
         *(Push(op, name) for op in PUSHED for name in FORMS),
+        *(CopyEngine(op) for op in ENGINE_OPS),
         Mail("send"),
         Mail("recv"),
         *fast_collectives(emulate=emulate_fast),

@@ -9,6 +9,7 @@ import torch
 from iris_core.types import CompileCase, DeviceType
 from iris_triton.collectives.accumulate import accumulate
 from iris_triton.collectives.mail import receive, send
+from iris_triton.collectives.meeting import meet_alone
 from iris_triton.collectives.pull import pull
 from iris_triton.collectives.pushing import push_direct, push_reduce, push_staged
 from iris_triton.collectives.reduce import pull_reduce, two_shot_direct, two_shot_staged
@@ -110,6 +111,7 @@ def compile_cases() -> list[CompileCase]:
             "spinlock-staged", accumulate, (bf16, bf16, _I64, f32, *added, *strided), matrices, more=(_DRAW,),
             OP="max", LOCKED=True, STAGED=True, BLOCK=2048,
         ),
+        _case("meeting", meet_alone, (_I64, _I64, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
         _case("send", send, (bf16, *mailed, _ONE, _ONE), {}, PROGRAMS=16, DIMS=0, BLOCK=8192),
         _case("receive", receive, (bf16, *mailed, _MATRIX, (140, 2)), {}, wide=False, PROGRAMS=16, DIMS=2, BLOCK=8192),
     ]  # fmt: skip

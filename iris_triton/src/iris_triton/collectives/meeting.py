@@ -99,3 +99,17 @@ def meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
         tl.cast(status, tl.int64),
         rank,
     )
+
+
+@triton.jit(do_not_specialize=("me", "rank", "timeout_ns", "status"))
+def meet_alone(control, bases, me, rank, timeout_ns, status, SIZE: tl.constexpr):
+    """A kernel of one program that does nothing but meet, between operations of the stream that are no kernels.
+
+    Args:
+        control: the team's control region (int64).
+        bases, me, timeout_ns, status, rank, SIZE: see `meet`.
+    """
+    row = row_of(control, SIZE)
+    epoch = last_epoch(row, SIZE) + 1
+    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    leave(row, epoch, SIZE)

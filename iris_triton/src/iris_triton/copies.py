@@ -1,0 +1,67 @@
+"""Copies by address that a device's copy engines do, in the order of a stream; on the CPU, by the host.
+
+NVIDIA's are asked through cuda-bindings, which torch's CUDA wheels bring, AMD's through hip-python.  What is asked for
+while a stream is captured becomes a node of the graph.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+from iris_core.errors import DriverError
+from iris_core.types import DeviceType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MODULES = {DeviceType.CUDA: ("cuda.bindings", "cuda-bindings"), DeviceType.HIP: ("hip", "hip-python")}
+
+
+def copies_obstacle(device: DeviceType) -> str:
+    """Why copies cannot be asked for on such a device; empty if they can."""
+    if device not in _MODULES:
+        return ""
+    module, distribution = _MODULES[device]
+    try:
+        found = importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        found = False
+    return "" if found else f"the copy engines are driven through {distribution}, which is not installed"
+
+
+def copier(device: DeviceType) -> Callable[[int, int, int, int], None]:
+    """Return a function that copies memory which this process can address, peers' included.
+
+    It takes the addresses of the target and of the source, the size in bytes, and the raw stream (0 for the default
+    one).  On a GPU it returns when the copy is asked for, and raises DriverError if it was refused; on the CPU, where
+    the stream is not looked at, when it is done.
+
+    Raises:
+        ImportError: see `copies_obstacle`.
+    """
+    if device is DeviceType.CUDA:
+        from cuda.bindings import driver
+
+        return _checked(driver.cuMemcpyDtoDAsync, driver.CUresult.CUDA_SUCCESS)
+    if device is DeviceType.HIP:
+        from hip import hip  # type: ignore[import-not-found]
+
+        return _checked(hip.hipMemcpyDtoDAsync, hip.hipError_t.hipSuccess)
+    return _copy_on_host
+
+
+def _checked(function: Any, success: Any) -> Callable[[int, int, int, int], None]:
+    """A driver's function that raises what it returns."""
+
+    def copy(target: int, source: int, nbytes: int, stream: int) -> None:
+        (code,) = function(target, source, nbytes, stream)
+        if code != success:
+            raise DriverError(function.__name__, int(code), code.name)
+
+    return copy
+
+
+def _copy_on_host(target: int, source: int, nbytes: int, stream: int) -> None:
+    ctypes.memmove(target, source, nbytes)
