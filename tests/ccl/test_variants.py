@@ -1,9 +1,25 @@
 """Portable algorithms by name, with every dtype, reduction, shape and place, against torch on one process."""
 
+import itertools
+import sys
+from types import ModuleType, SimpleNamespace
+
 import pytest
+import torch
 import variant_cases
+from ccl_cases import Case
 from jobs_ccl import run_cases
 from jobs_sequences import in_pieces
+from jobs_variants import in_a_group, inexact, missed, mixed
+from variant_cases import request
+
+from iris_core.errors import DriverError
+from iris_core.types import DeviceTarget, DeviceType
+from iris_triton import copies
+from iris_triton.collectives.variants import Ring, ring_steps
+
+ALGORITHMS = {(each.op, each.name): each for each in variant_cases.algorithms()}
+REDUCTIONS = ("ring", "atomic", "spinlock")
 
 CASES_OF_A_JOB = 40  # a job on ranks has a limit of time, and the machine may be busy
 
@@ -29,3 +45,167 @@ def test_every_kind_of_call(pool, num_ranks, device):
 @pytest.mark.parametrize("num_ranks", [3])
 def test_what_is_larger_than_the_workspace_goes_in_pieces(pool, num_ranks, device):
     check(pool, num_ranks, in_pieces, device, variant_cases.piece_cases(num_ranks), "4KiB")
+
+
+def test_all_of_them_are_here():
+    moves = {(op, name) for op in ("all_gather", "all_to_all") for name in ("push", "persistent", "partitioned")}
+    engines = {(op, "copy_engine") for op in ("all_gather", "all_to_all", "broadcast")}
+    reductions = {("all_reduce", name) for name in REDUCTIONS} | {("reduce_scatter", "push")}
+    assert set(variant_cases.labels()) == moves | engines | reductions
+
+
+@pytest.mark.parametrize("num_ranks", [3])
+def test_all_members_get_the_same_bits_rounded_once(pool, num_ranks, device):
+    dtypes = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+    first, *others = pool.run(inexact, num_ranks, device, REDUCTIONS, dtypes)
+    assert len(first) == len(REDUCTIONS) * len(dtypes)
+    for other in others:
+        assert other == first
+    assert [key for key, (_, close) in first.items() if not close] == []
+
+
+@pytest.mark.parametrize("num_ranks", [3])
+def test_in_any_order_with_ranks_out_of_step(pool, num_ranks, device):
+    cases = [Case(op, "bfloat16", shape=(701,), config={"algorithm": name}) for op, name in variant_cases.labels()]
+    cases += [Case("all_reduce", place="ordinary"), Case("all_gather", place="ordinary"), Case("reduce_scatter")]
+    for programs, place in ((1, "ordinary"), (2, "heap"), (4, "strided")):
+        for name in REDUCTIONS:
+            config = {"algorithm": name, "comm_sms": programs, "block_size_m": 2}
+            cases.append(Case("all_reduce", "int32", shape=(517,), place=place, config=config))
+    rings = {"algorithm": "ring", "all_reduce_num_rings": 2, "comm_sms": 2, "block_size_m": 1}
+    cases.append(Case("all_reduce", shape=(517,), config=rings))
+    for wrong in pool.run(mixed, num_ranks, device, cases, 500 if device == "cuda" else 40, 7):
+        assert wrong == []
+
+
+@pytest.mark.parametrize("num_ranks", [4])
+def test_in_a_group(pool, num_ranks, device):
+    cases = [Case(op, shape=(5, 3), config={"algorithm": name}) for op, name in variant_cases.labels()]
+    for wrong in pool.run(in_a_group, num_ranks, device, [3, 0, 2], cases):
+        assert wrong == []
+
+
+@pytest.mark.parametrize("num_ranks", [3])
+@pytest.mark.parametrize(("algorithm", "part"), [("ring", "in the workspace 'ring words'"), ("spinlock", "arrived")])
+def test_a_rank_that_stays_away_is_reported(pool, num_ranks, algorithm, part, device):
+    (first, nothing), *others = pool.run(missed, num_ranks, device, algorithm)
+    assert (first, nothing) == ([], "")
+    for wrong, text in others:
+        assert wrong == []
+        assert f"whose last call on this rank was all_reduce ({algorithm})" in text
+    assert any(part in text for _, text in others)
+
+
+# -- what they serve, and what they cost ------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("op", "name", "changes", "reason"),
+    [
+        ("all_reduce", "atomic", {"reduction": "product"}, "there are no atomic products"),
+        ("all_reduce", "atomic", {"reduction": "max", "dtype": "bfloat16"}, "would lose NaNs"),
+        ("all_reduce", "ring", {"config": {"comm_sms": 2, "all_reduce_num_rings": 3}}, "need as many programs"),
+        ("all_reduce", "ring", {"config": {"swizzle_size": 2}}, "no use for swizzle_size"),
+        ("all_reduce", "spinlock", {"config": {"all_reduce_num_rings": 2}}, "no use for all_reduce_num_rings"),
+        ("all_gather", "partitioned", {"config": {"comm_sms": 6}}, "comm_sms=6 is no multiple of 4"),
+        ("all_to_all", "partitioned", {"config": {"comm_sms": 7}}, "comm_sms=7 is no multiple of 4"),
+        ("all_to_all", "push", {"splits": "uneven", "shape": (40, 3)}, "parts of equal size"),
+        ("all_to_all", "persistent", {"layout": "columns"}, "serves layout torch"),
+        ("all_to_all", "copy_engine", {"splits": "uneven", "shape": (40, 3)}, "parts of equal size"),
+        ("all_gather", "copy_engine", {"place": "strided"}, "a tensor is strided"),
+        ("broadcast", "copy_engine", {"config": {"comm_sms": 8}}, "no use for comm_sms"),
+        ("reduce_scatter", "push", {"dtype": "complex64"}, "does not know elements"),
+    ],
+)
+def test_what_is_refused(op, name, changes, reason):
+    algorithm = ALGORITHMS[op, name]
+    assert algorithm.supports(request(Case(op), 4))
+    assert reason in algorithm.supports(request(Case(op, **changes), 4)).reason
+
+
+@pytest.mark.parametrize("target", [DeviceType.CPU, DeviceType.CUDA])
+@pytest.mark.parametrize(("op", "name"), ALGORITHMS)
+def test_cost_grows_with_bytes_and_with_members(op, name, target):
+    sizes = [1 << 10, 1 << 20, 1 << 30]
+    costs = [
+        [
+            ALGORITHMS[op, name].cost(request(Case(op), n, nbytes=nbytes, target=DeviceTarget(target)))
+            for nbytes in sizes
+        ]
+        for n in (2, 8)
+    ]
+    for row in costs:
+        assert 0 < row[0] < row[1] < row[2]
+    assert all(few < many for few, many in zip(*costs, strict=True))
+
+
+def test_rings_have_different_steps_that_reach_everybody():
+    assert ring_steps(8, 5) == [1, 3, 5, 7, 1]
+    assert ring_steps(2, 2) == [1, 1]
+    assert ring_steps(1, 1) == [1]
+    for size, step in itertools.product((3, 4, 5, 6, 12), (0, 1)):
+        step = ring_steps(size, 2)[step]
+        assert {i * step % size for i in range(size)} == set(range(size))
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, (1, 1 << 15)),
+        ({"block_size_m": 8, "block_size_n": 32}, (1, 256)),
+        ({"block_size_m": 8, "block_size_n": 32, "all_reduce_ring_slice_n": 8}, (4, 64)),
+        ({"all_reduce_ring_slice_n": 16}, (4, 512)),
+    ],
+)
+def test_slices_of_a_ring(config, expected):
+    block = config["block_size_m"] * config["block_size_n"] if "block_size_m" in config else 1 << 15
+    assert Ring.slices(request(Case("all_reduce", config=config), 4), block) == expected
+
+
+# -- the copy engines -------------------------------------------------------------------------------------------------
+def stand_in(monkeypatch, module, name, function, codes):
+    """A driver that remembers what it is asked for."""
+    asked = []
+
+    def copy(*arguments):
+        asked.append(arguments)
+        return (codes["answer"],)
+
+    copy.__name__ = function
+    package, driver = ModuleType(module.partition(".")[0]), ModuleType(f"{module}.{name}")
+    setattr(driver, function, copy)
+    for holder, success in codes["success"].items():
+        setattr(driver, holder, SimpleNamespace(**success))
+    parent = ModuleType(module)
+    setattr(parent, name, driver)
+    for key, value in ((package.__name__, package), (module, parent), (f"{module}.{name}", driver)):
+        monkeypatch.setitem(sys.modules, key, value)
+    return asked
+
+
+class Code(int):
+    name = "INVALID_VALUE"
+
+
+@pytest.mark.parametrize(
+    ("device", "module", "name", "function", "success"),
+    [
+        (DeviceType.CUDA, "cuda.bindings", "driver", "cuMemcpyDtoDAsync", {"CUresult": {"CUDA_SUCCESS": Code(0)}}),
+        (DeviceType.HIP, "hip", "hip", "hipMemcpyDtoDAsync", {"hipError_t": {"hipSuccess": Code(0)}}),
+    ],
+)
+def test_copies_of_a_gpu(monkeypatch, device, module, name, function, success):
+    codes = {"answer": Code(0), "success": success}
+    asked = stand_in(monkeypatch, module, name, function, codes)
+    copy = copies.copier(device)
+    copy(1 << 40, 1 << 41, 4096, 7)
+    assert asked == [(1 << 40, 1 << 41, 4096, 7)]
+    codes["answer"] = Code(1)
+    with pytest.raises(DriverError, match=f"{function}.*INVALID_VALUE"):
+        copy(1 << 40, 1 << 41, 4096, 7)
+
+
+def test_copies_without_a_driver(monkeypatch):
+    monkeypatch.setattr(copies.importlib.util, "find_spec", lambda name: None)
+    assert copies.copies_obstacle(DeviceType.CPU) == ""
+    assert "cuda-bindings" in copies.copies_obstacle(DeviceType.CUDA)
+    gpu = request(Case("all_gather"), 4, target=DeviceTarget(DeviceType.HIP))
+    assert "hip-python, which is not installed" in ALGORITHMS["all_gather", "copy_engine"].supports(gpu).reason

@@ -80,7 +80,7 @@ class Ring(Reduction):
         shard = rounded_up(-(-count // team.size), item)
         blocks = blocks_for(request, team, shard, item, reduces=True)
         rings = config.get("all_reduce_num_rings", 1)
-        slices, block = self._slices(request, blocks.block)
+        slices, block = self.slices(request, blocks.block)
         on_cpu = request.target.type is DeviceType.CPU
         most = min(config.get("comm_sms", max(rings, 1 if on_cpu else MOST_PROGRAMS)), team.max_programs)
         if most < rings:
@@ -99,7 +99,7 @@ class Ring(Reduction):
         arguments = self.common(request, team, op) | {
             "mail": mail.tensor,
             "words": team.region("ring words", WORDS * _WORD * team.max_programs).tensor.view(torch.int64),
-            "steps": torch.tensor(_steps(team.size, rings), dtype=torch.int64, device=team.device),
+            "steps": torch.tensor(ring_steps(team.size, rings), dtype=torch.int64, device=team.device),
             "count": count,
             "shard": shard,
             "slots": min(2 * slices, slices * room // (programs * block)),
@@ -111,8 +111,8 @@ class Ring(Reduction):
         return Plan(BoundKernel(ring, programs, arguments, PER_CALL, team.device, blocks.options), carrier)
 
     @staticmethod
-    def _slices(request: CollectiveRequest, block: int) -> tuple[int, int]:
-        """(slices of a tile, elements of a slice), given the elements that a program would handle at a time."""
+    def slices(request: CollectiveRequest, block: int) -> tuple[int, int]:
+        """Return slices of a tile, and elements of a slice, given how many a program would handle at a time."""
         config = request.options["config"]
         width = config.get("all_reduce_ring_slice_n")
         if width is not None:
@@ -122,8 +122,8 @@ class Ring(Reduction):
         return _GPU_SLICES, block
 
 
-def _steps(size: int, rings: int) -> list[int]:
-    """How far each ring's next neighbour is: numbers prime to the size, in turn."""
+def ring_steps(size: int, rings: int) -> list[int]:
+    """Return how far each ring's next neighbour is: numbers prime to the size, in turn."""
     prime = [step for step in range(1, max(size, 2)) if math.gcd(step, size) == 1]
     return [prime[i % len(prime)] for i in range(rings)]
 
