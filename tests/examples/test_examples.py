@@ -17,6 +17,7 @@ EXPECTED = {
     "04_memory.py": "[4096, 8192, 4096, 0]",
     "05_gluon_pipeline.py": "rank 2 of 3 on cpu used 57 blocks",
     "06_gluon_gemm_all_scatter.py": "rank 1 of 2 on cpu: C is right; the portable kernel, because wgmma and TMA need",
+    "07_gemm_all_reduce.py": "rank 1 of 2 on cpu: C is right 3 times, and the same on all ranks",
 }
 
 GPU_TIERS = [
@@ -80,3 +81,9 @@ def test_gluon_gemm_all_scatter_on_gpus(count):
     kernel = "the kernel for Hopper" if on_hopper else "the portable kernel, because"
     for rank, line in enumerate(run_on_gpus("06_gluon_gemm_all_scatter.py", count)):
         assert line.startswith(f"rank {rank} of {count} on cuda:{rank}: C is right; {kernel}")
+
+
+@pytest.mark.parametrize("count", GPU_TIERS)
+def test_gemm_all_reduce_on_gpus(count):
+    for rank, line in enumerate(run_on_gpus("07_gemm_all_reduce.py", count)):
+        assert line == f"rank {rank} of {count} on cuda:{rank}: C is right 3 times, and the same on all ranks"

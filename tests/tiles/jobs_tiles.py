@@ -1,0 +1,475 @@
+"""Kernels and rank jobs of tests/tiles, in Triton and in Gluon; they run on CPU ranks and on GPUs."""
+
+import time
+import zlib
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from jobs_common import environment
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from iris_core import Iris
+from iris_core.errors import DeviceTimeoutError
+from iris_gluon import IrisDeviceCtx, default_layout
+from iris_triton import DeviceContext, x
+from iris_triton.tiles import AllReduceConfig, Tile, TileView, make_locks, make_tensor_view
+
+BLOCK_M, BLOCK_N = 8, 16
+LAUNCHES = 5
+SENTINEL = 77  # exact in every dtype
+WITH_LOCKS = ("one_shot", "two_shot", "owner", "ring", "reduce_scatter")
+ADDING = ("atomic", "spinlock", "default")
+MOVES = ("all_gather_rows", "all_gather_columns", "all_to_all", "gather")
+OPS = (*WITH_LOCKS, *ADDING, *MOVES)
+
+
+# -- kernels ----------------------------------------------------------------------------------------------------------
+@triton.jit
+def call(ctx, op: tl.constexpr, tile, mem, src, dst, locks, rank, size, number):
+    """One tile-level collective, the same in both languages; `number` is its last argument, if any."""
+    if op == "all_gather_rows":
+        ctx.all_gather(tile, dst, 0)
+    elif op == "all_gather_columns":
+        ctx.all_gather(tile, dst, 1)
+    elif op == "all_to_all":
+        ctx.all_to_all(mem, src, dst, number)
+    elif op == "gather":
+        ptr, mask = dst.tile_ptr(mem)
+        tl.store(ptr, ctx.gather(mem, src, number), mask=mask)
+    elif op == "atomic":
+        ctx.all_reduce_atomic(tile, dst)
+    elif op == "spinlock":
+        ctx.all_reduce_spinlock(tile, dst, locks)
+    elif op == "one_shot":
+        ctx.all_reduce_one_shot(tile, src, dst, locks)
+    elif op == "two_shot":
+        ctx.all_reduce_two_shot(tile, src, dst, locks)
+    elif op == "owner":
+        ctx.all_reduce_two_shot(tile, src, dst, locks, rank, size)
+    elif op == "ring":
+        ctx.all_reduce_ring(tile, src, dst, locks)
+    elif op == "reduce_scatter":
+        ctx.reduce_scatter(tile, src, dst, locks)
+    elif op == "await":
+        ctx.await_tile(mem, dst, locks)
+    elif op == "default":
+        ctx.all_reduce(tile, src, dst)
+    else:  # a variant by name or number
+        ctx.all_reduce(tile, src, dst, config=AllReduceConfig(op, locks))
+
+
+@triton.jit(do_not_specialize=["M", "N", "dst_M", "dst_N", "number"])
+def run_triton(
+    op: tl.constexpr, form: tl.constexpr, data, src, dst, locks, context, world: tl.constexpr, M, N, data_m, data_n,
+    src_m, src_n, dst_M, dst_N, dst_m, dst_n, number, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """Programs take tiles of `data` in turn; `form` says where the parts are: in the "tile", or in src ("memory")."""
+    ctx = DeviceContext.from_tensor(context, world)
+    view = make_tensor_view(data, M, N, data_m, data_n)
+    src_view = make_tensor_view(src, M, N, src_m, src_n)
+    dst_view = make_tensor_view(dst, dst_M, dst_N, dst_m, dst_n)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    for i in range(tl.program_id(0), view.number_of_tiles(BLOCK_M, BLOCK_N), tl.num_programs(0)):
+        mem = TileView(i // tiles_n, i % tiles_n, BLOCK_M, BLOCK_N)
+        if form == "memory":
+            call(ctx, op, mem, mem, src_view, dst_view, locks, ctx.rank, world, number)
+        else:
+            ptr, mask = view.tile_ptr(mem)
+            tile = Tile(i // tiles_n, i % tiles_n, BLOCK_M, BLOCK_N, tl.load(ptr, mask=mask))
+            call(ctx, op, tile, mem, src_view, dst_view, locks, ctx.rank, world, number)
+
+
+@gluon.jit(do_not_specialize=["M", "N", "dst_M", "dst_N", "number"])
+def run_gluon(
+    op: gl.constexpr, form: gl.constexpr, data, src, dst, locks, context, world: gl.constexpr, M, N, data_m, data_n,
+    src_m, src_n, dst_M, dst_N, dst_m, dst_n, number, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr
+):  # fmt: skip
+    """The same, in layouts of the kernel's own: one of the data, another one of a tile without data."""
+    ctx = IrisDeviceCtx.initialize(context)
+    layout: gl.constexpr = default_layout([BLOCK_M, BLOCK_N], vector=2)
+    other: gl.constexpr = default_layout([BLOCK_M, BLOCK_N], vector=4)
+    view = make_tensor_view(data, M, N, data_m, data_n)
+    src_view = make_tensor_view(src, M, N, src_m, src_n)
+    dst_view = make_tensor_view(dst, dst_M, dst_N, dst_m, dst_n)
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    for i in range(gl.program_id(0), view.number_of_tiles(BLOCK_M, BLOCK_N), gl.num_programs(0)):
+        mem = TileView(i // tiles_n, i % tiles_n, BLOCK_M, BLOCK_N, other)
+        if form == "memory":
+            call(ctx, op, mem, mem, src_view, dst_view, locks, ctx.cur_rank, world, number)
+        else:
+            place = TileView(mem.pid_m, mem.pid_n, BLOCK_M, BLOCK_N, layout)
+            tile = Tile(mem.pid_m, mem.pid_n, BLOCK_M, BLOCK_N, place.partial(view))
+            call(ctx, op, tile, mem, src_view, dst_view, locks, ctx.cur_rank, world, number)
+
+
+KERNELS = {"triton": run_triton, "gluon": run_gluon}
+
+
+# -- a case -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Case:
+    """One collective, launched `LAUNCHES` times in a row.
+
+    Attributes:
+        op: see OPS.
+        dtype: of the data and, if the others are empty, of everything.
+        form: where the parts are, see `run_triton`.
+        strided: tensors are every second column of wider ones, transposed in memory.
+        in_place: dst is src.
+        src_dtype, dst_dtype: where they differ.
+    """
+
+    op: str
+    dtype: str
+    form: str = "tile"
+    strided: bool = False
+    in_place: bool = False
+    src_dtype: str = ""
+    dst_dtype: str = ""
+
+
+class Matrix:
+    """A symmetric matrix with a margin that nobody may touch."""
+
+    def __init__(self, ctx, rows, columns, dtype, strided):
+        self.whole = ctx.empty(2 * columns + 1, rows + 1, dtype=dtype) if strided else ctx.empty(
+            rows + 1, columns + 3, dtype=dtype
+        )  # fmt: skip
+        self.inner = self.whole[::2, :].t()[:rows, :columns] if strided else self.whole[:rows, :columns]
+        self.whole.fill_(SENTINEL)
+
+    def margin_is_whole(self):
+        """Whether everything outside the matrix is as it was."""
+        copy = self.whole.clone()
+        inner = copy.as_strided(self.inner.shape, self.inner.stride())
+        inner.fill_(SENTINEL)
+        return bool((copy == SENTINEL).all())
+
+
+def sizes(case, world):
+    """Rows and columns of a rank's part, and of dst; odd, and in fewer tiles for more ranks."""
+    m, n = {1: (9, 19), 2: (13, 37), 3: (9, 19), 4: (9, 13)}.get(world, (5, 19))
+    if case.op == "all_to_all":
+        return m, 7 * world, m, 7 * world
+    if case.op == "all_gather_rows":
+        return m, n, m * world, n
+    if case.op == "all_gather_columns":
+        return m, n, m, n * world
+    return m, n, m, n
+
+
+def part(case, rank, turn, shape):
+    """What a rank contributes in a launch."""
+    generator = torch.Generator().manual_seed(1000 * turn + rank)
+    dtype = getattr(torch, case.dtype)
+    if dtype.is_floating_point:
+        return (torch.randn(shape, generator=generator) * 3).to(dtype)
+    return torch.randint(-(2**20), 2**20, shape, generator=generator).to(dtype)
+
+
+def tile_numbers(shape):
+    """The number of the tile that each element belongs to."""
+    i, j = torch.arange(shape[0])[:, None] // BLOCK_M, torch.arange(shape[1])[None, :] // BLOCK_N
+    return i * -(-shape[1] // BLOCK_N) + j
+
+
+def expected(case, parts, rank, before):
+    """The exact result, or None where the order of additions is not fixed; and the result in float64.
+
+    Args:
+        case: the case.
+        parts: of all ranks.
+        rank: who gets the result.
+        before: what is where no result is stored.
+    """
+    world, shape = len(parts), parts[0].shape
+    if case.op == "gather":
+        return parts[(rank + 1) % world], parts[(rank + 1) % world].double()
+    if case.op.startswith("all_gather"):
+        result = torch.cat(parts, dim=int(case.op.endswith("columns")))
+        return result, result.double()
+    if case.op == "all_to_all":
+        result = torch.cat([p.chunk(world, dim=1)[rank] for p in parts], dim=1)
+        return result, result.double()
+    src, dst = (getattr(torch, name or case.dtype) for name in (case.src_dtype, case.dst_dtype))
+    true = sum(p.double() for p in parts)
+    if case.op in ADDING:
+        return (sum(parts) if not src.is_floating_point else None), true
+    parts = [p.to(src) for p in parts]
+    wide = [p.float() if src.is_floating_point and src.itemsize < 4 else p for p in parts]
+    numbers = tile_numbers(shape)
+    if case.op == "ring":  # tile t begins at rank t % world
+        total = torch.empty_like(wide[0])
+        for start in range(world):
+            here = numbers % world == start
+            total[here] = sum((wide[(start + i) % world] for i in range(1, world)), wide[start])[here]
+    else:
+        total = sum(wide[1:], wide[0])
+    total = total.to(dst)
+    if case.op == "reduce_scatter":
+        share = (int(numbers.max()) + 1) // world
+        owners = (numbers // share).clamp(max=world - 1) if share else torch.full_like(numbers, world - 1)
+        mine = owners == rank
+        return torch.where(mine, total, before), torch.where(mine, true, before.double())
+    return total, true
+
+
+def run_cases(language, cases, device):
+    """Run cases one after the other; returns what is wrong, and a checksum of dst per case and launch."""
+    problems, sums = [], []
+    with Iris("8MiB", device=device, backend=language) as ctx:
+        for case in cases:
+            with ctx.scope():
+                run_case(ctx, language, case, problems, sums)
+    return problems, sums
+
+
+def run_case(ctx, language, case, problems, sums):
+    rank, world = ctx.cur_rank, ctx.num_ranks
+    m, n, dst_m, dst_n = sizes(case, world)
+    src_dtype, dst_dtype = (getattr(torch, name or case.dtype) for name in (case.src_dtype, case.dst_dtype))
+    src = Matrix(ctx, m, n, src_dtype, case.strided)
+    dst = src if case.in_place else Matrix(ctx, dst_m, dst_n, dst_dtype, case.strided)
+    locks = make_locks(ctx, dst_m, dst_n, BLOCK_M, BLOCK_N, "spinlock" if case.op == "spinlock" else "two_shot")
+    data = torch.empty(m, n, dtype=getattr(torch, case.dtype), device=ctx.device)
+    number = {"gather": (rank + 1) % world, "all_to_all": 7}.get(case.op, 0)
+
+    def launch(op):
+        KERNELS[language][(2,)](
+            op, case.form, data, src.inner, dst.inner, locks, ctx.get_device_context(), world, m, n, *data.stride(),
+            *src.inner.stride(), dst_m, dst_n, *dst.inner.stride(), number, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
+        )  # fmt: skip
+
+    ctx.barrier()
+    results = []
+    for turn in range(LAUNCHES):
+        mine = part(case, rank, turn, (m, n))
+        data.copy_(mine)
+        if case.op in WITH_LOCKS:  # no barrier: the kernels themselves keep the launches apart
+            if case.form == "memory":
+                launch("await")
+                src.inner.copy_(mine)
+        else:
+            ctx.barrier()
+            src.inner.copy_(mine)
+            if case.op in ADDING:
+                dst.inner.zero_()
+            ctx.barrier()
+        if turn % world == rank:
+            time.sleep(0.02)
+        launch(case.op)
+        if case.op in ("two_shot", "owner", "reduce_scatter"):
+            launch("await")
+        if case.op in (*ADDING, *MOVES):
+            ctx.barrier()
+        results.append(dst.inner.clone())
+    ctx.barrier()
+    for turn, result in enumerate(results):
+        parts = [part(case, r, turn, (m, n)) for r in range(world)]
+        before = parts[rank] if case.in_place else torch.full((dst_m, dst_n), SENTINEL, dtype=dst_dtype)
+        result = result.cpu()
+        exact, true = expected(case, parts, rank, before)
+        if exact is not None and not torch.equal(result, exact):
+            problems.append(f"rank {rank}, launch {turn}: {case} is not exact")
+        scale = sum(p.double().abs() for p in parts).max() if case.op in OPS else 1
+        steps = 1 if exact is not None else world  # how often it was rounded
+        rounding = torch.finfo(dst_dtype).eps if dst_dtype.is_floating_point else 0
+        if case.src_dtype or case.dst_dtype:
+            rounding = max(rounding, torch.finfo(src_dtype).eps)
+        if not ((result.double() - true).abs() <= steps * rounding * scale).all():
+            problems.append(f"rank {rank}, launch {turn}: {case} is off by {(result.double() - true).abs().max()}")
+        sums.append(zlib.crc32(result.contiguous().view(torch.uint8).numpy().tobytes()))
+    if not (src.margin_is_whole() and dst.margin_is_whole()):
+        problems.append(f"rank {rank}: {case} touches memory outside its matrices")
+    if case.op in WITH_LOCKS:
+        rows = locks.cpu().view(-1, 2 * world + 3)
+        if set((rows[:, 2 * world] >> 3).tolist()) != {LAUNCHES} or rows[:, 2 * world + 1].any():
+            problems.append(f"rank {rank}: {case} leaves locks {rows.tolist()}")
+    elif locks.any():
+        problems.append(f"rank {rank}: {case} leaves a lock taken")
+
+
+# -- other jobs -------------------------------------------------------------------------------------------------------
+def simple_launch(ctx, language, op, data, src, dst, locks, programs=2, form="tile", number=0):
+    """Launch on contiguous matrices of the same shape."""
+    m, n = data.shape
+    KERNELS[language][(programs,)](
+        op, form, data, src, dst, locks, ctx.get_device_context(), ctx.num_ranks, m, n, *data.stride(), *src.stride(),
+        m, n, *dst.stride(), number, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
+    )  # fmt: skip
+
+
+def one_after_the_other(language, op, device):
+    """Each rank's kernel ends before the next one's begins; returns whether the result is right everywhere."""
+    with Iris("4MiB", device=device, backend=language) as ctx:
+        rank, world = ctx.cur_rank, ctx.num_ranks
+        m, n = 9, 20
+        data = torch.full((m, n), float(rank + 1), device=ctx.device)
+        src, dst = ctx.zeros(m, n), ctx.zeros(m, n)
+        locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N, "spinlock" if op == "spinlock" else "two_shot")
+        ctx.barrier()
+        for launch in range(2):
+            for turn in range(world):
+                if turn == rank:
+                    simple_launch(ctx, language, op, data * (launch + 1), src, dst, locks)
+                ctx.barrier()  # raises if a wait has timed out
+        scale = 3 if op in ADDING else 2  # what adds has added twice
+        total = scale * world * (world + 1) / 2
+        if op == "reduce_scatter":
+            numbers = tile_numbers((m, n))
+            share = (int(numbers.max()) + 1) // world
+            owners = (numbers // share).clamp(max=world - 1) if share else torch.full_like(numbers, world - 1)
+            return torch.equal(dst.cpu(), torch.where(owners == rank, total, 0.0))
+        return bool((dst == total).all())
+
+
+def sequence(language, ops, start, device):
+    """Different algorithms one after the other with the same locks, from a given stamp on; returns who is wrong."""
+    wrong = []
+    with Iris("4MiB", device=device, backend=language) as ctx:
+        rank, world = ctx.cur_rank, ctx.num_ranks
+        m, n = 13, 37
+        src, dst = ctx.zeros(m, n), ctx.zeros(m, n)
+        locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N)
+        locks.view(-1, 2 * world + 3)[:] = start
+        locks.view(-1, 2 * world + 3)[:, 2 * world + 1] = 0
+        ctx.barrier()
+        results = []
+        for turn, op in enumerate(ops):
+            data = torch.full((m, n), float(rank + turn), device=ctx.device)
+            if turn % world == rank:
+                time.sleep(0.02)
+            simple_launch(ctx, language, op, data, src, dst, locks)
+            simple_launch(ctx, language, "await", data, src, dst, locks)
+            results.append(dst.clone())
+        ctx.barrier()
+        for turn, (op, result) in enumerate(zip(ops, results, strict=True)):
+            if not (result == sum(r + turn for r in range(world))).all():
+                wrong.append((turn, op))
+        return wrong, int(locks.view(-1, 2 * world + 3)[0, 2 * world])
+
+
+def by_config(language, device):
+    """Every variant by name and by number; returns those that are wrong."""
+    wrong = []
+    with Iris("4MiB", device=device, backend=language) as ctx:
+        rank, world = ctx.cur_rank, ctx.num_ranks
+        m, n = 9, 20
+        data = torch.full((m, n), float(rank + 1), device=ctx.device)
+        for number, name in enumerate(("atomic", "ring", "one_shot", "two_shot", "spinlock")):
+            for variant in (number, f"by {name}"):
+                with ctx.scope():
+                    src, dst = ctx.zeros(m, n), ctx.zeros(m, n)
+                    src.copy_(data)
+                    locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N, name)
+                    ctx.barrier()
+                    named = variant if isinstance(variant, int) else {"atomic": "default"}.get(name, name)
+                    form = "memory" if isinstance(variant, int) else "tile"
+                    simple_launch(ctx, language, named, data, src, dst, locks, form=form)
+                    ctx.barrier()
+                    if not (dst == world * (world + 1) / 2).all():
+                        wrong.append((rank, variant))
+    return wrong
+
+
+def nobody_else_calls(language, op, device):
+    """Rank 0 calls alone, or finds a lock taken; returns the text of its error and whether dst is untouched."""
+    with environment(IRIS_DEVICE_TIMEOUT="0.3"), Iris("4MiB", device=device, backend=language) as ctx:
+        m, n = 5, 9
+        data = torch.ones(m, n, device=ctx.device)
+        src, dst = ctx.zeros(m, n), ctx.zeros(m, n)
+        locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N, "spinlock" if op == "spinlock" else "two_shot")
+        if op == "spinlock":
+            locks.fill_(1)
+        ctx.barrier()
+        begin = time.monotonic()
+        if ctx.cur_rank == 0:
+            for _ in range(2 if op == "two_shot" else 1):  # the second one waits for the end of the first
+                simple_launch(ctx, language, op, data, src, dst, locks, programs=1)
+        text = ""
+        try:
+            ctx.barrier()
+        except DeviceTimeoutError as error:
+            text = str(error)
+        assert time.monotonic() - begin < 20
+        ctx.barrier()
+        return text, not dst.any()
+
+
+# -- the functions of the reference system ----------------------------------------------------------------------------
+@triton.jit
+def reference_style(
+    op: tl.constexpr, inp, staging, out, locks, M: tl.constexpr, N: tl.constexpr, stride_m: tl.constexpr,
+    stride_n: tl.constexpr, context, rank: tl.constexpr, world: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """Constexpr sizes and ranks, and free functions."""
+    ctx = x.DeviceContext.initialize(context, rank, world)
+    pid = tl.program_id(0)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    rm, rn, mask = x.tile_layout(pid // tiles_n, pid % tiles_n, M, N, BLOCK_M, BLOCK_N)
+    data = tl.load(inp + rm[:, None] * stride_m + rn[None, :] * stride_n, mask=mask, other=0.0)
+    tile = x.Tile(pid // tiles_n, pid % tiles_n, BLOCK_M, BLOCK_N, data)
+    place = x.TileView(pid // tiles_n, pid % tiles_n, BLOCK_M, BLOCK_N)
+    src = x.make_tensor_view(staging, M, N, stride_m, stride_n)
+    dst = x.TensorView(out, M, N, stride_m, stride_n)
+    if op == "atomic":
+        x.all_reduce_atomic(tile, dst, ctx)
+    elif op == "spinlock":
+        x.all_reduce_spinlock(tile, dst, locks, ctx)
+    elif op == "one_shot":
+        x.all_reduce_one_shot(tile, src, dst, locks, ctx)
+    elif op == "two_shot":
+        x.all_reduce_two_shot(tile, src, dst, locks, rank, world, ctx)
+    elif op == "ring":
+        x.all_reduce_ring(tile, src, dst, ctx, locks)
+    elif op == "reduce_scatter":
+        x.reduce_scatter(tile, src, dst, locks, ctx)
+    elif op == "gather":
+        ptr, inside = x.tile_ptr(out, M, N, stride_m, stride_n, place.pid_m, place.pid_n, BLOCK_M, BLOCK_N)
+        tl.store(ptr, x.gather(place, src, (rank + 1) % world, ctx), mask=inside)
+    elif op == "all_to_all":
+        x.all_to_all(place, src, dst, N // world, ctx)
+    else:
+        tl.static_assert(op == "all_gather", "no such function")
+        big = x.make_tensor_view(out, M * world, N, stride_m, stride_n)
+        x.all_gather(tile, big, 0, ctx)
+
+
+def run_reference_style(device):
+    """All free functions; returns those that are wrong."""
+    wrong = []
+    with Iris("4MiB", device=device) as ctx:
+        rank, world = ctx.cur_rank, ctx.num_ranks
+        m, n = 11, 5 * world
+        tiles = -(-m // BLOCK_M) * -(-n // BLOCK_N)
+        parts = [torch.arange(m * n, dtype=torch.float32).view(m, n) * (r + 1) for r in range(world)]
+        inp = parts[rank].to(ctx.device)
+        total = sum(parts)
+        numbers = tile_numbers((m, n))
+        share = tiles // world
+        owners = (numbers // share).clamp(max=world - 1) if share else torch.full_like(numbers, world - 1)
+        want = {
+            **dict.fromkeys(("atomic", "spinlock", "one_shot", "two_shot", "ring"), total),
+            "reduce_scatter": torch.where(owners == rank, total, 0.0),
+            "gather": parts[(rank + 1) % world],
+            "all_to_all": torch.cat([p.chunk(world, dim=1)[rank] for p in parts], dim=1),
+            "all_gather": torch.cat(parts),
+        }
+        for op, result in want.items():
+            with ctx.scope():
+                staging, out = ctx.zeros(m, n), ctx.zeros(m * world if op == "all_gather" else m, n)
+                locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N, "spinlock" if op == "spinlock" else "two_shot")
+                if op in ("gather", "all_to_all"):
+                    staging.copy_(inp)
+                ctx.barrier()
+                reference_style[(tiles,)](
+                    op, inp, staging, out, locks, m, n, n, 1, ctx.get_device_context(), rank, world, BLOCK_M, BLOCK_N
+                )
+                ctx.barrier()
+                if not torch.equal(out.cpu(), result):
+                    wrong.append((rank, op))
+    return wrong

@@ -1,0 +1,137 @@
+"""Tile-level collectives between ranks: exact results, launches in a row without barriers, late ranks, time-outs."""
+
+import pytest
+from jobs_tiles import (
+    OPS,
+    WITH_LOCKS,
+    Case,
+    by_config,
+    nobody_else_calls,
+    one_after_the_other,
+    run_cases,
+    run_reference_style,
+    sequence,
+)
+
+LANGUAGES = ["triton", "gluon"]
+DTYPES = ["float32", "float16", "bfloat16", "int32"]
+RANKS = [2, 3, 4, 8]
+
+MIXED = [
+    Case("one_shot", "float32", src_dtype="bfloat16", dst_dtype="bfloat16"),
+    Case("two_shot", "bfloat16", src_dtype="float32", dst_dtype="bfloat16"),
+    Case("ring", "bfloat16", src_dtype="float32", dst_dtype="bfloat16"),
+    Case("ring", "float32", src_dtype="float16", dst_dtype="float32"),
+    Case("atomic", "bfloat16", dst_dtype="float32"),
+    Case("spinlock", "float16", dst_dtype="float32"),
+    Case("ring", "float32", in_place=True),
+]
+"""Tensors of different types."""
+
+
+def cases_of(language, ranks):
+    """Every operation once (on 8 ranks half of them in each language); together they get every dtype and form."""
+    cases = []
+    for i, op in enumerate(OPS):
+        if ranks == 8 and i % 2 != LANGUAGES.index(language):
+            continue
+        turn = RANKS.index(ranks) + i + 2 * LANGUAGES.index(language)
+        cases.append(
+            Case(
+                op,
+                DTYPES[turn % 4],
+                form="memory" if op in WITH_LOCKS and turn % 3 == 1 else "tile",
+                strided=turn % 2 == 1,
+                in_place=op in ("one_shot", "two_shot", "owner", "reduce_scatter") and turn % 3 != 1 and turn % 2 == 0,
+            )
+        )
+    return cases
+
+
+def test_the_cases_cover_what_they_should():
+    cases = {(case.op, case.dtype) for language in LANGUAGES for ranks in RANKS for case in cases_of(language, ranks)}
+    assert cases == {(op, dtype) for op in OPS for dtype in DTYPES}
+    every = [case for language in LANGUAGES for ranks in RANKS for case in cases_of(language, ranks)]
+    for op in OPS:
+        assert {case.strided for case in every if case.op == op} == {True, False}
+    for op in WITH_LOCKS:
+        assert {case.form for case in every if case.op == op} == {"memory", "tile"}
+    for op in ("one_shot", "two_shot", "owner", "reduce_scatter"):
+        assert {case.in_place for case in every if case.op == op} == {True, False}
+
+
+def check(results, cases):
+    """Nothing is wrong, and where all ranks get the same, they have the same bytes."""
+    assert [line for problems, _ in results for line in problems] == []
+    sums = [sums for _, sums in results]
+    launches = len(sums[0]) // len(cases)
+    assert launches == 5
+    for i, case in enumerate(cases):
+        if case.op in ("one_shot", "two_shot", "owner", "ring", "all_gather_rows", "all_gather_columns"):
+            here = [one[i * launches : (i + 1) * launches] for one in sums]
+            assert all(one == here[0] for one in here), case
+            assert len(set(here[0])) == launches  # the data did change
+
+
+@pytest.mark.parametrize("num_ranks", RANKS)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_five_launches_in_a_row(pool, language, num_ranks, device):
+    cases = cases_of(language, num_ranks)
+    check(pool.run(run_cases, num_ranks, language, cases, device), cases)
+
+
+@pytest.mark.parametrize("num_ranks", [3])
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_mixed_types(pool, language, num_ranks, device):
+    check(pool.run(run_cases, num_ranks, language, MIXED, device), MIXED)
+
+
+@pytest.mark.parametrize("num_ranks", [1])
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_rank_alone(pool, language, num_ranks, device):
+    cases = [Case(op, "bfloat16", strided=True) for op in OPS]
+    check(pool.run(run_cases, num_ranks, language, cases, device), cases)
+
+
+@pytest.mark.parametrize("num_ranks", [3])
+@pytest.mark.parametrize("op", ["two_shot", "reduce_scatter", "spinlock", "atomic"])
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_no_kernel_waits_for_one_that_has_not_begun(pool, language, op, num_ranks, device):
+    assert all(pool.run(one_after_the_other, num_ranks, language, op, device))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_algorithms_may_share_their_locks(pool, language, num_ranks, device):
+    ops = ["one_shot", "two_shot", "ring", "owner", "one_shot", "ring", "two_shot", "ring", "one_shot"]
+    for wrong, stamp in pool.run(sequence, num_ranks, language, ops, 0, device):
+        assert wrong == []
+        assert stamp >> 3 == len(ops)
+
+
+@pytest.mark.parametrize("num_ranks", [3])
+def test_stamps_wrap_around(pool, num_ranks, device):
+    ops = ["two_shot", "one_shot", "ring", "two_shot", "two_shot", "ring", "one_shot"]
+    for wrong, stamp in pool.run(sequence, num_ranks, "triton", ops, 2**31 - 32, device):
+        assert wrong == []
+        assert -(2**31) <= stamp < -(2**31) + 64
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_configuration(pool, language, num_ranks, device):
+    assert [entry for wrong in pool.run(by_config, num_ranks, language, device) for entry in wrong] == []
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+@pytest.mark.parametrize("op", ["one_shot", "two_shot", "ring", "spinlock"])
+def test_a_wait_in_vain_ends_and_is_reported(pool, op, num_ranks, device):
+    (text, untouched), (other, _) = pool.run(nobody_else_calls, num_ranks, "triton", op, device)
+    assert "rank 0" in text
+    assert other == ""
+    assert untouched or op != "spinlock"  # what the lock protects stays as it is
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_the_functions_of_the_reference_system(pool, num_ranks, device):
+    assert [entry for wrong in pool.run(run_reference_style, num_ranks, device) for entry in wrong] == []

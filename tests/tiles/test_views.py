@@ -1,0 +1,304 @@
+"""Tiles and views of one rank: indices, addresses, masks, and what is refused."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+import iris_gluon.cpu  # noqa: F401 - the executor knows Gluon
+import iris_triton
+from iris_core import Iris
+from iris_core.errors import NotOnHeapError
+from iris_gluon import IrisDeviceCtx, default_layout
+from iris_triton import DeviceContext, cpu, tiles, x
+from iris_triton.compile_only import compile_for
+from iris_triton.tiles import (
+    AllReduceConfig,
+    TensorView,
+    Tile,
+    TileView,
+    check_locks,
+    chiplet_transform_chunked,
+    compute_tile_indices,
+    compute_tile_offsets,
+    lock_words,
+    make_locks,
+    make_tensor_view,
+    offset_ptr,
+    tile_layout,
+    tile_ptr,
+)
+
+M, N, BM, BN = 11, 21, 4, 8
+
+
+@pytest.fixture(autouse=True)
+def executor():
+    cpu.enable()
+
+
+@triton.jit
+def copy_by(form: tl.constexpr, view, out, pid_m, pid_n, BM: tl.constexpr, BN: tl.constexpr, layout: tl.constexpr):
+    """Copy one tile, through each of the ways to its addresses."""
+    place = TileView(pid_m, pid_n, BM, BN, layout)
+    if form == "view":
+        ptr, mask = view.tile_ptr(place)
+        to, _ = out.tile_ptr(place)
+    elif form == "tile":
+        ptr, mask = view.tile_ptr(Tile(pid_m, pid_n, BM, BN, place.partial(out)))
+        to, _ = out.tile_ptr(place)
+    elif form == "functions":
+        ptr, mask = tile_ptr(view.ptr, view.M, view.N, view.stride_m, view.stride_n, pid_m, pid_n, BM, BN, layout)
+        to, _ = tile_ptr(out.ptr, out.M, out.N, out.stride_m, out.stride_n, pid_m, pid_n, BM, BN, layout)
+    elif form == "offsets":
+        rm, rn, mask = compute_tile_indices(pid_m, pid_n, view.M, view.N, BM, BN, layout)
+        here, there = compute_tile_offsets(rm, rn, view.stride_m, view.stride_n, out.stride_m, out.stride_n)
+        ptr, to = view.ptr + here, out.ptr + there
+    elif form == "layout":
+        rm, rn, mask = place.layout(view.M, view.N)
+        ptr, _ = view.tile_ptr_from_indices(rm, rn, BM, BN)
+        to, _ = out.tile_ptr_from_indices(rm, rn, BM, BN)
+    else:  # the same tile, seen from one tile further on, where a mask of the source is needed
+        rm, rn, mask = tile_layout(pid_m, pid_n, view.M, view.N, BM, BN, layout)
+        moved = view.offset(BM, BN)
+        ptr, _ = moved.offset_tile_ptr(place, -BM, -BN)
+        there = TensorView(
+            offset_ptr(out.ptr, out.stride_m, out.stride_n, 1, 2), out.M, out.N, out.stride_m, out.stride_n
+        )
+        to, mask = there.offset_tile_ptr(place, offset_m=-1, offset_n=-2, src_mask=mask)
+    tl.store(to, tl.load(ptr, mask=mask), mask=mask)
+
+
+FORMS = ["view", "tile", "functions", "offsets", "layout", "offset"]
+
+
+@triton.jit
+def copy_triton(
+    form: tl.constexpr, inp, out, M, N, in_m, in_n, out_m, out_n, BM: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    view, to = make_tensor_view(inp, M, N, in_m, in_n), make_tensor_view(out, M, N, out_m, out_n)
+    for i in range(view.number_of_tiles(BM, BN)):
+        copy_by(form, view, to, i // tl.cdiv(N, BN), i % tl.cdiv(N, BN), BM, BN, None)
+
+
+@gluon.jit
+def copy_gluon(
+    form: gl.constexpr, inp, out, M, N, in_m, in_n, out_m, out_n, BM: gl.constexpr, BN: gl.constexpr
+):  # fmt: skip
+    layout: gl.constexpr = default_layout([BM, BN])
+    view, to = make_tensor_view(inp, M, N, in_m, in_n), make_tensor_view(out, M, N, out_m, out_n)
+    for i in range(view.number_of_tiles(BM, BN)):
+        copy_by(form, view, to, i // gl.cdiv(N, BN), i % gl.cdiv(N, BN), BM, BN, layout)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kernel", [copy_triton, copy_gluon], ids=["triton", "gluon"])
+def test_every_way_to_a_tile(kernel, form, transposed):
+    inp = (
+        torch.arange(float(2 * M * N)).view(2 * N, M)[::2].t() if transposed else torch.arange(float(M * N)).view(M, N)
+    )
+    whole = torch.full((M + 2, N + 3), -1.0)
+    out = whole[:M, :N]
+    kernel[(1,)](form, inp, out, M, N, *inp.stride(), *out.stride(), BM=BM, BN=BN)
+    assert torch.equal(out, inp)
+    assert (whole[M:] == -1).all()
+    assert (whole[:, N:] == -1).all()
+
+
+@triton.jit
+def constants(out, M: tl.constexpr, N: tl.constexpr, stride: tl.constexpr):
+    view = make_tensor_view(out, M, N, stride, 1)
+    place = TileView(0, 1, 4, 8)
+    ptr, mask = view.tile_ptr(place)
+    tl.store(ptr, 1.0, mask=mask)
+    tl.store(out + M * stride, view.number_of_tiles(4, 8))
+
+
+def test_sizes_and_places_may_be_constants():
+    out = torch.zeros(4, N)
+    constants[(1,)](out, 3, N, N)
+    assert torch.equal(out[:3, 8:16], torch.ones(3, 8))
+    assert out[:3].sum() == 24
+    assert out[3, 0] == 3
+
+
+@triton.jit
+def transform(out, count: tl.constexpr, dies: tl.constexpr, chunk: tl.constexpr):
+    pid = tl.program_id(0)
+    tl.store(out + pid, chiplet_transform_chunked(pid, count, dies, chunk))
+
+
+@pytest.mark.parametrize(("count", "dies", "chunk"), [(64, 8, 4), (70, 8, 4), (31, 8, 4), (12, 3, 1), (7, 1, 3)])
+def test_chunks_stay_on_a_die(count, dies, chunk):
+    out = torch.zeros(count, dtype=torch.int32)
+    transform[(count,)](out, count, dies, chunk)
+    assert sorted(out.tolist()) == list(range(count))
+    whole = count // (dies * chunk) * dies * chunk
+    assert out[whole:].tolist() == list(range(whole, count))
+    for die in range(dies):  # programs of one die take chunks of neighbours
+        pieces = out[:whole][die::dies].view(-1, chunk)
+        assert (pieces == pieces[:, :1] + torch.arange(chunk)).all()
+        assert (pieces[:, 0] % chunk == 0).all()
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+@triton.jit
+def wrong(what: tl.constexpr, data, locks, context, W: tl.constexpr):
+    ctx = DeviceContext.from_tensor(context, W)
+    view = make_tensor_view(data, 8, 8, 8, 1)
+    place = TileView(0, 0, 8, 8)
+    tile = Tile(0, 0, 8, 8, place.partial(view))
+    if what == "dim":
+        ctx.all_gather(tile, view, 2)
+    elif what == "shape":
+        ctx.all_gather(Tile(0, 0, 16, 8, place.partial(view)), view, 0)
+    elif what == "variant":
+        ctx.all_reduce(tile, view, view, config=AllReduceConfig("tree", locks))
+    elif what == "code":
+        ctx.all_reduce(tile, view, view, config=AllReduceConfig(5, locks))
+    elif what == "no locks":
+        ctx.all_reduce(tile, view, view, config=AllReduceConfig("two_shot"))
+    elif what == "ring without locks":
+        x.all_reduce_ring(tile, view, view, ctx)
+    elif what == "ring":
+        ctx.all_reduce_ring(tile, view, view, locks)
+    elif what == "atomic":
+        ctx.all_reduce_atomic(tile, view)
+    elif what == "spinlock":
+        ctx.all_reduce_spinlock(tile, view, locks)
+    else:
+        ctx.all_reduce_two_shot(tile, view, view, locks)
+
+
+@gluon.jit
+def without_layout(context, data):
+    ctx = IrisDeviceCtx.initialize(context)
+    ctx.gather(TileView(0, 0, 8, 8), make_tensor_view(data, 8, 8, 8, 1), 0)
+
+
+def refusal(kernel, *args):
+    """What the compiler says, with all causes."""
+    with pytest.raises(triton.CompilationError) as error:
+        compile_for(kernel, args)
+    texts, cause = [], error.value
+    while cause is not None:
+        texts.append(str(cause))
+        cause = cause.__cause__
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize(
+    ("what", "dtype", "locks", "message"),
+    [
+        ("dim", torch.float32, torch.int32, "dim of all_gather is 0"),
+        ("shape", torch.float32, torch.int32, "block of block_m x block_n elements"),
+        ("variant", torch.float32, torch.int32, "unknown variant 'tree'"),
+        ("code", torch.float32, torch.int32, "unknown variant 5"),
+        ("no locks", torch.float32, torch.int32, "all variants but atomic need locks"),
+        ("ring without locks", torch.float32, torch.int32, "all_reduce_ring needs locks"),
+        ("ring", torch.float8_e5m2, torch.int32, "passes sums of fp32 on"),
+        ("atomic", torch.int8, torch.int32, "all_reduce_atomic adds float16"),
+        ("spinlock", torch.float32, torch.float32, "locks must be an int32 or int64 tensor"),
+        ("two_shot", torch.float32, torch.uint8, "locks must be an int32 or int64 tensor"),
+    ],
+)
+def test_mistakes_are_found_by_the_compiler(what, dtype, locks, message):
+    assert message in refusal(wrong, what, dtype, locks, torch.int64, 2)
+
+
+def test_a_tile_without_data_needs_a_layout_in_gluon():
+    assert "the axes of a block need its layout" in refusal(without_layout, torch.int64, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("variant", "words"),
+    [
+        ("two_shot", 6 * 19),
+        ("one_shot", 6 * 19),
+        ("ring", 6 * 19),
+        ("reduce_scatter", 6 * 19),
+        ("spinlock", 6),
+        ("atomic", 0),
+    ],
+)
+def test_number_of_words(variant, words):
+    assert lock_words(9, 33, 8, 16, 8, variant) == words
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_sizes_must_be_positive(at):
+    numbers = [9, 33, 8, 16, 8]
+    numbers[at] = 0
+    with pytest.raises(ValueError, match="must be positive, got 0"):
+        lock_words(*numbers)
+
+
+def test_unknown_variants_have_no_words():
+    with pytest.raises(ValueError, match="unknown variant 'tree'"):
+        lock_words(9, 33, 8, 16, 8, "tree")
+
+
+def test_locks_are_checked_on_the_host():
+    with Iris("1MiB", device="cpu") as ctx:
+        locks = make_locks(ctx, 9, 33, 8, 16)
+        assert (locks.numel(), locks.dtype, bool(locks.any())) == (30, torch.int32, False)
+        check_locks(ctx, locks, 9, 33, 8, 16)
+        check_locks(ctx, make_locks(ctx, 9, 33, 8, 16, dtype=torch.int64), 9, 33, 8, 16)
+        check_locks(ctx, make_locks(ctx, 9, 33, 8, 16, "spinlock"), 9, 33, 8, 16, "spinlock")
+        with pytest.raises(ValueError, match=r"30 words, but one_shot on 10 x 33 elements .* needs 45 for 1 ranks"):
+            check_locks(ctx, locks, 10, 33, 4, 16, "one_shot")
+        with pytest.raises(ValueError, match=r"int32 or int64, not torch.float32"):
+            check_locks(ctx, ctx.zeros(30), 9, 33, 8, 16)
+        with pytest.raises(ValueError, match="contiguous"):
+            check_locks(ctx, ctx.zeros(60, dtype=torch.int32)[::2], 9, 33, 8, 16)
+        with pytest.raises(NotOnHeapError, match="symmetric heap"):
+            check_locks(ctx, torch.zeros(30, dtype=torch.int32), 9, 33, 8, 16)
+        with pytest.raises(ValueError, match=r"int32 or int64, not torch.int16"):
+            make_locks(ctx, 9, 33, 8, 16, dtype=torch.int16)
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("module", [tiles, x, iris_triton], ids=lambda module: module.__name__)
+def test_every_exported_name_can_be_had(module):
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        module.no_such_name  # noqa: B018
+
+
+REFERENCE = {
+    "all_gather": "tile dst_view dim ctx",
+    "gather": "tile src_view source_rank ctx hint",
+    "all_to_all": "tile src_view dst_view N_per_rank ctx",
+    "all_reduce_atomic": "tile dst_view ctx",
+    "all_reduce_spinlock": "tile dst_view locks ctx",
+    "all_reduce_one_shot": "tile src_view dst_view locks ctx",
+    "all_reduce_two_shot": "tile src_view dst_view locks start_tile stride ctx",
+    "all_reduce_ring": "tile src_view dst_view ctx locks",
+    "reduce_scatter": "tile src_view dst_view locks ctx",
+    "tile_layout": "pid_m pid_n M N BLOCK_SIZE_M BLOCK_SIZE_N layout",
+    "tile_ptr": "ptr M N stride_m stride_n pid_m pid_n BLOCK_SIZE_M BLOCK_SIZE_N layout",
+    "offset_ptr": "ptr stride_m stride_n offset_m offset_n",
+    "make_tensor_view": "ptr M N stride_m stride_n",
+    "compute_tile_indices": "pid_m pid_n M N BLOCK_SIZE_M BLOCK_SIZE_N layout",
+    "compute_tile_offsets": "rm rn stride_in_m stride_in_n stride_out_m stride_out_n",
+    "chiplet_transform_chunked": "pid num_workgroups num_xcds chunk_size",
+}
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_parameter_order_of_the_functions_of_the_reference_system(name):
+    assert getattr(x, name).arg_names == REFERENCE[name].split()
+
+
+@pytest.mark.parametrize("name", [name for name in REFERENCE if name.startswith("all_") or "gather" in name])
+def test_the_methods_of_both_contexts_have_the_same_parameters(name):
+    triton_method, gluon_method = (getattr(context, name) for context in (DeviceContext, IrisDeviceCtx))
+    assert triton_method.arg_names == gluon_method.arg_names
+    parameters = [
+        parameter for parameter in REFERENCE[name].split() if parameter not in ("ctx", "start_tile", "stride")
+    ]
+    assert [p for p in triton_method.arg_names[1:] if p not in ("start_tile", "stride")] == parameters
