@@ -110,7 +110,7 @@ def verify(case, tensors, inputs, what=""):
 
 def bits(tensor):
     """Contiguous bytes of a tensor."""
-    return tensor.contiguous().flatten().view(torch.uint8)
+    return tensor.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
 
 
 def run_cases(device, cases, turns):
