@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from iris_core.ccl.binding import Binder, Question
-from iris_core.ccl.calls import OPS, TORCH
+from iris_core.ccl.calls import ALIGNMENT_NBYTES, OPS, TORCH
 from iris_core.ccl.work import DoneWork
 from iris_core.errors import ArgumentError
 
@@ -350,19 +350,22 @@ class Collectives:
             out_facts: Any = None
             in_facts: Any = None
             relation = None
+            places = 0
             if inp is not None:
-                in_at = inp.data_ptr() or inp.untyped_storage().data_ptr()  # of an empty tensor
-                in_facts = inp.shape, inp.stride(), inp.dtype, inp.get_device(), self._low <= in_at < self._high
+                places = in_at = inp.data_ptr() or inp.untyped_storage().data_ptr()  # of an empty tensor
+                in_facts = inp.shape, inp.stride(), inp.dtype, inp.device, self._low <= in_at < self._high
             if out is inp:
                 out_facts, relation = in_facts, 0
             elif out is not None:
                 out_at = out.data_ptr() or out.untyped_storage().data_ptr()
-                out_facts = out.shape, out.stride(), out.dtype, out.get_device(), self._low <= out_at < self._high
+                out_facts = out.shape, out.stride(), out.dtype, out.device, self._low <= out_at < self._high
+                places |= out_at
                 if inp is not None:
                     distance = in_at - out_at  # matters where they overlap; else only that they do not
                     if -inp.nbytes < distance < out.nbytes:
                         relation = distance
-            key = op, out_facts, in_facts, relation, group, config, first, second
+            aligned = places % ALIGNMENT_NBYTES == 0
+            key = op, out_facts, in_facts, relation, aligned, group, config, first, second
             bound = self._bound.get(key)
         except (AttributeError, TypeError):  # something is no tensor, or cannot be a key: the binder says what
             key = None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from iris_core.protocols import Collective
     from iris_core.system_area import SystemArea
 
-MAX_PROGRAMS = 128
+MAX_PROGRAMS = 160
 """Programs of one launch that can meet those of the other members."""
 
 _WORD = 8
@@ -160,10 +160,12 @@ class Team:
         return self._mail
 
     def region(self, name: str, nbytes: int, fill: int | None = 0) -> Region:
-        """Return symmetric memory of at least this size; the same as before if that is large enough.
+        """Return symmetric memory of at least this size: the smallest of this name that is large enough, or new one.
 
         Collective: every member calls it with the same arguments, in the same order with other regions.  Where the
-        region is new, no member returns before all have it ready.  A region that has become too small stays valid.
+        region is new, no member returns before all have it ready.  The smaller ones stay valid, and the same size gets
+        the same region for ever: one member may make a plan again when there are larger regions, and the plans of the
+        others know the one of the first time.
 
         Args:
             name: what it is; each protocol has names of its own.
@@ -173,9 +175,10 @@ class Team:
         Raises:
             UnsupportedError: there is no room.
         """
-        known = self._regions.setdefault(name, [])
-        if known and known[-1].nbytes >= nbytes:
-            return known[-1]
+        known = self._regions.setdefault(name, [])  # each is larger than those before
+        found = next((region for region in known if region.nbytes >= nbytes), None)
+        if found is not None:
+            return found
         region = self._memory.take(self.world, nbytes, f"workspace {name!r} of a collective")
         known.append(region)
         self._fills[name] = fill
@@ -211,18 +214,19 @@ class Team:
         """
         limit = max(self._memory.limit_nbytes, _power_of_2(minimum))
         wanted = min(_power_of_2(max(nbytes, minimum)), limit)
-        known = self._regions.get(name)
-        have = known[-1] if known else None
-        while have is None or have.nbytes < min(wanted, nbytes):
-            if have is None or wanted < self._exhausted.get(name, wanted + 1):
+        known = self._regions.get(name, [])
+        while True:
+            have = next((region for region in known if region.nbytes >= min(wanted, nbytes)), None)
+            if have is not None:
+                return have
+            if not known or wanted < self._exhausted.get(name, wanted + 1):
                 try:
                     return self.region(name, wanted, fill)
                 except UnsupportedError:
                     self._exhausted[name] = wanted
-                    if have is None and wanted // 2 < minimum:
+                    if not known and wanted // 2 < minimum:
                         raise
             wanted //= 2
-        return have
 
     def describe(self, address: int) -> str:
         """Say in a sentence what lies at an address of this rank, if it is this team's memory; else nothing."""

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from iris_triton.launcher import BoundKernel
 
 
+_TUNED_NBYTES = 1 << 20
+_TRIED: tuple[dict[str, int], ...] = ({"comm_sms": 132}, {"comm_sms": 132, "num_warps": 16}, {"comm_sms": 32})
+
 _REDUCTIONS = tuple(op.name.lower() for op in ReduceOp)
 
 
@@ -95,6 +98,15 @@ class Portable:
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds."""
         raise NotImplementedError
+
+    def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
+        """Return configs that are worth measuring for a call that this algorithm serves, its own choice first.
+
+        A small message has as many programs as blocks, whatever is asked for.
+        """
+        if request.target.type is DeviceType.CPU or request.nbytes < _TUNED_NBYTES:
+            return [{}]
+        return [{}, *(config for config in _TRIED if all(name in self.uses for name in config))]
 
     @staticmethod
     def model(request: CollectiveRequest, *, meetings: int, moved: float, copied: float = 0) -> float:

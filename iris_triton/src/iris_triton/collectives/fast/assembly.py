@@ -94,14 +94,14 @@ def poll_assembly(number, encoding, nap_ns, empty):
     has a line's flags knows, so the threads of a warp look together.
 
     Operands, after 4 * number words: address; bytes from one packet to the next; bound in nanoseconds, 0 for none;
-    address of the status words, 0 for none; epoch; whether to look at all; whether this thread has flags; rank;
-    program.
+    address of the status words, 0 for none; epoch; whether to look at all; whether this thread has flags; rank.
+
+    A look costs two branches more than one without a bound; the clock and the status words are looked at every
+    _POLLS_PER_CLOCK times.
     """
     base = 4 * number
     address, stride, timeout, status = f"${base}", f"${base + 1}", f"${base + 2}", f"${base + 3}"
-    epoch, guard, flags, rank, program = (
-        f"${base + 4}", f"${base + 5}", f"${base + 6}", f"${base + 7}", f"${base + 8}"
-    )  # fmt: skip
+    epoch, guard, flags, rank = f"${base + 4}", f"${base + 5}", f"${base + 6}", f"${base + 7}"
     field, names = _layout.Status, _layout.COMPARISONS
     registers = _told_by(encoding, number)
     missing = _missing_if(encoding)
@@ -144,11 +144,13 @@ LATE:
 atom.relaxed.sys.global.cas.b64 x, [{status}+{8 * field.CODE}], 0, {_layout.STATUS_WAIT_TIMEOUT};
 setp.ne.u64 p0, x, 0; @p0 bra DONE;
 cvt.s64.s32 x, {rank}; st.global.b64 [{status}+{8 * field.RANK}], x;
-cvt.s64.s32 x, {program}; st.global.b64 [{status}+{8 * field.PROGRAM}], x;
+mov.u32 k, %ctaid.x; cvt.u64.u32 x, k; st.global.b64 [{status}+{8 * field.PROGRAM}], x;
 """
-    for register in registers:  # one that is missing
+    text += "mov.b32 k, 0; mov.b32 w, 0;\n"
+    for register in registers:  # one that is missing; by number, as addresses would take registers from the loop
         text += f"setp.{missing}.b32 p0, ${register}, {value}; "
-        text += f"@p0 mov.u64 x, a{register // 4}; @p0 mov.b32 w, ${register};\n"
+        text += f"@p0 mov.b32 k, {register // 4}; @p0 mov.b32 w, ${register};\n"
+    text += f"cvt.u64.u32 x, k; mad.lo.u64 x, x, {stride}, {address};\n"
     comparison = names.index("ne" if encoding == "sentinel" else "eq")
     return (
         text

@@ -74,8 +74,8 @@ def _halves(offset, limit, flags):
 
 @triton.jit
 def load_data(
-    base, begin, offset, limit, flags, whole, sizes, strides,
-    ENC: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
+    base, begin, offset, limit, flags, sizes, strides,
+    ENC: tl.constexpr, WHOLE: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
 ):  # fmt: skip
     """Load the data of packets; 2 or 4 blocks of words, 0 beyond the limit.
 
@@ -84,14 +84,13 @@ def load_data(
         begin: byte at which the part begins that the packets carry (int64).
         offset, flags: from `iris_triton.collectives.fast.packets.spot`.
         limit: bytes of the part (int64).
-        whole: whether everything is aligned (`packets.alignment`); a scalar.
         sizes, strides: of the tensor, DIMS of them, in elements.
         ENC: the encoding.
+        WHOLE: whether the tensor is dense and everything is aligned (`packets.alignment`).
         ITEM: bytes of an element.
         DIMS: 0 if the tensor is dense.
     """
-    words = (flags * 0, flags * 0, flags * 0, flags * 0)
-    if whole & (DIMS == 0):
+    if WHOLE:
         first, second = _halves(offset, limit, flags)
         words = load_vectors(base + begin + offset, first, second, ENC)
     else:
@@ -102,7 +101,7 @@ def load_data(
             w3 = _load_word(base, begin, offset, limit, flags, sizes, strides, 3, ITEM, DIMS)
             words = (w0, w1, w2, w3)
         else:
-            words = (w0, w1, flags * 0, flags * 0)
+            words = (w0, w1)
     if data_words(ENC) == 4:
         return words
     else:
@@ -111,11 +110,11 @@ def load_data(
 
 @triton.jit
 def store_data(
-    base, begin, offset, limit, flags, whole, sizes, strides, words,
-    ENC: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
+    base, begin, offset, limit, flags, sizes, strides, words,
+    ENC: tl.constexpr, WHOLE: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
 ):  # fmt: skip
     """Store the data of packets; as `load_data`."""
-    if whole & (DIMS == 0):
+    if WHOLE:
         first, second = _halves(offset, limit, flags)
         store_vectors(base + begin + offset, words, first, second, ENC)
     else:

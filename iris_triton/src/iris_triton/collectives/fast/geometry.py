@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +12,7 @@ from iris_core.types import DeviceType
 from iris_triton.collectives.fast.mailbox import MAX_PROGRAMS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from iris_core.ccl.team import Region, Team
@@ -43,38 +43,94 @@ class Shape:
         block: packets that a program handles at a time.
         options: num_warps, on GPUs.
         step: the warps of a program go from peer to peer together.
+        nap_ns: nanoseconds to sleep between two looks at packets.
     """
 
     programs: int
     block: int
     options: Mapping[str, Any]
-    step: bool
+    step: bool = False
+    nap_ns: int = 0
 
 
-def shape_for(request: CollectiveRequest, packets: int, encoding: str) -> Shape:
+_STEP_NBYTES, _NAP_NBYTES = 64 << 10, 2 << 20
+
+
+def shape_for(request: CollectiveRequest, packets: int, encoding: str, form: str) -> Shape:
     """Return how to divide a launch in which every member sends so many packets to each.
 
-    One packet for each thread and few warps for each program were measured as the best; from 64 KB for a peer on, it
-    pays to let the warps go from peer to peer together.
+    Measured as the best on 8 x H200: one packet for each thread, and few warps for each program.  From 64 KB for a
+    member on, it pays to let the warps go from member to member together, and from 2 MB on, polling less often frees
+    issue slots for those that push.
+
+    Args:
+        request: its config counts, "comm_sms" for programs.
+        packets: for one member, in one hop.
+        encoding: of the packets.
+        form: "one_shot", "two_shot" or "mailbox".
     """
     config = request.options["config"]
     if request.target.type is DeviceType.CPU:
         block = 32 * config["num_warps"] if "num_warps" in config else _CPU_BLOCK
         most = config.get("comm_sms", _CPU_PROGRAMS)
-        return Shape(max(1, min(most, -(-packets // block))), block, {}, step=False)
-    large = packets * PACKET >= 64 << 10
-    if encoding == "sentinel" and request.op == "all_reduce":  # about 128 programs
-        warps = _clamped_power_of_2(-(-packets // (128 * 32)), 8)
-    else:
-        warps = 4 if large else 2
-    warps = config.get("num_warps", warps)
+        return Shape(max(1, min(most, -(-packets // block))), block, {})
+    warps = config.get("num_warps", _warps_for(packets, encoding, form))
     block = 32 * warps
     most = min(config.get("comm_sms", MAX_PROGRAMS), MAX_PROGRAMS)
-    return Shape(max(1, min(most, -(-packets // block))), block, {"num_warps": warps}, step=large)
+    nbytes = packets * PACKET
+    return Shape(
+        programs=max(1, min(most, -(-packets // block))),
+        block=block,
+        options={"num_warps": warps},
+        step=form != "one_shot" and nbytes >= _STEP_NBYTES,
+        nap_ns=100 if form != "two_shot" and nbytes >= _NAP_NBYTES else 0,
+    )
 
 
-def _clamped_power_of_2(number: int, most: int) -> int:
+def _warps_for(packets: int, encoding: str, form: str) -> int:
+    """Warps of a program."""
+    usual = 2
+    if form == "two_shot" and encoding == "sentinel":  # about 128 programs, as long as they are small
+        wide = _power_of_2(-(-packets // (128 * 32)), 16)
+        usual = wide if wide <= 8 else 4
+    elif form == "mailbox" and packets * PACKET >= _STEP_NBYTES:
+        usual = 4
+    return max(usual, _power_of_2(-(-packets // (MAX_PROGRAMS * 32)), 8))
+
+
+def _power_of_2(number: int, most: int) -> int:
+    """The next power of two, up to `most`."""
     return min(most, 1 << max(0, number - 1).bit_length())
+
+
+def tunings_of(request: CollectiveRequest, shape_of: Callable[[CollectiveRequest], Any]) -> list[dict[str, int]]:
+    """Return what to try beside an algorithm's own choice: configs whose launches differ, at most six.
+
+    Args:
+        request: the call.
+        shape_of: the launch of a call, comparable.
+    """
+    if request.target.type is DeviceType.CPU:
+        return [{}]
+    own = request.options["config"]
+    found: dict[Any, dict[str, int]] = {}
+    for config in _TRIED:
+        if all(own.get(name, value) == value for name, value in config.items()):
+            options = {**request.options, "config": {**own, **config}}
+            found.setdefault(shape_of(replace(request, options=options)), config)
+    return list(found.values())[:6]
+
+
+_TRIED: tuple[dict[str, int], ...] = (
+    {},
+    {"num_warps": 2},
+    {"num_warps": 8},
+    {"num_warps": 1},
+    {"comm_sms": 132, "num_warps": 8},
+    {"comm_sms": 32, "num_warps": 16},
+    {"num_warps": 16},
+)
+"""Four warps and 64 programs are not among them: a config with its default values asks for nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 
 from iris_triton.collectives.fast.data import load_data, store_data
-from iris_triton.collectives.fast.packets import alignment, clear, data_words, decode, encode, poll, push, spot
+from iris_triton.collectives.fast.packets import clear, data_words, decode, encode, poll, push, spot
 from iris_triton.collectives.fast.words import reduced
+from iris_triton.intrinsics import follow
 
 MAX_PROGRAMS = 1024
 """Counters of a mailbox: no launch has more programs."""
@@ -43,73 +44,118 @@ def advance(counters, epoch, count):
     """
     program = tl.program_id(0)
     tl.debug_barrier()
-    counter = tl.arange(0, _COUNTERS)
-    mine = (counter == program) | ((counter >= tl.num_programs(0)) & (program == 0))
-    tl.store(counters + counter, counter * 0 + (epoch + count), mask=mine)
+    tl.store(counters + program, epoch + count)
+    if program == 0:
+        counter = tl.arange(0, _COUNTERS)
+        tl.store(counters + counter, counter * 0 + (epoch + count), mask=counter >= tl.num_programs(0))
 
 
 @triton.jit
-def push_to_all(peers, offset, raw, mask, flags, N: tl.constexpr, ENC: tl.constexpr, STEP: tl.constexpr):
-    """A packet of each thread to the same place at every member; STEP: the warps go from one to the next together."""
-    for i in tl.static_range(N):
-        push(peers[i] + offset, raw, mask, flags, ENC)
-        if STEP and i + 1 < N:
-            tl.debug_barrier()
+def _limit(total, part, member, EVEN: tl.constexpr):
+    """Bytes of a member's part, where parts are equal but the last ones may be short; EVEN: none is."""
+    if EVEN:
+        return part
+    else:
+        return tl.maximum(tl.minimum(total - member * part, part), 0)
 
 
 @triton.jit
-def _limit(total, part, member):
-    """Bytes of a member's part, where parts are equal but the last ones may be short."""
-    return tl.maximum(tl.minimum(total - member * part, part), 0)
+def _packet_of(words, k: tl.constexpr, W: tl.constexpr):
+    """The words of packet k."""
+    if W == 4:
+        return words[4 * k], words[4 * k + 1], words[4 * k + 2], words[4 * k + 3]
+    else:
+        return words[2 * k], words[2 * k + 1]
 
 
 @triton.jit
-def _raw_part(
-    base, k: tl.constexpr, me, offset, total, part, flags, epoch, whole, sizes, strides,
-    N: tl.constexpr, ENC: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
+def _load_part(
+    base, k: tl.constexpr, me, offset, total, part, flags, sizes, strides,
+    N: tl.constexpr, ENC: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
 ):  # fmt: skip
-    """A packet of the part for the member that is k + 1 places behind."""
+    """The data for the member that is k + 1 places behind."""
     member = (me + 1 + k) % N
-    limit = _limit(total, part, member)
-    words = load_data(base, member * part, offset, limit, flags, whole, sizes, strides, ENC, ITEM, DIMS)
-    return encode(words, epoch, flags, ENC)
+    limit = _limit(total, part, member, EVEN)
+    return load_data(base, member * part, offset, limit, flags, sizes, strides, ENC, WHOLE, ITEM, DIMS)
 
 
 @triton.jit
-def push_parts(
-    base, peers, me, to, offset, total, part, mask, flags, epoch, whole, sizes, strides,
-    N: tl.constexpr, ENC: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr, STEP: tl.constexpr
+def gather_parts(
+    base, me, offset, total, part, flags, sizes, strides,
+    N: tl.constexpr, ENC: tl.constexpr, SHARDED: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
+    ITEM: tl.constexpr, DIMS: tl.constexpr
 ):  # fmt: skip
-    """A packet of its own part to every member; all loads are under way before the first store."""
-    raw = _raw_part(base, 0, me, offset, total, part, flags, epoch, whole, sizes, strides, N, ENC, ITEM, DIMS)
-    for k in tl.static_range(1, N):
-        raw = raw + _raw_part(base, k, me, offset, total, part, flags, epoch, whole, sizes, strides, N, ENC, ITEM, DIMS)
+    """Load the data of a packet for every member, in the order of `peers`; of one packet, if all get the same."""
+    if SHARDED:
+        words = _load_part(
+            base, 0, me, offset, total, part, flags, sizes, strides, N, ENC, EVEN, WHOLE, ITEM, DIMS
+        )  # fmt: skip
+        for k in tl.static_range(1, N):
+            words = words + _load_part(
+                base, k, me, offset, total, part, flags, sizes, strides, N, ENC, EVEN, WHOLE, ITEM, DIMS
+            )  # fmt: skip
+        return words
+    else:
+        return load_data(base, part * 0, offset, part, flags, sizes, strides, ENC, WHOLE, ITEM, DIMS)
+
+
+@triton.jit
+def push_all(
+    peers, place, words, epoch, mask, flags,
+    N: tl.constexpr, ENC: tl.constexpr, SHARDED: tl.constexpr, STEP: tl.constexpr
+):  # fmt: skip
+    """Push a packet to the same place at every member; STEP: the warps go from one member to the next together."""
+    W: tl.constexpr = data_words(ENC)
+    raw = encode(_packet_of(words, 0, W), epoch, flags, ENC)
     for k in tl.static_range(N):
-        packet = (raw[4 * k], raw[4 * k + 1], raw[4 * k + 2], raw[4 * k + 3])
-        push(peers[k] + to, packet, mask, flags, ENC)
+        if SHARDED and k > 0:
+            raw = encode(_packet_of(words, k, W), epoch, flags, ENC)
+        push(peers[k] + place, raw, mask, flags, ENC)
         if STEP and k + 1 < N:
             tl.debug_barrier()
 
 
 @triton.jit
-def store_parts(
-    base, words, offset, total, part, flags, whole, sizes, strides,
-    N: tl.constexpr, ENC: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
+def _store_parts(
+    base, words, offset, total, part, flags, sizes, strides,
+    N: tl.constexpr, ENC: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
 ):  # fmt: skip
     """What came from each member to its own part of the output."""
     W: tl.constexpr = data_words(ENC)
     for i in tl.static_range(N):
-        if W == 4:
-            packet = (words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3])
-        else:
-            packet = (words[2 * i], words[2 * i + 1])
-        limit = _limit(total, part, i)
-        store_data(base, i * part, offset, limit, flags, whole, sizes, strides, packet, ENC, ITEM, DIMS)
+        limit = _limit(total, part, i, EVEN)
+        store_data(
+            base, i * part, offset, limit, flags, sizes, strides, _packet_of(words, i, W), ENC, WHOLE, ITEM, DIMS
+        )  # fmt: skip
 
 
 @triton.jit
-def _is_whole(out, inp, total, part, ENC: tl.constexpr):
-    return ((out | inp | total | part) % alignment(ENC)) == 0
+def _take(
+    mine, slot, mark, mask, flags, timeout_ns, status, rank, N: tl.constexpr, ENC: tl.constexpr, NAP_NS: tl.constexpr
+):
+    """Await the packets of all members, and return their data."""
+    return decode(poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS), N, ENC)
+
+
+@triton.jit
+def _leave(mine, slot, mask, N: tl.constexpr, ENC: tl.constexpr):
+    """Free the places of packets: last, as nobody waits for it, and the data needs its registers no more."""
+    if ENC == "sentinel":
+        clear(mine, slot, mask, N)
+
+
+@triton.jit
+def _deliver(
+    to, words, offset, part, flags, sizes, strides,
+    N: tl.constexpr, ENC: tl.constexpr, REDUCES: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr,
+    WHOLE: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
+):  # fmt: skip
+    """Store what came in one hop, reduced or part by part."""
+    if REDUCES:
+        result = reduced(words, N, data_words(ENC), DT, OP)
+        store_data(to, part * 0, offset, part, flags, sizes, strides, result, ENC, WHOLE, ITEM, DIMS)
+    else:
+        _store_parts(to, words, offset, part * N, part, flags, sizes, strides, N, ENC, True, WHOLE, ITEM, DIMS)
 
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
@@ -117,8 +163,9 @@ def exchange(
     out, inp, counters, peers, me, rank, part, first, cap, pieces, box, half, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
     N: tl.constexpr, ENC: tl.constexpr, SHARDED: tl.constexpr, REDUCES: tl.constexpr, DT: tl.constexpr,
-    OP: tl.constexpr, ITEM: tl.constexpr, IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr, BLOCK: tl.constexpr,
-    STEP: tl.constexpr, NAP_NS: tl.constexpr
+    OP: tl.constexpr, ITEM: tl.constexpr, IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr, IN_WHOLE: tl.constexpr,
+    OUT_WHOLE: tl.constexpr, ONCE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, NAP_NS: tl.constexpr,
+    EARLY: tl.constexpr
 ):  # fmt: skip
     """One hop: a part to every member, and what came from all is reduced, or kept part by part.
 
@@ -145,56 +192,79 @@ def exchange(
         DT, OP: elements and reduction, if REDUCES.
         ITEM: bytes of an element.
         IN_DIMS, OUT_DIMS: dimensions of strided tensors; 0 if dense.
+        IN_WHOLE, OUT_WHOLE: the tensor is dense, and its address and `part` are aligned (`packets.alignment`).
+        ONCE: there is one piece, and the grid covers it, a packet for a thread: then nothing is a loop, and the data
+            is loaded at the same time as the epoch.
         BLOCK: packets that a program handles at a time: at least one for each thread.
         STEP: the warps of a program go from peer to peer together.
         NAP_NS: see `poll`.
+        EARLY: see `iris_triton.intrinsics.follow`.
     """
+    follow(EARLY)
     program = tl.program_id(0)
-    step = tl.num_programs(0) * BLOCK
-    epoch = tl.load(counters + program)
     to, origin = out.to(tl.int64), inp.to(tl.int64)
     part = tl.cast(part, tl.int64)
     slot = tl.cast(cap, tl.int64) * 16
     total = part * N
-    whole = _is_whole(to, origin, total, part, ENC)
-    for piece in range(pieces):
-        at = tl.cast(box, tl.int64) + ((epoch + piece) & 1).to(tl.int64) * half
-        mark = epoch + piece + 1
-        for s in range(program * BLOCK, cap, step):
-            packet = s + tl.arange(0, BLOCK)
-            mask = (packet < cap).to(tl.int32)
-            offset, flags = spot(first + piece * cap + packet, ENC)
-            there = packet.to(tl.int64) * 16 + (at + me * slot)
-            if SHARDED:
-                push_parts(
-                    origin, peers, me, there, offset, total, part, mask, flags, mark, whole, in_sizes, in_strides,
-                    N, ENC, ITEM, IN_DIMS, STEP
+    if ONCE:
+        packet = program * BLOCK + tl.arange(0, BLOCK)
+        mask = (packet < cap).to(tl.int32)
+        offset, flags = spot(first + packet, ENC)
+        words = gather_parts(
+            origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, SHARDED, True, IN_WHOLE, ITEM, IN_DIMS
+        )  # fmt: skip
+        epoch = tl.load(counters + program)
+        place = packet.to(tl.int64) * 16 + (tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half)
+        push_all(peers, place + me * slot, words, epoch + 1, mask, flags, N, ENC, SHARDED, STEP)
+        advance(counters, epoch, 1)
+        mine = peers[N - 1] + place
+        came = _take(mine, slot, epoch + 1, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
+        _deliver(
+            to, came, offset, part, flags, out_sizes, out_strides, N, ENC, REDUCES, DT, OP, OUT_WHOLE, ITEM, OUT_DIMS
+        )  # fmt: skip
+        _leave(mine, slot, mask, N, ENC)
+    else:
+        step = tl.num_programs(0) * BLOCK
+        epoch = tl.load(counters + program)
+        for piece in range(pieces):
+            at = tl.cast(box, tl.int64) + ((epoch + piece) & 1).to(tl.int64) * half
+            mark = epoch + piece + 1
+            for s in range(program * BLOCK, cap, step):
+                packet = s + tl.arange(0, BLOCK)
+                mask = (packet < cap).to(tl.int32)
+                offset, flags = spot(first + piece * cap + packet, ENC)
+                words = gather_parts(
+                    origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, SHARDED, True, IN_WHOLE,
+                    ITEM, IN_DIMS
                 )  # fmt: skip
-            else:
-                words = load_data(
-                    origin, part * 0, offset, part, flags, whole, in_sizes, in_strides, ENC, ITEM, IN_DIMS
-                )
-                push_to_all(peers, there, encode(words, mark, flags, ENC), mask, flags, N, ENC, STEP)
-        if piece == 0:
-            advance(counters, epoch, pieces)
-        for s in range(program * BLOCK, cap, step):
-            packet = s + tl.arange(0, BLOCK)
-            mask = (packet < cap).to(tl.int32)
-            offset, flags = spot(first + piece * cap + packet, ENC)
-            mine = packet.to(tl.int64) * 16 + (peers[N - 1] + at)
-            raw = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
-            if ENC == "sentinel":
-                clear(mine, slot, mask, N)
-            words = decode(raw, N, ENC)
-            if REDUCES:
-                result = reduced(words, N, data_words(ENC), DT, OP)
-                store_data(
-                    to, part * 0, offset, part, flags, whole, out_sizes, out_strides, result, ENC, ITEM, OUT_DIMS
-                )
-            else:
-                store_parts(
-                    to, words, offset, total, part, flags, whole, out_sizes, out_strides, N, ENC, ITEM, OUT_DIMS
-                )
+                place = packet.to(tl.int64) * 16 + (at + me * slot)
+                push_all(peers, place, words, mark, mask, flags, N, ENC, SHARDED, STEP)
+            if piece == 0:
+                advance(counters, epoch, pieces)
+            for s in range(program * BLOCK, cap, step):
+                packet = s + tl.arange(0, BLOCK)
+                mask = (packet < cap).to(tl.int32)
+                offset, flags = spot(first + piece * cap + packet, ENC)
+                mine = packet.to(tl.int64) * 16 + (peers[N - 1] + at)
+                came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
+                _deliver(
+                    to, came, offset, part, flags, out_sizes, out_strides, N, ENC, REDUCES, DT, OP, OUT_WHOLE, ITEM,
+                    OUT_DIMS
+                )  # fmt: skip
+                _leave(mine, slot, mask, N, ENC)
+
+
+@triton.jit
+def _forward(
+    peers, place, me, slot, mark, mask, flags, timeout_ns, status, rank,
+    N: tl.constexpr, ENC: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, STEP: tl.constexpr, NAP_NS: tl.constexpr
+):  # fmt: skip
+    """Between the hops: reduce what came from all members, and push the result to all."""
+    mine = peers[N - 1] + place
+    raw = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
+    result = reduced(decode(raw, N, ENC), N, data_words(ENC), DT, OP)
+    push_all(peers, place + (N + me) * slot, result, mark, mask, flags, N, ENC, False, STEP)
+    _leave(mine, slot, mask, N, ENC)
 
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
@@ -202,7 +272,8 @@ def two_shot(
     out, inp, counters, peers, me, rank, nbytes, part, first, cap, pieces, box, half, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
     N: tl.constexpr, ENC: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, ITEM: tl.constexpr, IN_DIMS: tl.constexpr,
-    OUT_DIMS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, NAP_NS: tl.constexpr
+    OUT_DIMS: tl.constexpr, IN_WHOLE: tl.constexpr, OUT_WHOLE: tl.constexpr, EVEN: tl.constexpr, ONCE: tl.constexpr,
+    BLOCK: tl.constexpr, STEP: tl.constexpr, NAP_NS: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     """all_reduce in two hops: each member reduces its part of all inputs and sends the result to all.
 
@@ -211,47 +282,69 @@ def two_shot(
     Args (beside those of `exchange`):
         nbytes: bytes of the whole.
         part: bytes of a member's part; the last parts may be shorter, or empty.
+        IN_WHOLE, OUT_WHOLE: the tensor is dense, and its address, `part` and `nbytes` are aligned.
+        EVEN: all parts have `part` bytes.
     """
+    follow(EARLY)
     program = tl.program_id(0)
-    step = tl.num_programs(0) * BLOCK
-    epoch = tl.load(counters + program)
     to, origin = out.to(tl.int64), inp.to(tl.int64)
     part = tl.cast(part, tl.int64)
     total = tl.cast(nbytes, tl.int64)
     slot = tl.cast(cap, tl.int64) * 16
-    whole = _is_whole(to, origin, total, part, ENC)
-    for piece in range(pieces):
-        at = tl.cast(box, tl.int64) + ((epoch + piece) & 1).to(tl.int64) * half
-        mark = epoch + piece + 1
-        for s in range(program * BLOCK, cap, step):
-            packet = s + tl.arange(0, BLOCK)
-            mask = (packet < cap).to(tl.int32)
-            offset, flags = spot(first + piece * cap + packet, ENC)
-            push_parts(
-                origin, peers, me, packet.to(tl.int64) * 16 + (at + me * slot), offset, total, part, mask, flags, mark,
-                whole, in_sizes, in_strides, N, ENC, ITEM, IN_DIMS, STEP
-            )  # fmt: skip
-        if piece == 0:
-            advance(counters, epoch, pieces)
-        for s in range(program * BLOCK, cap, step):
-            packet = s + tl.arange(0, BLOCK)
-            mask = (packet < cap).to(tl.int32)
-            _, flags = spot(packet, ENC)
-            here = packet.to(tl.int64) * 16 + at
-            mine = peers[N - 1] + here
-            raw = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
-            result = reduced(decode(raw, N, ENC), N, data_words(ENC), DT, OP)
-            there = here + (N + me) * slot
-            push_to_all(peers, there, encode(result, mark, flags, ENC), mask, flags, N, ENC, STEP)
-            if ENC == "sentinel":
-                clear(mine, slot, mask, N)
-        for s in range(program * BLOCK, cap, step):
-            packet = s + tl.arange(0, BLOCK)
-            mask = (packet < cap).to(tl.int32)
-            offset, flags = spot(first + piece * cap + packet, ENC)
-            mine = packet.to(tl.int64) * 16 + (peers[N - 1] + at + N * slot)
-            raw = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
-            if ENC == "sentinel":
-                clear(mine, slot, mask, N)
-            words = decode(raw, N, ENC)
-            store_parts(to, words, offset, total, part, flags, whole, out_sizes, out_strides, N, ENC, ITEM, OUT_DIMS)
+    if ONCE:
+        packet = program * BLOCK + tl.arange(0, BLOCK)
+        mask = (packet < cap).to(tl.int32)
+        offset, flags = spot(first + packet, ENC)
+        words = gather_parts(
+            origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, True, EVEN, IN_WHOLE, ITEM, IN_DIMS
+        )  # fmt: skip
+        epoch = tl.load(counters + program)
+        place = packet.to(tl.int64) * 16 + (tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half)
+        push_all(peers, place + me * slot, words, epoch + 1, mask, flags, N, ENC, True, STEP)
+        advance(counters, epoch, 1)
+        _forward(
+            peers, place, me, slot, epoch + 1, mask, flags, timeout_ns, status, rank, N, ENC, DT, OP, STEP, NAP_NS
+        )  # fmt: skip
+        mine = peers[N - 1] + (place + N * slot)
+        came = _take(mine, slot, epoch + 1, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
+        _store_parts(
+            to, came, offset, total, part, flags, out_sizes, out_strides, N, ENC, EVEN, OUT_WHOLE, ITEM, OUT_DIMS
+        )  # fmt: skip
+        _leave(mine, slot, mask, N, ENC)
+    else:
+        step = tl.num_programs(0) * BLOCK
+        epoch = tl.load(counters + program)
+        for piece in range(pieces):
+            at = tl.cast(box, tl.int64) + ((epoch + piece) & 1).to(tl.int64) * half
+            mark = epoch + piece + 1
+            for s in range(program * BLOCK, cap, step):
+                packet = s + tl.arange(0, BLOCK)
+                mask = (packet < cap).to(tl.int32)
+                offset, flags = spot(first + piece * cap + packet, ENC)
+                words = gather_parts(
+                    origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, True, EVEN, IN_WHOLE, ITEM,
+                    IN_DIMS
+                )  # fmt: skip
+                place = packet.to(tl.int64) * 16 + (at + me * slot)
+                push_all(peers, place, words, mark, mask, flags, N, ENC, True, STEP)
+            if piece == 0:
+                advance(counters, epoch, pieces)
+            for s in range(program * BLOCK, cap, step):
+                packet = s + tl.arange(0, BLOCK)
+                mask = (packet < cap).to(tl.int32)
+                _, flags = spot(packet, ENC)
+                place = packet.to(tl.int64) * 16 + at
+                _forward(
+                    peers, place, me, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, DT, OP, STEP, NAP_NS
+                )  # fmt: skip
+            for s in range(program * BLOCK, cap, step):
+                packet = s + tl.arange(0, BLOCK)
+                mask = (packet < cap).to(tl.int32)
+                offset, flags = spot(first + piece * cap + packet, ENC)
+                mine = packet.to(tl.int64) * 16 + (peers[N - 1] + at + N * slot)
+                came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
+                _store_parts(
+                    to, came, offset, total, part, flags, out_sizes, out_strides, N, ENC, EVEN, OUT_WHOLE, ITEM,
+                    OUT_DIMS
+                )  # fmt: skip
+                _leave(mine, slot, mask, N, ENC)

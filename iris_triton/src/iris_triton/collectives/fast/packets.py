@@ -29,7 +29,7 @@ from iris_triton.collectives.fast.assembly import (
     push_assembly,
     store_assembly,
 )
-from iris_triton.flags import _look_at_clock, _program, _report
+from iris_triton.flags import _look_at_clock, _report
 from iris_triton.intrinsics import wait_stores
 
 PACKET_NBYTES = tl.constexpr(16)
@@ -60,8 +60,8 @@ def alignment(encoding):
 def spot(packet, ENC: tl.constexpr):
     """Where the data of packets belongs, in bytes, and whether a packet has its line's flags (int32)."""
     if ENC == "ll128":
-        place = packet % 8
-        return ((packet // 8) * 120 + place * 16).to(tl.int64), (place == 7).to(tl.int32)
+        place = packet & 7
+        return (packet >> 3).to(tl.int64) * 120 + place * 16, (place == 7).to(tl.int32)
     elif ENC == "ll":
         return packet.to(tl.int64) * 8, packet * 0
     else:
@@ -240,7 +240,7 @@ def poll(
     if is_cuda():
         return tl.inline_asm_elementwise(
             poll_assembly(N, ENC, NAP_NS, EMPTY),
-            constraints(4 * N, 4, 5),
+            constraints(4 * N, 4, 4),
             [
                 address,
                 tl.cast(stride, tl.int64),
@@ -250,7 +250,6 @@ def poll(
                 mask,
                 flags,
                 tl.cast(rank, tl.int32),
-                _program(),
             ],
             dtype=int32s(4 * N),
             is_pure=False,

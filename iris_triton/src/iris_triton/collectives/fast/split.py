@@ -9,6 +9,9 @@ Nobody waits before the first push: results go only to members whose data of thi
 lie they say when they begin, by the words of the portable algorithms' meetings, and those are awaited before the first
 result; another meeting ends the call.
 
+The pushing program holds several packets in each thread, so that loads and stores overlap; the reducing one takes one
+packet of a thread at a time, from all members.
+
 A message has one epoch: the mailbox has room for all of it, and what is larger goes in several launches.  So the places
 of sentinel packets are free again because a kernel has ended, not because of the order of stores within one.
 """
@@ -62,13 +65,22 @@ def _await_all(row, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
     )
 
 
+@triton.jit
+def _pick(peers, i, N: tl.constexpr):
+    """Element i of a tuple of numbers, without a table in memory."""
+    found = peers[0]
+    for k in tl.static_range(1, N):
+        found = tl.where(i == k, peers[k], found)
+    return found
+
+
 @triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def split(
-    out, inp, counters, control, local, bases, me, rank, nbytes, part, first, cap, slots, box, half, timeout_ns, status,
-    in_sizes, in_strides, out_sizes, out_strides,
+    out, inp, counters, control, local, bases, peers, me, rank, nbytes, part, first, cap, slots, box, half, timeout_ns,
+    status, in_sizes, in_strides, out_sizes, out_strides,
     N: tl.constexpr, ENC: tl.constexpr, GATHERS: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, ITEM: tl.constexpr,
-    IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr, BLOCK: tl.constexpr, ITER: tl.constexpr, NAP_NS: tl.constexpr,
-    FIRST_NAP_NS: tl.constexpr
+    IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr, IN_WHOLE: tl.constexpr, OUT_WHOLE: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK: tl.constexpr, SUB: tl.constexpr, ITER: tl.constexpr, NAP_NS: tl.constexpr, FIRST_NAP_NS: tl.constexpr
 ):  # fmt: skip
     """Reduce the own part of all inputs.
 
@@ -81,6 +93,8 @@ def split(
         slots: packets between what comes from two members in the mailbox.
         N: number of members, two at least.
         GATHERS: the results go to all outputs, which are dense and on the heap; else the own part is all of the output.
+        BLOCK: packets that a pushing program handles at a time.
+        SUB: packets that a reducing program handles at a time; BLOCK is a multiple of it.
         ITER: blocks of a chunk.
         NAP_NS: between two looks at packets of all members.
         FIRST_NAP_NS: between two looks at those of the member that comes last, before looking at all; 0 for not at all.
@@ -95,14 +109,11 @@ def split(
     part = tl.cast(part, tl.int64)
     total = tl.cast(nbytes, tl.int64)
     slot = tl.cast(slots, tl.int64) * 16
-    aligned = ((total | part) % alignment(ENC)) == 0
-    whole_in = (origin % alignment(ENC) == 0) & aligned
-    whole_out = (to % alignment(ENC) == 0) & aligned
-    own = tl.load(bases + me)
+    own = peers[N - 1]
     at = tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half
     chunk = step * ITER
     chunks = (cap + chunk - 1) // chunk
-    limit = _limit(total, part, me)
+    limit = _limit(total, part, me, EVEN)
     begin = part * 0
     if GATHERS:
         begin = me * part
@@ -118,13 +129,13 @@ def split(
             if c < chunks:
                 for i in tl.range(0, N - 1, loop_unroll_factor=1):  # unrolled, it would need three times the registers
                     member = (me + 1 + i) % N
-                    there = tl.load(bases + member) + at + i * slot
-                    length = _limit(total, part, member)
+                    there = _pick(peers, i, N) + (at + i * slot)
+                    length = _limit(total, part, member, EVEN)
                     for s in range(c * chunk + pair * BLOCK, min(c * chunk + chunk, cap), step):
                         packet = s + tl.arange(0, BLOCK)
                         offset, flags = spot(first + packet, ENC)
                         words = load_data(
-                            origin, member * part, offset, length, flags, whole_in, in_sizes, in_strides, ENC, ITEM,
+                            origin, member * part, offset, length, flags, in_sizes, in_strides, ENC, IN_WHOLE, ITEM,
                             IN_DIMS
                         )  # fmt: skip
                         mask = (packet < cap).to(tl.int32)
@@ -135,19 +146,25 @@ def split(
                 if c > 0:
                     await_flag(local + pair, c, "ge", "acquire", "gpu", timeout_ns, tl.cast(status, tl.int64), rank)
                     for i in tl.range(0, N - 1, loop_unroll_factor=1):
-                        member = (me + 1 + i) % N
-                        there = tl.load(bases + member) + told(row, member, N)
-                        whole = (there % alignment(ENC) == 0) & aligned
+                        there = _pick(peers, i, N) + told(row, (me + 1 + i) % N, N)
+                        whole = there % alignment(ENC) == 0
                         for s in range(c * chunk - chunk + pair * BLOCK, min(c * chunk, cap), step):
                             packet = s + tl.arange(0, BLOCK)
                             offset, flags = spot(first + packet, ENC)
                             length = tl.where(packet < cap, limit, 0)
                             words = load_data(
-                                to, begin, offset, length, flags, whole_out, out_sizes, out_strides, ENC, ITEM, OUT_DIMS
+                                to, begin, offset, length, flags, out_sizes, out_strides, ENC, OUT_WHOLE, ITEM, OUT_DIMS
                             )
-                            store_data(
-                                there, begin, offset, length, flags, whole, out_sizes, out_strides, words, ENC, ITEM, 0
-                            )
+                            if OUT_WHOLE & whole:  # this rank's output, and that of the other one
+                                store_data(
+                                    there, begin, offset, length, flags, out_sizes, out_strides, words, ENC, True,
+                                    ITEM, 0
+                                )  # fmt: skip
+                            else:
+                                store_data(
+                                    there, begin, offset, length, flags, out_sizes, out_strides, words, ENC, False,
+                                    ITEM, 0
+                                )  # fmt: skip
         if GATHERS:
             tl.debug_barrier()
             tl.store(local + pair, 0)
@@ -158,24 +175,25 @@ def split(
     else:
         for c in range(chunks):
             for s in range(c * chunk + pair * BLOCK, min(c * chunk + chunk, cap), step):
-                packet = s + tl.arange(0, BLOCK)
-                mask = (packet < cap).to(tl.int32)
-                offset, flags = spot(first + packet, ENC)
-                mine = packet.to(tl.int64) * 16 + (own + at)
-                words = load_data(
-                    origin, me * part, offset, limit, flags, whole_in, in_sizes, in_strides, ENC, ITEM, IN_DIMS
-                )
-                if FIRST_NAP_NS > 0:
-                    last = mine + (N - 2) * slot
-                    poll(last, slot, mark, mask, flags, timeout_ns, status, rank, 1, ENC, FIRST_NAP_NS)
-                raw = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N - 1, ENC, NAP_NS)
-                if ENC == "sentinel":
-                    clear(mine, slot, mask, N - 1)
-                result = reduced(words + decode(raw, N - 1, ENC), N, data_words(ENC), DT, OP)
-                length = tl.where(packet < cap, limit, 0)
-                store_data(
-                    to, begin, offset, length, flags, whole_out, out_sizes, out_strides, result, ENC, ITEM, OUT_DIMS
-                )
+                for part_of_block in range(0, BLOCK, SUB):
+                    packet = s + part_of_block + tl.arange(0, SUB)
+                    mask = (packet < cap).to(tl.int32)
+                    offset, flags = spot(first + packet, ENC)
+                    mine = packet.to(tl.int64) * 16 + (own + at)
+                    words = load_data(
+                        origin, me * part, offset, limit, flags, in_sizes, in_strides, ENC, IN_WHOLE, ITEM, IN_DIMS
+                    )
+                    if FIRST_NAP_NS > 0:
+                        last = mine + (N - 2) * slot
+                        poll(last, slot, mark, mask, flags, timeout_ns, status, rank, 1, ENC, FIRST_NAP_NS)
+                    raw = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N - 1, ENC, NAP_NS)
+                    result = reduced(words + decode(raw, N - 1, ENC), N, data_words(ENC), DT, OP)
+                    length = tl.where(packet < cap, limit, 0)
+                    store_data(
+                        to, begin, offset, length, flags, out_sizes, out_strides, result, ENC, OUT_WHOLE, ITEM, OUT_DIMS
+                    )
+                    if ENC == "sentinel":
+                        clear(mine, slot, mask, N - 1)
             if GATHERS:
                 tl.debug_barrier()
                 set_flag(local + pair, c + 1, "release", "gpu")

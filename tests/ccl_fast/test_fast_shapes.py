@@ -1,0 +1,117 @@
+"""Launches are those that were measured as the best on 8 x H200, and what a tuner tries differs from them."""
+
+import dataclasses
+
+import pytest
+
+from iris_core.ccl import Config
+from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
+from iris_triton.collectives.fast import fast_collectives
+from iris_triton.collectives.fast.geometry import shape_for
+
+KB, MB = 1 << 10, 1 << 20
+ALGORITHMS = {(each.op, each.name): each for each in fast_collectives()}
+
+
+def request_of(op, nbytes, size=8, device=DeviceType.CUDA, **config):
+    """A request for `nbytes` altogether: of an all_gather, those of the output."""
+    own = nbytes // size if op == "all_gather" else nbytes
+    out = {"all_gather": nbytes, "reduce_scatter": nbytes // size}.get(op, nbytes)
+    options = {"layout": "torch", "in_place": False, "uneven": False, "aligned": True, "config": config}
+    options |= {"in_stride": (1,), "out_stride": (1,), "out_shape": (out // 2,)}
+    options |= {"reduction": "sum"} if op in ("all_reduce", "reduce_scatter") else {}
+    return CollectiveRequest(
+        op=op, shape=(own // 2,), dtype="bfloat16", nbytes=own, rank=0, group_size=size,
+        target=DeviceTarget(device, 0, "sm_90"), options=options, members=tuple(range(size)),
+        direct_in=True, direct_out=True,
+    )  # fmt: skip
+
+
+def launch(op, name, request):
+    algorithm = ALGORITHMS[op, name]
+    encoding, form = name.split("_", 1)
+    shape = shape_for(request, algorithm._packets(request), encoding, form)
+    return shape.programs, shape.options["num_warps"], shape.step
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "nbytes", "programs", "warps", "step"),
+    [
+        ("all_reduce", "ll128_one_shot", KB, 2, 2, False),
+        ("all_reduce", "ll128_one_shot", 4 * KB, 5, 2, False),
+        ("all_reduce", "ll128_one_shot", 16 * KB, 18, 2, False),
+        ("all_reduce", "ll128_one_shot", 32 * KB, 35, 2, False),  # 69 x 1 was 1 % better
+        ("all_reduce", "ll128_one_shot", 64 * KB, 69, 2, False),
+        ("all_reduce", "ll128_two_shot", 128 * KB, 18, 2, False),
+        ("all_reduce", "ll128_two_shot", 256 * KB, 35, 2, False),
+        ("all_reduce", "sentinel_two_shot", 512 * KB, 128, 1, True),
+        ("all_reduce", "sentinel_two_shot", MB, 128, 2, True),
+        ("all_reduce", "sentinel_two_shot", 2 * MB, 128, 4, True),
+        ("all_reduce", "sentinel_two_shot", 4 * MB, 128, 8, True),
+        ("all_reduce", "sentinel_two_shot", 8 * MB, 512, 4, True),
+        ("all_gather", "ll128_mailbox", 16 * KB, 3, 2, False),
+        ("all_gather", "ll128_mailbox", 64 * KB, 9, 2, False),
+        ("all_gather", "ll128_mailbox", 256 * KB, 35, 2, False),
+        ("all_gather", "ll128_mailbox", MB, 69, 4, True),
+        ("all_gather", "ll128_mailbox", 2 * MB, 137, 4, True),  # 547 x 1 was as good
+        ("all_gather", "ll128_mailbox", 4 * MB, 274, 4, True),  # 547 x 2 was as good
+        ("all_gather", "ll128_mailbox", 8 * MB, 547, 4, True),
+        ("all_to_all", "ll128_mailbox", 256 * KB, 35, 2, False),
+        ("all_to_all", "ll128_mailbox", MB, 69, 4, True),
+        ("reduce_scatter", "sentinel_mailbox", 4 * KB, 1, 2, False),
+        ("reduce_scatter", "sentinel_mailbox", 16 * KB, 2, 2, False),
+        ("reduce_scatter", "sentinel_mailbox", 64 * KB, 8, 2, False),
+        ("reduce_scatter", "ll128_mailbox", 256 * KB, 35, 2, False),
+        ("reduce_scatter", "sentinel_mailbox", MB, 64, 4, True),
+        ("reduce_scatter", "sentinel_mailbox", 4 * MB, 256, 4, True),
+        ("reduce_scatter", "sentinel_mailbox", 8 * MB, 512, 4, True),  # 256 x 8 was 0.5 % better
+        ("reduce_scatter", "sentinel_mailbox", 16 * MB, 1024, 4, True),
+    ],
+)  # fmt: skip
+def test_measured_launches(op, name, nbytes, programs, warps, step):
+    assert launch(op, name, request_of(op, nbytes)) == (programs, warps, step)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize("nbytes", [KB, 64 * KB, MB, 16 * MB, 64 * MB])
+@pytest.mark.parametrize(("op", "name"), [key for key in ALGORITHMS if not key[1].endswith(("split", "push"))])
+def test_every_packet_has_a_thread_while_programs_are_left(op, name, size, nbytes):
+    nbytes = nbytes // size * size
+    request = request_of(op, nbytes, size)
+    programs, warps, _ = launch(op, name, request)
+    packets = ALGORITHMS[op, name]._packets(request)
+    assert 1 <= programs <= 1024
+    assert programs * warps * 32 >= min(packets, 1024 * 8 * 32)
+    assert (programs - 1) * warps * 32 < packets
+
+
+def test_split_of_eight():
+    split = ALGORITHMS["all_reduce", "sentinel_split"]
+    for nbytes, pairs, several, iterations in ((8 * MB, 64, 4, 1), (16 * MB, 132, 1, 4), (128 * MB, 132, 4, 1)):
+        request = request_of("all_reduce", nbytes)
+        warps, sub, *how = split._stretch(request)
+        assert (warps, sub, how) == (8, 256, [several, iterations])
+        assert split._pairs(request, split._packets(request), sub * several, 160) == pairs
+
+
+def test_config_decides():
+    for config, expected in (({"num_warps": 1}, (69, 1)), ({"comm_sms": 3}, (3, 2)), ({"comm_sms": 4096}, (35, 2))):
+        request = request_of("all_reduce", 32 * KB, **config)
+        assert launch("all_reduce", "ll128_one_shot", request)[:2] == expected
+
+
+@pytest.mark.parametrize("nbytes", [KB, 64 * KB, MB, 16 * MB])
+@pytest.mark.parametrize(("op", "name"), ALGORITHMS)
+def test_tunings_can_be_asked_for_and_differ(op, name, nbytes):
+    algorithm, request = ALGORITHMS[op, name], request_of(op, nbytes)
+    tunings = algorithm.tunings(request)
+    assert tunings[0] == {}
+    assert 1 <= len(tunings) <= 6
+    assert all(Config(**tuning).given(op) == tuning for tuning in tunings)
+    if not name.endswith(("split", "push")):
+        asked = [dataclasses.replace(request, options={**request.options, "config": each}) for each in tunings]
+        assert len({launch(op, name, each)[:2] for each in asked}) == len(tunings)
+    if nbytes >= MB:
+        assert len(tunings) > 1
+    on_cpu = dataclasses.replace(request, target=DeviceTarget(DeviceType.CPU))
+    assert algorithm.tunings(on_cpu) == [{}]
