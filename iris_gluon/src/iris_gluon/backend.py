@@ -9,7 +9,7 @@ from iris_triton.backend import TritonBackend
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iris_core.protocols import MemoryMap
+    from iris_core.protocols import Collective, MemoryMap
     from iris_core.types import CompileCase, Demo, PluginInfo
 
 
@@ -35,6 +35,12 @@ class GluonBackend(TritonBackend):
         if not self._on_cpu:
             _compat.provide_scratch()
         super().attach(memory)
+
+    def collectives(self) -> Sequence[Collective]:
+        """The algorithms for `ctx.ccl`: those of Triton, which have been measured, and those in Gluon."""
+        from iris_gluon.collectives import collectives
+
+        return [*super().collectives(), *collectives()]
 
     def device_api(self) -> Mapping[str, Any]:
         """The device functions by name (load, store, ...), and the class IrisDeviceCtx, also as DeviceContext."""

@@ -1,0 +1,15 @@
+"""Algorithms in Gluon for `ctx.ccl` (see docs/collectives.md).  Imports nothing until a backend asks for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from iris_core.protocols import Collective
+
+
+def collectives() -> list[Collective]:
+    """Return the algorithms."""
+    from iris_gluon.collectives.algorithms import OneShot, Push, TwoShot
+
+    return [Push("all_gather"), Push("all_to_all"), OneShot(), TwoShot()]

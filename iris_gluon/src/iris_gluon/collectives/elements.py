@@ -1,0 +1,234 @@
+"""Copying and reducing elements in Gluon: 16 bytes a thread and access where addresses, sizes and strides allow it.
+
+A block of BLOCK elements is BLOCK // VEC *vectors* of VEC elements, 16 bytes each, in a layout in which a thread holds
+whole vectors and neighbours hold neighbouring ones, for warps of 32 and of 64 lanes.  Where accesses cannot be that
+wide, the same block is one of single elements.  Either way block number b belongs to the program whose `part` is
+b % parts, so what one program has written in one way, another one can read in the other.
+"""
+# mypy: ignore-errors
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.target_info import is_cuda, is_hip
+
+from iris_gluon.lanes import default_layout
+from iris_triton.collectives.elements import combine, item_nbytes, strided, widened
+
+_NARROW_BLOCK = 1024
+"""Elements that a program on a GPU handles at a time where each is an access of its own: few registers suffice."""
+
+
+@gluon.constexpr_function
+def _per_vector(pointer_type):
+    """Elements in a vector."""
+    return 128 // pointer_type.element_ty.primitive_bitwidth
+
+
+@gluon.constexpr_function
+def _narrow_block(block):
+    """Elements of a block that are handled at a time, one by one; on the CPU, a large block costs no more."""
+    return min(block, _NARROW_BLOCK) if is_cuda() or is_hip() else block
+
+
+@gluon.jit
+def _vector_lanes(VECTORS: gl.constexpr, VEC: gl.constexpr):
+    """0 .. VECTORS - 1 and 0 .. VEC - 1, as the two sides of one block."""
+    layout: gl.constexpr = default_layout([VECTORS, VEC], vector=VEC)
+    vectors = gl.arange(0, VECTORS, layout=gl.SliceLayout(1, layout))
+    return vectors, gl.arange(0, VEC, layout=gl.SliceLayout(0, layout))
+
+
+@gluon.jit
+def _vector_place(vector, sizes, strides, DIMS: gl.constexpr, VEC: gl.constexpr, INDEX: gl.constexpr):
+    """Where vectors begin (elements), given their numbers in the order of the elements (block).
+
+    Sizes of the last dimension and strides of the others are whole vectors, which the host has checked.
+    """
+    if DIMS == 0:
+        place = vector
+    else:
+        vector = vector.to(INDEX)
+        width = sizes[DIMS - 1] // VEC
+        place = vector % width
+        vector = vector // width
+        for d in gl.static_range(1, DIMS):
+            place += vector % sizes[DIMS - 1 - d] * (strides[DIMS - 1 - d] // VEC)
+            vector = vector // sizes[DIMS - 1 - d]
+    return place * VEC  # last, so that the compiler sees of what it is a multiple
+
+
+@gluon.jit
+def _element_place(index, sizes, strides, DIMS: gl.constexpr, INDEX: gl.constexpr):
+    """Where elements lie, given their linear indices (block)."""
+    if DIMS == 0:
+        return index
+    else:
+        return strided(index.to(INDEX), sizes, strides, DIMS)
+
+
+@gluon.jit
+def _as_vector_pointer(pointer):
+    """The pointer, promised to be a multiple of 16 bytes.
+
+    Made anew from a number, so that nothing that was known of an argument stands in the way.
+    """
+    return gl.multiple_of(pointer.to(gl.int64).to(pointer.dtype), 16)
+
+
+@gluon.jit
+def _narrow_start(vectors, part, parts, VEC: gl.constexpr, BLOCK: gl.constexpr):
+    """The first element of this program's blocks behind the vectors."""
+    first = vectors * VEC // BLOCK
+    return (first + (part + parts - first % parts) % parts) * BLOCK
+
+
+@gluon.jit
+def copy(
+    dst, dst_at, dst_sizes, dst_strides, src, src_at, src_sizes, src_strides, count, part, parts,
+    DST_DIMS: gl.constexpr, DST_WIDE: gl.constexpr, SRC_DIMS: gl.constexpr, SRC_WIDE: gl.constexpr,
+    INDEX: gl.constexpr, BLOCK: gl.constexpr
+):  # fmt: skip
+    """Copy elements from the linear index `src_at` of one tensor to `dst_at` of another.
+
+    Args:
+        dst, src: pointers to the tensors, of the same integer type.
+        dst_at, src_at: linear indices (int64).
+        dst_sizes, dst_strides, src_sizes, src_strides: tuples of DST_DIMS and SRC_DIMS numbers; 0 dimensions mean that
+            the tensor is dense.
+        count: number of elements (int64); nothing is done if it is negative.
+        part, parts: this program, and how many programs share the work (int64).
+        DST_WIDE, SRC_WIDE: whether sizes and strides are whole vectors.
+        INDEX: integer type that holds every index into tensors that are not dense.
+        BLOCK: elements of a block; a power of two, and a vector or more.
+    """
+    VEC: gl.constexpr = _per_vector(dst.dtype)
+    VECTORS: gl.constexpr = BLOCK // VEC
+    count = gl.maximum(count, 0)
+    vectors = count // VEC
+    if DST_DIMS == 0:
+        dst += dst_at
+        dst_at = dst_at * 0
+    if SRC_DIMS == 0:
+        src += src_at
+        src_at = src_at * 0
+    if DST_WIDE and SRC_WIDE:
+        odd = ((dst.to(gl.int64) | src.to(gl.int64)) % 16) | (dst_at % VEC) | (src_at % VEC)
+        if odd != 0:
+            vectors = vectors * 0
+        lanes, within = _vector_lanes(VECTORS, VEC)
+        wide_dst, wide_src = _as_vector_pointer(dst), _as_vector_pointer(src)
+        for at in range(part * VECTORS, vectors, parts * VECTORS):
+            vector = at + lanes
+            mask = (vector < vectors)[:, None]
+            to = _vector_place(dst_at // VEC + vector, dst_sizes, dst_strides, DST_DIMS, VEC, INDEX)
+            origin = _vector_place(src_at // VEC + vector, src_sizes, src_strides, SRC_DIMS, VEC, INDEX)
+            value = gl.load(wide_src + (origin[:, None] + within[None, :]), mask=mask)
+            gl.store(wide_dst + (to[:, None] + within[None, :]), value, mask=mask)
+    else:
+        vectors = vectors * 0
+    NARROW: gl.constexpr = _narrow_block(BLOCK)
+    each = gl.arange(0, NARROW, layout=default_layout([NARROW]))
+    for block in range(_narrow_start(vectors, part, parts, VEC, BLOCK), count, parts * BLOCK):
+        for at in range(block, gl.minimum(block + BLOCK, count), NARROW):
+            index = at + each
+            mask = (index >= vectors * VEC) & (index < count)
+            to = _element_place(dst_at + index, dst_sizes, dst_strides, DST_DIMS, INDEX)
+            origin = _element_place(src_at + index, src_sizes, src_strides, SRC_DIMS, INDEX)
+            gl.store(dst + to, gl.load(src + origin, mask=mask), mask=mask)
+
+
+# -- reducing ---------------------------------------------------------------------------------------------------------
+@gluon.jit
+def _finished(value, OP: gl.constexpr, SIZE: gl.constexpr):
+    """The end of a reduction, as `iris_triton.collectives.elements.finished`; a new block needs a layout here."""
+    if OP == "avg":
+        divisor = gl.full(value.shape, SIZE, value.dtype, layout=value.type.layout)
+        if value.dtype.is_fp32():
+            return gl.div_rn(value, divisor)
+        elif value.dtype.is_floating():
+            return value / divisor
+        else:
+            return value // divisor
+    else:
+        return value
+
+
+@gluon.jit
+def _reduced(sources, like, offset, mask, WIDE: gl.constexpr, OP: gl.constexpr, SIZE: gl.constexpr):
+    """Read a block of elements behind each of SIZE addresses, and reduce them in that order."""
+    for i in gl.static_range(SIZE):
+        src = sources[i].to(like.dtype)
+        if WIDE:
+            src = gl.multiple_of(src, 16)
+        value = widened(gl.load(src + offset, mask=mask))
+        if i == 0:
+            total = value
+        else:
+            total = combine(total, value, OP)
+    return _finished(total, OP, SIZE).to(like.dtype.element_ty)
+
+
+@gluon.jit
+def _all_of(addresses, COUNT: gl.constexpr):
+    """The bits that any of COUNT addresses has."""
+    bits = addresses[0]
+    for i in gl.static_range(1, COUNT):
+        bits = bits | addresses[i]
+    return bits
+
+
+@gluon.jit
+def reduce_to(
+    targets, at, sizes, strides, sources, like, count, part, parts,
+    TARGETS: gl.constexpr, DIMS: gl.constexpr, TARGET_WIDE: gl.constexpr, OP: gl.constexpr, SIZE: gl.constexpr,
+    INDEX: gl.constexpr, BLOCK: gl.constexpr
+):  # fmt: skip
+    """Reduce `count` elements behind each of SIZE addresses, in that order, and store the result behind others.
+
+    16-bit floats are added up in float32.
+
+    Args:
+        targets: tuple of TARGETS addresses (int64), each of a tensor like the others.
+        at: linear index in the targets (int64).
+        sizes, strides: of the targets, DIMS of them; 0 dimensions mean that they are dense.
+        sources: tuple of SIZE addresses (int64) of dense elements.
+        like: a pointer of the elements' type.
+        count: number of elements (int64); nothing is done if it is negative.
+        part, parts: this program, and how many programs share the work (int64).
+        TARGET_WIDE: whether sizes and strides are whole vectors.
+        OP: the reduction's name.
+        INDEX, BLOCK: as in `copy`.
+    """
+    VEC: gl.constexpr = _per_vector(like.dtype)
+    VECTORS: gl.constexpr = BLOCK // VEC
+    ITEM: gl.constexpr = item_nbytes(like.dtype)
+    count = gl.maximum(count, 0)
+    vectors = count // VEC
+    shift = at * 0
+    if DIMS == 0:
+        shift = at * ITEM
+        at = at * 0
+    if TARGET_WIDE:
+        if ((_all_of(targets, TARGETS) | _all_of(sources, SIZE) | shift) % 16) | (at % VEC) != 0:
+            vectors = vectors * 0
+        lanes, within = _vector_lanes(VECTORS, VEC)
+        for start in range(part * VECTORS, vectors, parts * VECTORS):
+            vector = start + lanes
+            mask = (vector < vectors)[:, None]
+            total = _reduced(sources, like, (vector * VEC)[:, None] + within[None, :], mask, True, OP, SIZE)
+            to = _vector_place(at // VEC + vector, sizes, strides, DIMS, VEC, INDEX)
+            for i in gl.static_range(TARGETS):
+                target = gl.multiple_of((targets[i] + shift).to(like.dtype), 16)
+                gl.store(target + (to[:, None] + within[None, :]), total, mask=mask)
+    else:
+        vectors = vectors * 0
+    NARROW: gl.constexpr = _narrow_block(BLOCK)
+    each = gl.arange(0, NARROW, layout=default_layout([NARROW]))
+    for block in range(_narrow_start(vectors, part, parts, VEC, BLOCK), count, parts * BLOCK):
+        for start in range(block, gl.minimum(block + BLOCK, count), NARROW):
+            index = start + each
+            mask = (index >= vectors * VEC) & (index < count)
+            total = _reduced(sources, like, index, mask, False, OP, SIZE)
+            to = _element_place(at + index, sizes, strides, DIMS, INDEX)
+            for i in gl.static_range(TARGETS):
+                gl.store((targets[i] + shift).to(like.dtype) + to, total, mask=mask)

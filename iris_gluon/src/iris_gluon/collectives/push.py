@@ -1,0 +1,138 @@
+"""Push in Gluon: every rank stores what the others are to get into their memory.
+
+Serves all_gather and all_to_all; a table says which elements go where, as in `iris_triton.collectives.pull`: for each
+member, where in the input begins what is for it and how many elements that are, and the same for the output.
+
+A rank whose output peers can address says where in it each member's part begins: meet, store, meet.  Another one has
+its parts land in its landing region, in rounds: the others store a piece each into one half, all meet, and it copies
+the pieces out, while the others already fill the other half.  So one meeting per round, and one before.  Inputs may lie
+anywhere, since their owners read them.  Meetings are those of the portable algorithms, in the same words, so
+algorithms in both languages take turns in one team.
+"""
+# mypy: ignore-errors
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from iris_gluon.collectives.elements import copy
+from iris_triton.collectives.elements import as_words, item_nbytes
+from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
+from iris_triton.collectives.pull import PER_CALL, RUNTIME
+
+_ROUNDS_AT = gl.constexpr(43)
+"""A member is told how many elements are wanted of it and, from this bit on, in how many rounds they land."""
+
+_COUNT_MASK = gl.constexpr((1 << 43) - 1)
+
+
+@gluon.jit
+def _my_part(count, me, member, SIZE: gl.constexpr, BLOCK: gl.constexpr):
+    """Number of this program among those that share what goes between two members: both know the same.
+
+    What goes to each member begins at another program, so that programs share the work where parts are small.  It is
+    the same in all rounds: only the same program knows when a place in a landing region is free again.
+
+    Args:
+        count: elements that go in the first round (int64).
+    """
+    programs = gl.num_programs(0).to(gl.int64)
+    blocks = (count + BLOCK - 1) // BLOCK
+    return (gl.program_id(0) + programs - blocks * ((me + member) % SIZE) % programs) % programs
+
+
+@gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+def push(
+    out, inp, control, landing, table, bases, me, rank, capacity, timeout_ns, status,
+    in_sizes, in_strides, out_sizes, out_strides,
+    SIZE: gl.constexpr, DIRECT: gl.constexpr, IN_DIMS: gl.constexpr, IN_WIDE: gl.constexpr, OUT_DIMS: gl.constexpr,
+    OUT_WIDE: gl.constexpr, INDEX: gl.constexpr, BLOCK: gl.constexpr
+):  # fmt: skip
+    """Store what the table says into the members' memory.
+
+    Args:
+        out, inp: the tensors.
+        control: the team's control region (int64).
+        landing: the team's landing region.
+        table: int64[4 * SIZE], see `iris_triton.collectives.pull`.
+        bases: int64[SIZE], the members' heaps.
+        me, rank: the caller's index in the team, and in the world.
+        capacity: elements of a piece; half of the landing region holds one from each member.
+        timeout_ns, status: bound of waits, and where they report.
+        in_sizes, in_strides: of the input, IN_DIMS of them; none if it is dense.
+        out_sizes, out_strides: of the output, OUT_DIMS of them.
+        SIZE: number of members.
+        DIRECT: whether peers can address the output; if it is not dense, all members' outputs have the same strides.
+        IN_WIDE, OUT_WIDE: whether sizes and strides are whole vectors.
+        INDEX: integer type that holds every index into tensors that are not dense.
+        BLOCK: elements that a program moves at a time.
+    """
+    inp = as_words(inp)
+    out = as_words(out)
+    ITEM: gl.constexpr = item_nbytes(inp.dtype)
+    PEER_DIMS: gl.constexpr = OUT_DIMS if DIRECT else 0
+    members = members_of(SIZE)
+    programs = gl.num_programs(0).to(gl.int64)
+    row = row_of(control, SIZE)
+    epoch = last_epoch(row, SIZE) + 1
+    own = gl.load(bases + me)
+    capacity = gl.cast(capacity, gl.int64)
+    half_nbytes = SIZE * capacity * ITEM
+    begins = gl.load(table + 2 * SIZE + members)
+    wants = gl.load(table + 3 * SIZE + members)
+    if DIRECT:
+        places = out.to(gl.int64) - own + begins * 0
+        if OUT_DIMS == 0:
+            places += begins * ITEM
+    else:
+        places = landing.to(gl.int64) - own + members * capacity * ITEM
+        own_rounds = (gl.max(wants, axis=0) + capacity - 1) // capacity
+        wants = wants | (own_rounds << _ROUNDS_AT)
+    tell(row, bases, me, places, wants, SIZE)
+    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    rounds = gl.maximum(gl.max(told_second(row, members, SIZE) >> _ROUNDS_AT, axis=0), 1)
+    turn = capacity * 0
+    while turn < rounds:
+        half = turn % 2 * half_nbytes
+        done = turn * capacity
+        for i in range(SIZE):
+            member = (me + 1 + i) % SIZE
+            begin = gl.load(table + member)
+            there = gl.load(bases + member) + told(row, member, SIZE)
+            wanted = told_second(row, member, SIZE)
+            piece = gl.minimum(
+                gl.load(table + SIZE + member), wanted & _COUNT_MASK
+            )  # never more than there is room for
+            part = _my_part(gl.minimum(piece, capacity), me, member, SIZE, BLOCK)
+            to = begin * 0
+            if (wanted >> _ROUNDS_AT) > 0:
+                there += half
+                begin += done
+                piece = gl.minimum(piece - done, capacity)
+            elif turn > 0:
+                piece = piece * 0
+            if PEER_DIMS > 0:
+                to += me * piece  # parts of a strided output are equally large
+            elif IN_DIMS == 0 and DIRECT:  # noqa: SIM102 - decided at compile time
+                if there == inp.to(gl.int64) + begin * ITEM:  # in place
+                    piece = piece * 0
+            copy(
+                there.to(out.dtype), to, out_sizes, out_strides, inp, begin, in_sizes, in_strides, piece,
+                part, programs, PEER_DIMS, OUT_WIDE or PEER_DIMS == 0, IN_DIMS,
+                IN_WIDE, INDEX, BLOCK
+            )  # fmt: skip
+        epoch += 1
+        meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        if not DIRECT:
+            for i in range(SIZE):
+                member = (me + 1 + i) % SIZE
+                begin = gl.load(table + 2 * SIZE + member)
+                piece = gl.load(table + 3 * SIZE + member)
+                part = _my_part(gl.minimum(piece, capacity), me, member, SIZE, BLOCK)
+                piece = gl.minimum(piece - done, capacity)
+                here = (landing.to(gl.int64) + half + member * capacity * ITEM).to(out.dtype)
+                copy(
+                    out, begin + done, out_sizes, out_strides, here, begin * 0, out_sizes, out_strides, piece,
+                    part, programs, OUT_DIMS, OUT_WIDE, 0, True, INDEX, BLOCK
+                )  # fmt: skip
+        turn += 1
+    leave(row, epoch, SIZE)

@@ -1,0 +1,234 @@
+"""all_gather, all_to_all and all_reduce in Gluon: the calls and expectations of tests/ccl, and Triton beside them."""
+
+from dataclasses import replace
+
+import pytest
+from ccl_cases import Case, moving_cases, place_cases, reducing_cases, shape_cases, way_cases, with_config
+from collectives_jobs import ALGORITHMS, asynchronous, in_gluon, mixed, one_of_each, said_of, same_bits, stays_away
+
+from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
+from iris_gluon._plugin import GLUON_INFO
+from iris_gluon.collectives import collectives
+from iris_gluon.collectives.algorithms import is_wide
+from iris_triton.collectives.geometry import columns_first, layout_of
+
+
+def ours(cases):
+    """Those calls that an algorithm here serves, with the algorithms in turn."""
+    for number, case in enumerate(each for each in cases if each.op in ALGORITHMS):
+        known = ALGORITHMS[case.op]
+        config = case.config | {"use_gluon": True}
+        wanted = config.get("algorithm", known[number % len(known)])
+        yield replace(case, config=config | {"algorithm": f"gluon_{wanted.removeprefix('gluon_')}"})
+
+
+def all_right(results):
+    for wrong in results:
+        assert wrong == []
+
+
+def check(pool, num_ranks, device, cases, turns=1):
+    cases = list(cases)
+    if device == "cuda":  # each kind of call is a kernel to be compiled, for each number of ranks
+        cases = cases[num_ranks % 3 :: 3]
+    all_right(pool.run(in_gluon, num_ranks, "jobs_ccl", "run_cases", device, cases, turns, timeout_s=500.0))
+
+
+# -- against torch ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_dtypes_and_reductions(pool, num_ranks, device):
+    each = {2: None, 3: 2}.get(num_ranks, 1)
+    check(pool, num_ranks, device, ours([*reducing_cases(each), *moving_cases()]))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_shapes(pool, num_ranks, device):
+    check(pool, num_ranks, device, ours(shape_cases()))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_places(pool, num_ranks, device):
+    first, second = ALGORITHMS["all_reduce"]
+    other = {first: second, second: first}
+    cases = list(ours(place_cases()))
+    both = [
+        replace(case, config=case.config | {"algorithm": other[case.config["algorithm"]]})
+        for case in cases
+        if case.op == "all_reduce"
+    ]
+    check(pool, num_ranks, device, [*cases, *both][num_ranks % 2 :: 2] if num_ranks > 2 else [*cases, *both])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_ways(pool, num_ranks, device):
+    check(pool, num_ranks, device, ours(way_cases(num_ranks)), turns=2 if num_ranks == 2 else 1)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_columns(pool, num_ranks, device):
+    """Rows that are whole vectors and rows that are not, on the heap and off it, of every width of elements."""
+    cases = [
+        Case("all_to_all", dtype, shape=(rows, columns), layout="columns", place=place)
+        for dtype, rows, columns in (
+            ("bfloat16", 5, 16), ("float32", 7, 4), ("int8", 3, 48), ("int8", 3, 24), ("complex128", 4, 3),
+            ("int64", 1, 6),
+        )
+        for place in ("heap", "ordinary", "skewed", "strided", "transposed", "output only")
+    ]  # fmt: skip
+    programs = with_config(cases[::5], comm_sms=3, block_size_m=2, block_size_n=8)
+    check(pool, num_ranks, device, ours([*cases, *programs]))
+
+
+@pytest.mark.parametrize("num_ranks", [3])
+def test_what_is_larger_than_the_workspace_goes_in_pieces(pool, num_ranks, device):
+    wide = {"gluon_two_shot": (3, 501)}
+    cases = [
+        Case(op, "int32", shape=wide.get(algorithm, (3, 201)), place=place, config={"algorithm": algorithm})
+        for op, known in ALGORITHMS.items()
+        for algorithm in known
+        for place in ("ordinary", "input only", "output only")
+    ]
+    cases += [Case("all_to_all", splits=splits, shape=(250, 3), place="ordinary") for splits in ("uneven", "one way")]
+    cases += [Case("all_to_all", "bfloat16", layout="columns", shape=(30, 40), place="ordinary")]
+    some = [*cases[::3], cases[-4], cases[-2]]  # everything lands, results land, parts differ
+    cases += with_config(some, comm_sms=3, block_size_n=2)
+    all_right(pool.run(in_gluon, num_ranks, "jobs_sequences", "in_pieces", device, list(ours(cases)), "4KiB"))
+
+
+# -- beside Triton ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_the_same_bits_as_in_triton(pool, num_ranks, device):
+    dtypes = ("float32", "bfloat16", "float16", "float64", "int8")
+    results = pool.run(same_bits, num_ranks, device, dtypes, ("sum", "product", "avg"), 1003)
+    assert [wrong for wrong, _ in results] == [[]] * num_ranks
+    assert len({tuple(digests) for _, digests in results}) == 1
+
+
+@pytest.mark.parametrize("num_ranks", [3])
+def test_calls_in_both_languages_follow_each_other(pool, num_ranks, device):
+    calls, kinds = (2000, 24) if device == "cuda" else (60, 12)
+    all_right(pool.run(mixed, num_ranks, "back_to_back", device, calls, kinds, False, timeout_s=300.0))
+
+
+@pytest.mark.parametrize("num_ranks", [4])
+def test_slow_ranks(pool, num_ranks, device):
+    all_right(pool.run(mixed, num_ranks, "back_to_back", device, 500 if device == "cuda" else 20, 8, True))
+
+
+@pytest.mark.parametrize("num_ranks", [4])
+def test_groups_of_any_ranks_in_any_order(pool, num_ranks, device):
+    all_right(pool.run(mixed, num_ranks, "in_groups", device, [[0, 3], [3, 1], [2, 0, 1], [1, 2, 3, 0], [2]], 4))
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_every_operation_works_with_this_backend(pool, num_ranks, device):
+    for wrong, messages in pool.run(one_of_each, num_ranks, device):
+        assert wrong == messages == []
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.multigpu
+def test_replays_of_a_graph(pool, num_ranks):
+    cases = [
+        Case(op, "bfloat16", shape=(4099,), place=place, config={"algorithm": algorithm})
+        for op, known in ALGORITHMS.items()
+        for algorithm in known
+        for place in ("heap", "ordinary", "skewed")
+    ]
+    cases += [Case("all_reduce", shape=(33, 5), in_place=True, config={"algorithm": "gluon_two_shot"})]
+    for said, wrong in pool.run(in_gluon, num_ranks, "jobs_sequences", "captured", "cuda", cases, 50, timeout_s=300.0):
+        assert len(said) == 1
+        assert wrong == []
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("algorithm", ALGORITHMS["all_reduce"])
+@pytest.mark.parametrize("num_ranks", [3])
+def test_a_rank_that_stays_away_is_named(pool, num_ranks, algorithm, device):
+    first, second, third = pool.run(stays_away, num_ranks, device, algorithm)
+    assert [sums for _, sums in (first, second, third)] == [[3.0, 3.0]] * 3
+    assert second[0] == ""
+    for said, _ in (first, third):
+        assert said.startswith("DeviceTimeoutError")
+        assert "rank 1 tells program 0 that it has arrived" in said
+        assert f"whose last call on this rank was all_reduce ({algorithm})" in said
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_asynchronous_calls(pool, num_ranks, device):
+    for outputs, gathered in pool.run(asynchronous, num_ranks, device):
+        assert outputs == [[1.0], [3.0], [5.0], [7.0]]
+        assert gathered == [0.0, 1.0]
+
+
+# -- choice -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("num_ranks", [2])
+def test_what_is_chosen_and_said(pool, num_ranks, device):
+    for said in pool.run(said_of, num_ranks, device):
+        for name in ("gluon", "warps", "lanes"):
+            assert said[name].startswith(("all_reduce: gluon_one_shot, ", "all_reduce: gluon_two_shot, ")), said[name]
+        assert said["named"].startswith("all_reduce: gluon_two_shot, named by algorithm='gluon_two_shot'")
+        assert "two_shot (triton): no, it is not written in Gluon" in said["gluon"]
+        assert said["gather"] == "gluon_push"
+        for name, reason in {
+            "triton": "it is not written in Gluon",
+            "stages": "it has no use for num_stages of the config",
+            "waves": "waves_per_eu speaks of AMD GPUs",
+            "odd warps": "num_warps is 3, which is no power of two",
+            "swizzle": "it has no use for swizzle_size of the config",
+            "no gluon": "it is not written in Gluon",
+        }.items():
+            assert ": no algorithm, " in said[name]
+            assert reason in said[name]
+        for name in ALGORITHMS["all_reduce"]:
+            assert f"{name} (gluon): " in said["free"]
+            assert "no, " not in said["free"].partition(f"{name} (gluon): ")[2].partition("\n")[0]
+
+
+@pytest.mark.parametrize("algorithm", collectives(), ids=lambda each: f"{each.op}-{each.name}")
+def test_warps_of_the_device(algorithm):
+    def answer(target, **config):
+        options = {"reduction": "sum"} if algorithm.op == "all_reduce" else {}
+        options |= {"layout": "torch", "uneven": False, "in_place": False, "config": config}
+        request = CollectiveRequest(
+            op=algorithm.op,
+            shape=(8,),
+            dtype="float32",
+            nbytes=32,
+            rank=0,
+            group_size=2,
+            target=target,
+            options=options,
+        )
+        return algorithm.supports(request)
+
+    nvidia, amd = DeviceTarget(DeviceType.CUDA, 0, "sm_90", 32), DeviceTarget(DeviceType.HIP, 0, "gfx942", 64)
+    assert algorithm.info == GLUON_INFO
+    assert answer(nvidia)
+    assert answer(amd)
+    assert answer(nvidia, threads_per_warp=32)
+    assert "threads_per_warp is 32, and this device has 64" in answer(amd, threads_per_warp=32).reason
+    assert answer(amd, waves_per_eu=2)
+    assert not answer(nvidia, waves_per_eu=2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "item", "wide"),
+    [
+        ((3, 5), (5, 1), 2, True),  # dense
+        ((3, 8), (16, 1), 2, True),
+        ((3, 8), (16, 2), 2, False),  # gaps between elements
+        ((3, 4), (16, 1), 2, False),  # half a vector in a row
+        ((3, 8), (12, 1), 2, False),  # rows that begin within vectors
+        ((3, 4), (4, 1), 4, True),
+        ((2, 3, 2), (8, 2, 1), 8, True),
+        ((2, 3, 2), (7, 2, 1), 8, False),
+    ],
+)
+def test_which_tensors_are_rows_of_vectors(shape, stride, item, wide):
+    assert is_wide(layout_of(shape, stride), item) is wide
+
+
+def test_columns_are_rows_of_vectors():
+    assert is_wide(layout_of(*columns_first((5, 32), (32, 1), 4)), 2)
+    assert not is_wide(layout_of(*columns_first((5, 16), (16, 1), 4)), 2)
