@@ -399,6 +399,43 @@ def nobody_else_calls(language, op, device):
         return text, not dst.any()
 
 
+def replayed(language, op, replays, device):
+    """A launch in a CUDA graph, replayed with new data and no barrier; returns the replays with a wrong result."""
+    with Iris("16MiB", device=device, backend=language) as ctx:
+        rank, world = ctx.cur_rank, ctx.num_ranks
+        m, n = 33, 70
+        src, dst = ctx.zeros(m, n), ctx.zeros(m, n)
+        locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N)
+        data, turn = torch.zeros(m, n, device=ctx.device), torch.zeros(1, device=ctx.device)
+        results = torch.zeros(replays, m, n, device=ctx.device)
+        place = torch.zeros(1, dtype=torch.int64, device=ctx.device)
+
+        def step():
+            data.copy_((turn + rank).expand(m, n))
+            simple_launch(ctx, language, op, data, src, dst, locks)
+            simple_launch(ctx, language, "await", data, src, dst, locks)
+            results.index_copy_(0, place, dst[None])
+            turn.add_(1)
+            place.add_(1)
+
+        ctx.barrier()
+        step()  # compiles
+        ctx.barrier()
+        turn.zero_()
+        place.zero_()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        for replay in range(replays):
+            if replay % world == rank:
+                torch.cuda.synchronize()
+                time.sleep(0.002)
+            graph.replay()
+        ctx.barrier()
+        want = [float(sum(r + replay for r in range(world))) for replay in range(replays)]
+        return [replay for replay in range(replays) if not (results[replay] == want[replay]).all()]
+
+
 # -- the functions of the reference system ----------------------------------------------------------------------------
 @triton.jit
 def reference_style(

@@ -8,6 +8,7 @@ from jobs_tiles import (
     by_config,
     nobody_else_calls,
     one_after_the_other,
+    replayed,
     run_cases,
     run_reference_style,
     sequence,
@@ -135,3 +136,11 @@ def test_a_wait_in_vain_ends_and_is_reported(pool, op, num_ranks, device):
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_the_functions_of_the_reference_system(pool, num_ranks, device):
     assert [entry for wrong in pool.run(run_reference_style, num_ranks, device) for entry in wrong] == []
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("op", ["one_shot", "two_shot", "owner", "ring"])
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_fifty_replays_of_a_graph(pool, language, op, num_ranks):
+    assert pool.run(replayed, num_ranks, language, op, 50, "cuda") == [[]] * num_ranks

@@ -46,15 +46,24 @@ if TYPE_CHECKING:
     from iris_triton.language import signal as signal
     from iris_triton.language import store as store
     from iris_triton.language import wait as wait
+    from iris_triton.tiles import AllReduceConfig as AllReduceConfig
+    from iris_triton.tiles import TensorView as TensorView
+    from iris_triton.tiles import Tile as Tile
+    from iris_triton.tiles import TileView as TileView
+    from iris_triton.tiles import make_tensor_view as make_tensor_view
 
 __version__ = "0.2.0"
 
 _HOMES = {
+    "AllReduceConfig": "iris_triton.tiles",
     "DEBUG": "iris_core.logs",
     "DeviceContext": "iris_triton.context",
     "ERROR": "iris_core.logs",
     "INFO": "iris_core.logs",
     "Iris": "iris_core.api",
+    "TensorView": "iris_triton.tiles",
+    "Tile": "iris_triton.tiles",
+    "TileView": "iris_triton.tiles",
     "WARNING": "iris_core.logs",
     "atomic_add": "iris_triton.language",
     "atomic_and": "iris_triton.language",
@@ -72,6 +81,7 @@ _HOMES = {
     "iris": "iris_triton.host",
     "load": "iris_triton.language",
     "logger": "iris_core.logs",
+    "make_tensor_view": "iris_triton.tiles",
     "put": "iris_triton.language",
     "put_signal": "iris_triton.language",
     "set_logger_level": "iris_core.logs",
@@ -85,8 +95,12 @@ __all__ = [
     "ERROR",
     "INFO",
     "WARNING",
+    "AllReduceConfig",
     "DeviceContext",
     "Iris",
+    "TensorView",
+    "Tile",
+    "TileView",
     "__version__",
     "atomic_add",
     "atomic_and",
@@ -104,6 +118,7 @@ __all__ = [
     "iris",
     "load",
     "logger",
+    "make_tensor_view",
     "put",
     "put_signal",
     "set_logger_level",
