@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -135,6 +136,19 @@ def test_cost_grows_with_bytes_and_with_members(op, name, target):
     for row in costs:
         assert 0 < row[0] < row[1] < row[2]
     assert all(few < many for few, many in zip(*costs, strict=True))
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize(("op", "name"), ALGORITHMS)
+def test_what_is_worth_measuring_is_served(op, name, size):
+    asked = request(Case(op), size, nbytes=1 << 24, target=DeviceTarget(DeviceType.CUDA))
+    offered = ALGORITHMS[op, name].tunings(asked)
+    assert offered[0] == {}
+    assert len(offered) > 1 or name == "copy_engine"
+    for config in offered:
+        options = {**asked.options, "config": config}
+        answer = ALGORITHMS[op, name].supports(replace(asked, options=options))
+        assert answer or "cuda-bindings" in answer.reason
 
 
 def test_rings_have_different_steps_that_reach_everybody():

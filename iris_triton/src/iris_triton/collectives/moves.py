@@ -210,6 +210,14 @@ class Push(Portable):
         moved = request.nbytes * share * (request.group_size - 1)
         return self.model(request, meetings=2, moved=moved, copied=copied)
 
+    def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
+        """Return configs that are worth measuring; programs that are divided are a multiple of the members."""
+        offered = super().tunings(request)
+        if self._form != "divided":
+            return offered
+        size = request.group_size
+        return [{name: n // size * size if name == "comm_sms" else n for name, n in each.items()} for each in offered]
+
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Bind one of the two kernels.  Collective: every member calls it."""
         carrier = carrier_of(request.dtype)
