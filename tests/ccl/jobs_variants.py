@@ -1,6 +1,7 @@
 """Rank jobs of test_variants; they run on CPU ranks and on GPUs."""
 
 import inspect
+import math
 import random
 import time
 
@@ -37,6 +38,24 @@ def inexact(device, algorithms, dtypes):
                 results[algorithm, str(dtype)] = bytes(bits(x.cpu()).tolist()), bool((error <= bound).all())
         ctx.barrier()
     return results
+
+
+def with_nans(device, calls):
+    """Reductions of a tensor with a NaN on each rank; what came that should not have."""
+    wrong = []
+    with Iris("24MiB", device=device) as ctx:
+        size = ctx.num_ranks
+        for op, algorithm, reduction, dtype in calls:
+            x = ctx.full((size, size + 1), 1 + ctx.cur_rank, dtype=dtype)
+            x[:, ctx.cur_rank] = math.nan
+            y = x if op == "all_reduce" else ctx.zeros(1, size + 1, dtype=dtype)
+            getattr(ctx.ccl, op)(y, x, ReduceOp[reduction], config=Config(algorithm=algorithm))
+            value = {"MIN": 1, "MAX": size, "SUM": size * (size + 1) / 2}[reduction]
+            expected = torch.tensor([math.nan] * size + [value]).expand(y.shape)
+            if not torch.equal(y.cpu().float().nan_to_num(-1), expected.nan_to_num(-1)):
+                wrong.append(f"{op} {algorithm} {reduction} {dtype}: {y.tolist()}")
+        ctx.barrier()
+    return wrong
 
 
 def mixed(device, cases, calls, seed):

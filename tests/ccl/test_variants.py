@@ -11,7 +11,7 @@ import variant_cases
 from ccl_cases import Case
 from jobs_ccl import run_cases
 from jobs_sequences import in_pieces
-from jobs_variants import in_a_group, inexact, missed, mixed
+from jobs_variants import in_a_group, inexact, missed, mixed, with_nans
 from variant_cases import request
 
 from iris_core.errors import DriverError
@@ -63,6 +63,19 @@ def test_all_members_get_the_same_bits_rounded_once(pool, num_ranks, device):
     for other in others:
         assert other == first
     assert [key for key, (_, close) in first.items() if not close] == []
+
+
+@pytest.mark.parametrize("num_ranks", [3])
+def test_nans_go_on_whichever_rank_they_come_from(pool, num_ranks, device):
+    algorithms = [("all_reduce", "ring"), ("all_reduce", "spinlock"), ("reduce_scatter", "push")]
+    calls = [
+        (*algorithm, reduction, dtype)
+        for algorithm in algorithms
+        for reduction, dtype in (("MIN", torch.float32), ("MAX", torch.bfloat16), ("SUM", torch.float16))
+    ]
+    calls.append(("all_reduce", "atomic", "SUM", torch.bfloat16))
+    for wrong in pool.run(with_nans, num_ranks, device, calls):
+        assert wrong == []
 
 
 @pytest.mark.parametrize("num_ranks", [3])
