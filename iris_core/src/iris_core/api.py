@@ -26,6 +26,7 @@ from iris_core.settings import load_plugin_settings, load_settings, warn_unknown
 from iris_core.stream_order import TorchStreams
 from iris_core.system_area import SystemArea
 from iris_core.tensors import TensorFactories
+from iris_core.tracing.recorder import Tracing
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ class Iris(TensorFactories):
             operations = OperationBinder(collectives)
             undo.callback(operations.close)
             self._ops = Operations(operations)
+            self._tracing = Tracing(self, self._world)
             self._world.barrier()
             closing = undo.pop_all()
         self._closed = False
@@ -312,6 +314,11 @@ class Iris(TensorFactories):
     def explain(self) -> str:
         """Return why this allocator, backend and device were chosen, and why others were not."""
         return self._plan.explain()
+
+    @property
+    def tracing(self) -> Tracing:
+        """Device tracing; see `iris_core.tracing.recorder.Tracing` and docs/tracing.md."""
+        return self._tracing
 
     @property
     def ccl(self) -> Collectives:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from iris_core.device_context import ContextSpec
     from iris_core.diagnosis import PairCheck
     from iris_core.ops.host import Host
+    from iris_core.tracing.clocks import Offset
     from iris_core.types import (
         Availability,
         Block,
@@ -228,6 +229,26 @@ class SupportsOperations(Protocol):
 
     def operation_tables(self) -> Sequence[Path]:
         """Folders with measured tables of operations (docs/ops.md has the format)."""
+
+
+class SupportsTracing(Protocol):
+    """A backend whose kernels can record events, for `ctx.tracing`."""
+
+    @property
+    def ticks_per_second(self) -> float:
+        """Ticks of the clock that events are recorded with."""
+
+    def set_trace(self, context: torch.Tensor, words: Sequence[int], buffers: Sequence[torch.Tensor]) -> None:
+        """Tell kernels where events go.
+
+        Args:
+            context: the context tensor, which is changed in place: captured graphs record as well.
+            words: `iris_core.tracing.layout` says what they mean; empty for no tracing.
+            buffers: the tensors whose addresses they hold, which stay until the next call.
+        """
+
+    def compare_clocks(self, context: Iris) -> Offset:
+        """Compare this rank's clock with rank 0's.  Collective: every rank of the context calls it."""
 
 
 class SupportsSelfTest(Protocol):

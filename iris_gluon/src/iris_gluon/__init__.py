@@ -22,21 +22,33 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from iris_gluon.context import GluonDeviceTracing as GluonDeviceTracing
     from iris_gluon.context import IrisDeviceCtx as IrisDeviceCtx
     from iris_gluon.lanes import blocked_layout as blocked_layout
     from iris_gluon.lanes import default_layout as default_layout
     from iris_gluon.lanes import warp_size as warp_size
+    from iris_triton.tracing import TraceEvent as TraceEvent
 
 __version__ = "0.2.0"
 
 _HOMES = {
+    "GluonDeviceTracing": "iris_gluon.context",
     "IrisDeviceCtx": "iris_gluon.context",
+    "TraceEvent": "iris_triton.tracing",
     "blocked_layout": "iris_gluon.lanes",
     "default_layout": "iris_gluon.lanes",
     "warp_size": "iris_gluon.lanes",
 }
 
-__all__ = ["IrisDeviceCtx", "__version__", "blocked_layout", "default_layout", "warp_size"]
+__all__ = [
+    "GluonDeviceTracing",
+    "IrisDeviceCtx",
+    "TraceEvent",
+    "__version__",
+    "blocked_layout",
+    "default_layout",
+    "warp_size",
+]
 
 
 def __getattr__(name: str) -> Any:

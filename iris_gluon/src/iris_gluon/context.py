@@ -10,14 +10,20 @@ import iris_gluon.cpu  # noqa: F401 - so that kernels with this context run on t
 from iris_core import device_context as _layout
 from iris_gluon import bulk, language
 from iris_gluon._compat import aggregate
+from iris_triton import tracing as tracing_events
 from iris_triton.sync import ACQUIRE, GE, RELEASE, SET, SYS
 from iris_triton.tiles import moves, reductions
 from iris_triton.tiles.protocol import World, await_end
 from iris_triton.tiles.views import number_of
+from iris_triton.tracing import DeviceTracing
 
 _HEADER_WORDS = gl.constexpr(_layout.HEADER_WORDS)
 _TIMEOUT_WORD = gl.constexpr(_layout.TIMEOUT_WORD)
 _STATUS_WORD = gl.constexpr(_layout.STATUS_WORD)
+_TRACE_WORD = gl.constexpr(_layout.TRACE_WORD)
+
+GluonDeviceTracing = DeviceTracing
+"""What the reference system calls it; one class serves both languages."""
 
 
 @gluon.jit
@@ -38,7 +44,7 @@ class IrisDeviceCtx:
         cur_rank: the caller (int32).
         num_ranks: number of ranks (int32).
         heap_bases: pointer to int64[num_ranks], the address of every rank's heap in this process.
-        tracing: whether device tracing is on (constexpr).
+        tracing: records events, if the context was made with tracing; see `iris_triton.tracing.DeviceTracing`.
 
     Example:
         @gluon.jit
@@ -52,14 +58,14 @@ class IrisDeviceCtx:
     cur_rank: gl.tensor
     num_ranks: gl.tensor
     heap_bases: gl.tensor
-    tracing: gl.constexpr
+    tracing: DeviceTracing
 
     @gluon.constexpr_function
     def __init__(self, cur_rank, num_ranks, heap_bases, tracing):
         self.cur_rank = cur_rank
         self.num_ranks = num_ranks
         self.heap_bases = heap_bases
-        self.tracing = gl.constexpr(tracing)
+        self.tracing = tracing
 
     @staticmethod
     @gluon.jit
@@ -68,12 +74,13 @@ class IrisDeviceCtx:
 
         Args:
             context_tensor: what `ctx.get_device_context()` returns.
-            tracing: must be False in this version.
+            tracing: record every remote operation, and what the kernel records itself, while the host has tracing
+                on (`ctx.tracing.enable()`).  Without it there is not one instruction more.
         """
-        gl.static_assert(not tracing, "this version of iris-gluon has no device tracing: leave tracing=False")
         cur_rank = gl.load(context_tensor).to(gl.int32)
         num_ranks = gl.load(context_tensor + 1).to(gl.int32)
-        return IrisDeviceCtx(cur_rank, num_ranks, context_tensor + _HEADER_WORDS, tracing)
+        recorder = DeviceTracing(context_tensor + (_HEADER_WORDS + _TRACE_WORD) + num_ranks, cur_rank, tracing)
+        return IrisDeviceCtx(cur_rank, num_ranks, context_tensor + _HEADER_WORDS, recorder)
 
     @gluon.jit
     def load(
@@ -88,9 +95,12 @@ class IrisDeviceCtx:
     ):
         """Return what lies at `pointer` in the heap of from_rank."""
         _check_rank(from_rank, self.num_ranks)
-        return language.load(
+        event = self.tracing.begin(tracing_events.LOAD, from_rank, pointer, mask)
+        value = language.load(
             pointer, self.cur_rank, from_rank, self.heap_bases, mask, other, cache_modifier, volatile, hint
         )
+        self.tracing.end_after(event, value)
+        return value
 
     @gluon.jit
     def store(
@@ -104,7 +114,9 @@ class IrisDeviceCtx:
     ):
         """Store `value` at `pointer` in the heap of to_rank."""
         _check_rank(to_rank, self.num_ranks)
+        event = self.tracing.begin(tracing_events.STORE, to_rank, pointer, mask)
         language.store(pointer, value, self.cur_rank, to_rank, self.heap_bases, mask, hint, cache_modifier)
+        self.tracing.end(event)
 
     @gluon.jit
     def get(
@@ -120,6 +132,7 @@ class IrisDeviceCtx:
     ):
         """Copy from from_rank's memory at `from_ptr` to own memory at `to_ptr`."""
         _check_rank(from_rank, self.num_ranks)
+        event = self.tracing.begin(tracing_events.GET, from_rank, from_ptr, mask)
         language.get(
             from_ptr,
             to_ptr,
@@ -132,6 +145,7 @@ class IrisDeviceCtx:
             store_cache_modifier,
             hint,
         )
+        self.tracing.end(event)
 
     @gluon.jit
     def put(
@@ -147,6 +161,7 @@ class IrisDeviceCtx:
     ):
         """Copy from own memory at `from_ptr` to to_rank's memory at `to_ptr`."""
         _check_rank(to_rank, self.num_ranks)
+        event = self.tracing.begin(tracing_events.PUT, to_rank, to_ptr, mask)
         language.put(
             from_ptr,
             to_ptr,
@@ -159,6 +174,7 @@ class IrisDeviceCtx:
             store_cache_modifier,
             hint,
         )
+        self.tracing.end(event)
 
     @gluon.jit
     def copy(
@@ -176,6 +192,7 @@ class IrisDeviceCtx:
         """Copy from from_rank's memory at `src_ptr` to to_rank's memory at `dst_ptr`; both are own addresses."""
         _check_rank(from_rank, self.num_ranks)
         _check_rank(to_rank, self.num_ranks)
+        event = self.tracing.begin(tracing_events.COPY, to_rank, dst_ptr, mask)
         language.copy(
             src_ptr,
             dst_ptr,
@@ -189,6 +206,7 @@ class IrisDeviceCtx:
             store_cache_modifier,
             hint,
         )
+        self.tracing.end(event)
 
     @gluon.jit
     def atomic_add(
@@ -203,7 +221,10 @@ class IrisDeviceCtx:
     ):
         """Atomically add `val` to to_rank's memory at `pointer`; returns the old value."""
         _check_rank(to_rank, self.num_ranks)
-        return language.atomic_add(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        event = self.tracing.begin(tracing_events.ATOMIC_ADD, to_rank, pointer, mask)
+        old = language.atomic_add(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
 
     @gluon.jit
     def atomic_sub(
@@ -218,7 +239,10 @@ class IrisDeviceCtx:
     ):
         """Atomically subtract `val` from to_rank's memory at `pointer`; returns the old value."""
         _check_rank(to_rank, self.num_ranks)
-        return language.atomic_sub(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        event = self.tracing.begin(tracing_events.ATOMIC_SUB, to_rank, pointer, mask)
+        old = language.atomic_sub(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
 
     @gluon.jit
     def atomic_cas(
@@ -233,7 +257,10 @@ class IrisDeviceCtx:
     ):
         """Atomically replace to_rank's memory at `pointer` by `val` where it equals `cmp`; returns the old value."""
         _check_rank(to_rank, self.num_ranks)
-        return language.atomic_cas(pointer, cmp, val, self.cur_rank, to_rank, self.heap_bases, sem, scope, hint)
+        event = self.tracing.begin(tracing_events.ATOMIC_CAS, to_rank, pointer)
+        old = language.atomic_cas(pointer, cmp, val, self.cur_rank, to_rank, self.heap_bases, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
 
     @gluon.jit
     def atomic_xchg(
@@ -248,7 +275,10 @@ class IrisDeviceCtx:
     ):
         """Atomically store `val` to to_rank's memory at `pointer`; returns the old value."""
         _check_rank(to_rank, self.num_ranks)
-        return language.atomic_xchg(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        event = self.tracing.begin(tracing_events.ATOMIC_XCHG, to_rank, pointer, mask)
+        old = language.atomic_xchg(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
 
     @gluon.jit
     def atomic_xor(
@@ -263,7 +293,10 @@ class IrisDeviceCtx:
     ):
         """Atomic bitwise xor on to_rank's memory at `pointer`; returns the old value."""
         _check_rank(to_rank, self.num_ranks)
-        return language.atomic_xor(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        event = self.tracing.begin(tracing_events.ATOMIC_XOR, to_rank, pointer, mask)
+        old = language.atomic_xor(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
 
     @gluon.jit
     def atomic_and(
@@ -278,7 +311,10 @@ class IrisDeviceCtx:
     ):
         """Atomic bitwise and on to_rank's memory at `pointer`; returns the old value."""
         _check_rank(to_rank, self.num_ranks)
-        return language.atomic_and(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        event = self.tracing.begin(tracing_events.ATOMIC_AND, to_rank, pointer, mask)
+        old = language.atomic_and(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
 
     @gluon.jit
     def atomic_or(
@@ -293,7 +329,10 @@ class IrisDeviceCtx:
     ):
         """Atomic bitwise or on to_rank's memory at `pointer`; returns the old value."""
         _check_rank(to_rank, self.num_ranks)
-        return language.atomic_or(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        event = self.tracing.begin(tracing_events.ATOMIC_OR, to_rank, pointer, mask)
+        old = language.atomic_or(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
 
     @gluon.jit
     def atomic_min(
@@ -308,7 +347,10 @@ class IrisDeviceCtx:
     ):
         """Atomic minimum on to_rank's memory at `pointer`; returns the old value."""
         _check_rank(to_rank, self.num_ranks)
-        return language.atomic_min(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        event = self.tracing.begin(tracing_events.ATOMIC_MIN, to_rank, pointer, mask)
+        old = language.atomic_min(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
 
     @gluon.jit
     def atomic_max(
@@ -323,7 +365,10 @@ class IrisDeviceCtx:
     ):
         """Atomic maximum on to_rank's memory at `pointer`; returns the old value."""
         _check_rank(to_rank, self.num_ranks)
-        return language.atomic_max(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        event = self.tracing.begin(tracing_events.ATOMIC_MAX, to_rank, pointer, mask)
+        old = language.atomic_max(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
 
     @gluon.jit
     def signal(
@@ -337,7 +382,9 @@ class IrisDeviceCtx:
     ):
         """Change a flag of to_rank after everything that this program has stored so far."""
         _check_rank(to_rank, self.num_ranks)
+        event = self.tracing.begin(tracing_events.SIGNAL, to_rank, pointer)
         language.signal(pointer, value, self.cur_rank, to_rank, self.heap_bases, op, sem, scope)
+        self.tracing.end(event)
 
     @gluon.jit
     def wait(
@@ -352,7 +399,10 @@ class IrisDeviceCtx:
         words = self.heap_bases + self.num_ranks
         timeout_ns = gl.load(words + _TIMEOUT_WORD)
         status = gl.load(words + _STATUS_WORD).to(gl.pointer_type(gl.int64))
-        return language.wait(pointer, value, cmp, sem, scope, timeout_ns, status, self.cur_rank)
+        event = self.tracing.begin(tracing_events.WAIT, self.cur_rank, pointer)
+        seen = language.wait(pointer, value, cmp, sem, scope, timeout_ns, status, self.cur_rank)
+        self.tracing.end(event)
+        return seen
 
     @gluon.jit
     def put_signal(
@@ -373,6 +423,7 @@ class IrisDeviceCtx:
     ):
         """Copy from own memory to to_rank's memory, then signal."""
         _check_rank(to_rank, self.num_ranks)
+        event = self.tracing.begin(tracing_events.PUT, to_rank, to_ptr, mask)
         language.put_signal(
             from_ptr,
             to_ptr,
@@ -390,6 +441,7 @@ class IrisDeviceCtx:
             sem,
             scope,
         )
+        self.tracing.end(event)
 
     @gluon.jit
     def put_bulk(
@@ -413,6 +465,7 @@ class IrisDeviceCtx:
         words = self.heap_bases + self.num_ranks
         timeout_ns = gl.load(words + _TIMEOUT_WORD)
         status = gl.load(words + _STATUS_WORD).to(gl.pointer_type(gl.int64))
+        event = self.tracing.begin(tracing_events.BARRIER, -1, flags)
         language.barrier(
             flags,
             self.cur_rank,
@@ -425,6 +478,7 @@ class IrisDeviceCtx:
             timeout_ns,
             status,
         )
+        self.tracing.end(event)
 
     # -- tile-level collectives: docs/tiles.md ------------------------------------------------------------------------
     @gluon.jit

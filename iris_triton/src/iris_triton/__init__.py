@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from iris_triton.tiles import Tile as Tile
     from iris_triton.tiles import TileView as TileView
     from iris_triton.tiles import make_tensor_view as make_tensor_view
+    from iris_triton.tracing import TraceEvent as TraceEvent
 
 __version__ = "0.2.0"
 
@@ -64,6 +65,7 @@ _HOMES = {
     "TensorView": "iris_triton.tiles",
     "Tile": "iris_triton.tiles",
     "TileView": "iris_triton.tiles",
+    "TraceEvent": "iris_triton.tracing",
     "WARNING": "iris_core.logs",
     "atomic_add": "iris_triton.language",
     "atomic_and": "iris_triton.language",
@@ -101,6 +103,7 @@ __all__ = [
     "TensorView",
     "Tile",
     "TileView",
+    "TraceEvent",
     "__version__",
     "atomic_add",
     "atomic_and",

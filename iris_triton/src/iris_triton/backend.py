@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from iris_core.device_context import STATUS_WORDS, encode
+from iris_core.device_context import STATUS_WORDS, TRACE_WORDS, encode
 from iris_core.errors import CapabilityError
 from iris_core.types import DeviceType
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from iris_core.device_context import ContextSpec
     from iris_core.diagnosis import PairCheck
     from iris_core.protocols import Collective, FusedOperation, MemoryMap
+    from iris_core.tracing.clocks import Offset
     from iris_core.types import CompileCase, CreateRequest, Demo, PluginInfo
 
 
@@ -34,6 +35,7 @@ class TritonBackend:
         self._target = request.target
         self._settings: Any = request.settings
         self._tokens: list[int] = []
+        self._trace_tokens: list[int] = []
         self._spec: ContextSpec | None = None
 
     @property
@@ -78,10 +80,43 @@ class TritonBackend:
 
     def detach(self) -> None:
         """Take the heap away from the CPU executor, which stays enabled for other contexts.  Idempotent."""
-        while self._tokens:
+        self._forget(self._tokens)
+        self._forget(self._trace_tokens)
+
+    @staticmethod
+    def _forget(tokens: list[int]) -> None:
+        """Take memory away from the CPU executor."""
+        while tokens:
             from iris_triton import cpu
 
-            cpu.unregister_memory(self._tokens.pop())
+            cpu.unregister_memory(tokens.pop())
+
+    @property
+    def ticks_per_second(self) -> float:
+        """Ticks of `read_realtime` in a second."""
+        from iris_triton.clocks import ticks_per_second
+
+        return ticks_per_second(self._target.type)
+
+    def set_trace(self, context: torch.Tensor, words: Sequence[int], buffers: Sequence[torch.Tensor]) -> None:
+        """Tell kernels where events go; see `iris_core.protocols.SupportsTracing`."""
+        import torch
+
+        if self._on_cpu:
+            from iris_triton import cpu
+
+            self._forget(self._trace_tokens)
+            for number, each in enumerate(buffers):
+                nbytes = each.numel() * each.element_size()
+                self._trace_tokens.append(cpu.allow_region(each.data_ptr(), nbytes, f"tracing buffer {number}"))
+        trace = torch.tensor(tuple(words) or (0,) * TRACE_WORDS, dtype=torch.int64)
+        context[-TRACE_WORDS:].copy_(trace)
+
+    def compare_clocks(self, context: Iris) -> Offset:
+        """Compare this rank's clock with rank 0's.  Collective."""
+        from iris_triton.clocks import compare
+
+        return compare(context)
 
     def device_barrier(self, slot: BarrierSlot, sem: str, stream: Any = None) -> None:
         """Launch a barrier between the devices of a group; see `iris_core.protocols.SupportsDeviceBarrier`."""

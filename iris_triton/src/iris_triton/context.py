@@ -6,15 +6,18 @@ import triton.language as tl
 
 from iris_core import device_context as _layout
 from iris_triton import language
+from iris_triton import tracing as tracing_events
 from iris_triton._compat import aggregate
 from iris_triton.sync import ACQUIRE, GE, RELEASE, SET, SYS
 from iris_triton.tiles import moves, reductions
 from iris_triton.tiles.protocol import World, await_end
 from iris_triton.tiles.views import number_of
+from iris_triton.tracing import DeviceTracing
 
 _HEADER_WORDS = tl.constexpr(_layout.HEADER_WORDS)
 _TIMEOUT_WORD = tl.constexpr(_layout.TIMEOUT_WORD)
 _STATUS_WORD = tl.constexpr(_layout.STATUS_WORD)
+_TRACE_WORD = tl.constexpr(_layout.TRACE_WORD)
 
 
 @triton.jit
@@ -34,7 +37,7 @@ class DeviceContext:
         rank: the caller; a constexpr, or a run-time value if the context was made from one.
         world_size: number of ranks (constexpr).
         heap_bases: pointer to int64[world_size], the address of every rank's heap in this process.
-        tracing: whether device tracing is on (constexpr).
+        tracing: records events, if the context was made with tracing; see `iris_triton.tracing.DeviceTracing`.
 
     Example:
         @triton.jit
@@ -46,14 +49,14 @@ class DeviceContext:
     rank: tl.constexpr | tl.tensor
     world_size: tl.constexpr
     heap_bases: tl.tensor
-    tracing: tl.constexpr
+    tracing: DeviceTracing
 
     @triton.constexpr_function
     def __init__(self, rank, world_size, heap_bases, tracing):
         self.rank = rank if isinstance(rank, tl.tensor) else tl.constexpr(rank)
         self.world_size = tl.constexpr(world_size)
         self.heap_bases = heap_bases
-        self.tracing = tl.constexpr(tracing)
+        self.tracing = tracing
 
     @staticmethod
     @triton.jit
@@ -64,22 +67,25 @@ class DeviceContext:
             context_tensor: what `ctx.get_device_context()` returns.
             rank: the caller.  As a constexpr it makes one binary per rank; see `from_tensor`.
             world_size: number of ranks.
-            tracing: must be False in this version.
+            tracing: record every remote operation, and what the kernel records itself, while the host has tracing
+                on (`ctx.tracing.enable()`).  Without it there is not one instruction more.
         """
-        tl.static_assert(not tracing, "this version of iris-triton has no device tracing: leave tracing=False")
-        return DeviceContext(rank, world_size, context_tensor + _HEADER_WORDS, tracing)
+        words = context_tensor + (_HEADER_WORDS + _TRACE_WORD + world_size)
+        recorder = DeviceTracing(words, tl.to_tensor(rank), tracing)
+        return DeviceContext(rank, world_size, context_tensor + _HEADER_WORDS, recorder)
 
     @staticmethod
     @triton.jit
-    def from_tensor(context_tensor, world_size: tl.constexpr):
+    def from_tensor(context_tensor, world_size: tl.constexpr, tracing: tl.constexpr = False):
         """Decode the context tensor and read the rank from it at run time, so that one binary serves all ranks.
 
         Args:
             context_tensor: what `ctx.get_device_context()` returns.
             world_size: number of ranks.
+            tracing: see `initialize`.
         """
         rank = tl.load(context_tensor).to(tl.int32)
-        return DeviceContext(rank, world_size, context_tensor + _HEADER_WORDS, False)
+        return DeviceContext.initialize(context_tensor, rank, world_size, tracing)
 
     @triton.jit
     def load(
@@ -94,9 +100,12 @@ class DeviceContext:
     ):
         """Return what lies at `pointer` in the heap of from_rank."""
         _check_rank(from_rank, self.world_size)
-        return language.load(
+        event = self.tracing.begin(tracing_events.LOAD, from_rank, pointer, mask)
+        value = language.load(
             pointer, self.rank, from_rank, self.heap_bases, mask, other, cache_modifier, volatile, hint
         )
+        self.tracing.end_after(event, value)
+        return value
 
     @triton.jit
     def store(
@@ -110,7 +119,9 @@ class DeviceContext:
     ):
         """Store `value` at `pointer` in the heap of to_rank."""
         _check_rank(to_rank, self.world_size)
+        event = self.tracing.begin(tracing_events.STORE, to_rank, pointer, mask)
         language.store(pointer, value, self.rank, to_rank, self.heap_bases, mask, hint, cache_modifier)
+        self.tracing.end(event)
 
     @triton.jit
     def get(
@@ -126,6 +137,7 @@ class DeviceContext:
     ):
         """Copy from from_rank's memory at `from_ptr` to own memory at `to_ptr`."""
         _check_rank(from_rank, self.world_size)
+        event = self.tracing.begin(tracing_events.GET, from_rank, from_ptr, mask)
         language.get(
             from_ptr,
             to_ptr,
@@ -138,6 +150,7 @@ class DeviceContext:
             store_cache_modifier,
             hint,
         )
+        self.tracing.end(event)
 
     @triton.jit
     def put(
@@ -153,6 +166,7 @@ class DeviceContext:
     ):
         """Copy from own memory at `from_ptr` to to_rank's memory at `to_ptr`."""
         _check_rank(to_rank, self.world_size)
+        event = self.tracing.begin(tracing_events.PUT, to_rank, to_ptr, mask)
         language.put(
             from_ptr,
             to_ptr,
@@ -165,6 +179,7 @@ class DeviceContext:
             store_cache_modifier,
             hint,
         )
+        self.tracing.end(event)
 
     @triton.jit
     def copy(
@@ -182,6 +197,7 @@ class DeviceContext:
         """Copy from from_rank's memory at `src_ptr` to to_rank's memory at `dst_ptr`; both are own addresses."""
         _check_rank(from_rank, self.world_size)
         _check_rank(to_rank, self.world_size)
+        event = self.tracing.begin(tracing_events.COPY, to_rank, dst_ptr, mask)
         language.copy(
             src_ptr,
             dst_ptr,
@@ -195,6 +211,7 @@ class DeviceContext:
             store_cache_modifier,
             hint,
         )
+        self.tracing.end(event)
 
     @triton.jit
     def atomic_add(
@@ -209,7 +226,10 @@ class DeviceContext:
     ):
         """Atomically add `val` to to_rank's memory at `pointer`; returns the old value."""
         _check_rank(to_rank, self.world_size)
-        return language.atomic_add(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        event = self.tracing.begin(tracing_events.ATOMIC_ADD, to_rank, pointer, mask)
+        old = language.atomic_add(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
 
     @triton.jit
     def atomic_sub(
@@ -224,7 +244,10 @@ class DeviceContext:
     ):
         """Atomically subtract `val` from to_rank's memory at `pointer`; returns the old value."""
         _check_rank(to_rank, self.world_size)
-        return language.atomic_sub(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        event = self.tracing.begin(tracing_events.ATOMIC_SUB, to_rank, pointer, mask)
+        old = language.atomic_sub(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
 
     @triton.jit
     def atomic_cas(
@@ -239,7 +262,10 @@ class DeviceContext:
     ):
         """Atomically replace to_rank's memory at `pointer` by `val` where it equals `cmp`; returns the old value."""
         _check_rank(to_rank, self.world_size)
-        return language.atomic_cas(pointer, cmp, val, self.rank, to_rank, self.heap_bases, sem, scope, hint)
+        event = self.tracing.begin(tracing_events.ATOMIC_CAS, to_rank, pointer)
+        old = language.atomic_cas(pointer, cmp, val, self.rank, to_rank, self.heap_bases, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
 
     @triton.jit
     def atomic_xchg(
@@ -254,7 +280,10 @@ class DeviceContext:
     ):
         """Atomically store `val` to to_rank's memory at `pointer`; returns the old value."""
         _check_rank(to_rank, self.world_size)
-        return language.atomic_xchg(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        event = self.tracing.begin(tracing_events.ATOMIC_XCHG, to_rank, pointer, mask)
+        old = language.atomic_xchg(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
 
     @triton.jit
     def atomic_xor(
@@ -269,7 +298,10 @@ class DeviceContext:
     ):
         """Atomic bitwise xor on to_rank's memory at `pointer`; returns the old value."""
         _check_rank(to_rank, self.world_size)
-        return language.atomic_xor(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        event = self.tracing.begin(tracing_events.ATOMIC_XOR, to_rank, pointer, mask)
+        old = language.atomic_xor(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
 
     @triton.jit
     def atomic_and(
@@ -284,7 +316,10 @@ class DeviceContext:
     ):
         """Atomic bitwise and on to_rank's memory at `pointer`; returns the old value."""
         _check_rank(to_rank, self.world_size)
-        return language.atomic_and(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        event = self.tracing.begin(tracing_events.ATOMIC_AND, to_rank, pointer, mask)
+        old = language.atomic_and(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
 
     @triton.jit
     def atomic_or(
@@ -299,7 +334,10 @@ class DeviceContext:
     ):
         """Atomic bitwise or on to_rank's memory at `pointer`; returns the old value."""
         _check_rank(to_rank, self.world_size)
-        return language.atomic_or(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        event = self.tracing.begin(tracing_events.ATOMIC_OR, to_rank, pointer, mask)
+        old = language.atomic_or(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
 
     @triton.jit
     def atomic_min(
@@ -314,7 +352,10 @@ class DeviceContext:
     ):
         """Atomic minimum on to_rank's memory at `pointer`; returns the old value."""
         _check_rank(to_rank, self.world_size)
-        return language.atomic_min(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        event = self.tracing.begin(tracing_events.ATOMIC_MIN, to_rank, pointer, mask)
+        old = language.atomic_min(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
 
     @triton.jit
     def atomic_max(
@@ -329,7 +370,10 @@ class DeviceContext:
     ):
         """Atomic maximum on to_rank's memory at `pointer`; returns the old value."""
         _check_rank(to_rank, self.world_size)
-        return language.atomic_max(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        event = self.tracing.begin(tracing_events.ATOMIC_MAX, to_rank, pointer, mask)
+        old = language.atomic_max(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
 
     @triton.jit
     def signal(
@@ -343,7 +387,9 @@ class DeviceContext:
     ):
         """Change a flag of to_rank after everything that this program has stored so far."""
         _check_rank(to_rank, self.world_size)
+        event = self.tracing.begin(tracing_events.SIGNAL, to_rank, pointer)
         language.signal(pointer, value, self.rank, to_rank, self.heap_bases, op, sem, scope)
+        self.tracing.end(event)
 
     @triton.jit
     def wait(
@@ -358,7 +404,10 @@ class DeviceContext:
         words = self.heap_bases + self.world_size
         timeout_ns = tl.load(words + _TIMEOUT_WORD)
         status = tl.load(words + _STATUS_WORD).to(tl.pointer_type(tl.int64))
-        return language.wait(pointer, value, cmp, sem, scope, timeout_ns, status, self.rank)
+        event = self.tracing.begin(tracing_events.WAIT, self.rank, pointer)
+        seen = language.wait(pointer, value, cmp, sem, scope, timeout_ns, status, self.rank)
+        self.tracing.end(event)
+        return seen
 
     @triton.jit
     def put_signal(
@@ -379,6 +428,7 @@ class DeviceContext:
     ):
         """Copy from own memory to to_rank's memory, then signal."""
         _check_rank(to_rank, self.world_size)
+        event = self.tracing.begin(tracing_events.PUT, to_rank, to_ptr, mask)
         language.put_signal(
             from_ptr,
             to_ptr,
@@ -396,6 +446,7 @@ class DeviceContext:
             sem,
             scope,
         )
+        self.tracing.end(event)
 
     @triton.jit
     def barrier(self, flags, rank_start=0, rank_stride=1, group_size=None, program=0):
@@ -403,6 +454,7 @@ class DeviceContext:
         words = self.heap_bases + self.world_size
         timeout_ns = tl.load(words + _TIMEOUT_WORD)
         status = tl.load(words + _STATUS_WORD).to(tl.pointer_type(tl.int64))
+        event = self.tracing.begin(tracing_events.BARRIER, -1, flags)
         language.barrier(
             flags,
             self.rank,
@@ -415,6 +467,7 @@ class DeviceContext:
             timeout_ns,
             status,
         )
+        self.tracing.end(event)
 
     # -- tile-level collectives: docs/tiles.md ------------------------------------------------------------------------
     @triton.jit

@@ -1,0 +1,5 @@
+"""Host side of device tracing: buffers, clocks of several ranks on one axis, files for Perfetto and for our viewer."""
+
+from iris_core.tracing.layout import EVENT_NAMES, TraceEvent
+
+__all__ = ["EVENT_NAMES", "TraceEvent"]

@@ -1,0 +1,252 @@
+"""`ctx.tracing`: switches device tracing on, reads what kernels have recorded, writes files."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any, cast
+
+from iris_core.errors import ArgumentError, HeapClosedError, UnsupportedError
+from iris_core.tracing.layout import CAPACITY_WORD, COLUMNS, COLUMNS_WORD, COUNTER_WORD, EVENT_NAMES, TraceEvent
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    import torch
+
+    from iris_core.api import Iris
+    from iris_core.bootstrap import World
+    from iris_core.protocols import SupportsTracing
+    from iris_core.tracing.clocks import Clock, Offset
+    from iris_core.tracing.events import Events
+
+MAX_EVENTS = 1_000_000
+"""Events that the buffers of a rank hold unless the user says otherwise: 72 MB."""
+
+
+class Tracing:
+    """Device tracing of one context: `ctx.tracing`.
+
+    Kernels record where they are told to: their context must be made with `tracing=True`, as a constexpr, so that
+    kernels without it have no instruction more.  Then every remote operation of the context is an event, and
+    `ctx.tracing.record_event_start` and `record_event_end` in the kernel record others.
+
+    Example:
+        ctx.tracing.enable(max_events=100_000)
+        kernel[grid](x, ctx.get_device_context(), ...)  # has DeviceContext.initialize(..., tracing=True)
+        ctx.tracing.export("trace.json", merge=True)  # then: iris trace view trace.json
+
+    Args:
+        context: the context.
+        world: its ranks.
+    """
+
+    def __init__(self, context: Iris, world: World) -> None:
+        self._context = weakref.ref(context)
+        self._world = world
+        self._counters: torch.Tensor | None = None
+        self._columns: list[torch.Tensor] = []
+        self._begin: Offset | None = None
+        self._names = dict(EVENT_NAMES)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether kernels that were compiled with tracing record events."""
+        return self._counters is not None
+
+    @property
+    def max_events(self) -> int:
+        """Events for which there is room; 0 while tracing is off."""
+        return self._columns[0].numel() if self._columns else 0
+
+    def enable(self, max_events: int = MAX_EVENTS) -> None:
+        """Make the buffers, and let kernels record from now on; what was recorded before is forgotten.
+
+        Collective: every rank of the context calls it, since the clocks are compared.  The context tensor that kernels
+        got before keeps its address, so captured graphs record, too.
+
+        Args:
+            max_events: events of this rank for which there is room, 72 bytes each; the ranks' may differ.
+
+        Raises:
+            ArgumentError: max_events is not positive.
+            UnsupportedError: the backend cannot trace.
+            HeapClosedError: the context is closed.
+        """
+        if isinstance(max_events, bool) or not isinstance(max_events, int) or not 0 < max_events < 1 << 31:
+            raise ArgumentError(f"tracing.enable: max_events must be a number from 1 to 2**31 - 1, not {max_events!r}")
+        import torch
+
+        context = self._open()
+        backend = self._backend(context)
+        self.disable()
+        types = {32: torch.int32, 64: torch.int64}
+        counters = torch.zeros(2, dtype=torch.int32, device=context.device)
+        columns = [torch.zeros(max_events, dtype=types[each.bits], device=context.device) for each in COLUMNS]
+        self._begin = backend.compare_clocks(context)
+        words = [1, max_events, counters.data_ptr(), counters.data_ptr() + counters.element_size()]
+        assert words.index(counters.data_ptr()) == COUNTER_WORD
+        assert len(words) == COLUMNS_WORD
+        assert words[CAPACITY_WORD] == max_events
+        words += [each.data_ptr() for each in columns]
+        backend.set_trace(context.get_device_context(), words, [counters, *columns])
+        self._counters, self._columns = counters, columns
+        self._world.barrier()
+
+    def disable(self) -> None:
+        """Let kernels record no more, and give the buffers back.  Does nothing where tracing is off."""
+        if self._counters is None:
+            return
+        context = self._open()
+        self._synchronize(context)
+        self._backend(context).set_trace(context.get_device_context(), (), ())
+        self._counters, self._columns, self._begin = None, [], None
+
+    def reset(self) -> None:
+        """Forget what was recorded.  Does nothing where tracing is off."""
+        if self._counters is not None:
+            self._synchronize(self._open())
+            self._counters.zero_()
+
+    def name_event(self, event_id: int, name: str) -> None:
+        """Give a number of your own a name, with which its events are shown.
+
+        Raises:
+            ArgumentError: the number has a name already, or one of the two cannot be.
+        """
+        if isinstance(event_id, bool) or not isinstance(event_id, int) or not 0 <= event_id < 1 << 31:
+            raise ArgumentError(f"tracing.name_event: an event is a number from 0 to 2**31 - 1, not {event_id!r}")
+        if not isinstance(name, str) or not name:
+            raise ArgumentError(f"tracing.name_event: {name!r} is no name")
+        if event_id in set(TraceEvent):
+            raise ArgumentError(f"tracing.name_event: {event_id} is TraceEvent.{TraceEvent(event_id).name}")
+        self._names[event_id] = name
+
+    def events(self) -> Events:
+        """Return what this rank's kernels have recorded, sorted by time; waits for the device.
+
+        Raises:
+            UnsupportedError: tracing is off.
+        """
+        from iris_core.tracing.events import Events
+
+        if self._counters is None:
+            raise UnsupportedError("tracing is off: call ctx.tracing.enable() before the kernels run")
+        self._synchronize(self._open())
+        recorded = int(self._counters[0])
+        kept = min(recorded, self.max_events)
+        columns = {each.name: values[:kept].cpu().numpy() for each, values in zip(COLUMNS, self._columns, strict=True)}
+        return Events.sorted(columns, recorded - kept)
+
+    def export(self, filename: str | os.PathLike[str] = "trace.json", merge: bool = False) -> dict[str, Any]:
+        """Write what was recorded as Chrome / Perfetto JSON: `<stem>_rank<r>.json` on every rank.
+
+        Collective: every rank of the context calls it with the same arguments.  Times are microseconds since the first
+        event of any rank, on rank 0's clock; the metadata says by how much they can be wrong.
+
+        Args:
+            filename: of the merged file; those of the ranks lie beside it.
+            merge: rank 0 also writes all ranks' events into `filename`, once the others have written theirs; the
+                ranks must see one file system.
+
+        Returns:
+            The metadata of this rank's file (of the merged one on rank 0 with `merge`); empty where tracing is off,
+            with a warning.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        context = self._open()
+        if self._counters is None:
+            context.warning("tracing is off, nothing was exported: call ctx.tracing.enable() before the kernels run")
+            return {}
+        from iris_core.tracing import chrome
+
+        events = self.events()
+        if events.dropped:
+            context.warning(
+                f"{events.dropped} events were not recorded, because there was room for {self.max_events}: raise "
+                "max_events of ctx.tracing.enable()"
+            )
+        clock = self._clock(context)
+        begin_us = events.begin_us(clock)
+        everyone = self._world.all_gather_object(
+            (float(begin_us[0]) if len(events) else None, clock.error_us, len(events), events.dropped)
+        )
+        starts = [first for first, *_ in everyone if first is not None]
+        zero_us = min(starts, default=0.0)
+        path = pathlib.Path(filename)
+        own = path.with_name(f"{path.stem}_rank{context.cur_rank}.json")
+        metadata = self._metadata(context, clock) | {
+            "rank": context.cur_rank,
+            "num_events": len(events),
+            "dropped_events": events.dropped,
+            "max_events": self.max_events,
+        }
+        lines = chrome.event_lines(events, clock, zero_us, self._names, context.cur_rank)
+        chrome.write(own, lines, metadata)
+        self._world.barrier()
+        if merge and context.cur_rank == 0:
+            for rank in range(1, context.num_ranks):
+                lines += chrome.lines_of(path.with_name(f"{path.stem}_rank{rank}.json"))
+            metadata = self._metadata(context, clock) | {
+                "total_events": sum(number for *_, number, _ in everyone),
+                "dropped_events": sum(dropped for *_, dropped in everyone),
+                "max_events": self.max_events,
+                "clock_error_us": max(error for _, error, *_ in everyone),
+            }
+            chrome.write(path, lines, metadata)
+        return metadata
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+    def _open(self) -> Iris:
+        context = self._context()
+        if context is None:
+            raise HeapClosedError("this Iris context is closed; open a new one")
+        context.get_device_context()  # raises where it is closed
+        return context
+
+    def _backend(self, context: Iris) -> SupportsTracing:
+        if not hasattr(context.backend, "set_trace"):
+            raise UnsupportedError(f"backend {context.backend.info.name!r} cannot trace kernels")
+        return cast("SupportsTracing", context.backend)
+
+    def _clock(self, context: Iris) -> Clock:
+        """This rank's clock, from the comparisons then and now."""
+        from iris_core.tracing.clocks import Clock
+
+        backend = self._backend(context)
+        end = backend.compare_clocks(context)
+        assert self._begin is not None
+        origin = self._world.all_gather_object(self._begin.at - self._begin.ahead)[0]
+        return Clock(backend.ticks_per_second, self._begin, end, origin)
+
+    @staticmethod
+    def _synchronize(context: Iris) -> None:
+        if context.device != "cpu":
+            import torch
+
+            torch.cuda.synchronize(context.target.index)
+
+    @staticmethod
+    def _metadata(context: Iris, clock: Clock) -> dict[str, Any]:
+        import torch
+
+        from iris_core.tracing.chrome import SCHEMA_VERSION
+
+        on_gpu = context.device != "cpu"
+        properties = torch.cuda.get_device_properties(context.target.index) if on_gpu else None
+        facts: Mapping[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "world_size": context.num_ranks,
+            "time_unit": "us",
+            "clock_error_us": clock.error_us,
+            "aligned": True,
+            "process_name": pathlib.Path(sys.argv[0]).name,
+            "device": properties.name if properties else "cpu",
+            "multiprocessors": properties.multi_processor_count if properties else 0,
+            "torch": torch.__version__,
+        }
+        return dict(facts)

@@ -1,0 +1,116 @@
+"""What the ranks of the tracing tests do."""
+
+import pathlib
+
+import torch
+from trace_kernels import MINE, everything, record, record_gluon
+
+from iris_core import Iris
+from iris_core.errors import ArgumentError, HeapClosedError, UnsupportedError
+from iris_gluon import IrisDeviceCtx
+from iris_triton.clocks import measure
+
+
+def _launch(ctx, language, tracing=True, programs=2):
+    x, y = ctx.ones(programs * 32, dtype=torch.int32), ctx.zeros(programs * 32, dtype=torch.int32)
+    word = ctx.zeros(1, dtype=torch.int32)
+    ctx.barrier()
+    return lambda: _run(ctx, language, tracing, programs, x, y, word), (x, y, word)
+
+
+def _run(ctx, language, tracing, programs, x, y, word):
+    context = ctx.get_device_context()
+    if language == "triton":
+        record[(programs,)](x, y, word, context, ctx.cur_rank, ctx.num_ranks, tracing, 32, num_warps=1)
+    else:
+        lanes = 64 if torch.version.hip else 32
+        record_gluon[(programs,)](IrisDeviceCtx, context, x, y, word, tracing, 32, lanes, num_warps=1)
+    ctx.barrier()
+
+
+def events(device, language):
+    """Events of two programs, with the places of the tensors; and what other kernels record."""
+    found = {}
+    with Iris("4MiB", device=device, backend=language) as ctx:
+        launch, (x, y, word) = _launch(ctx, language)
+        untraced = lambda: _run(ctx, language, False, 2, x, y, word)
+        launch()
+        ctx.tracing.enable(100)
+        found["before"] = len(ctx.tracing.events())
+        untraced()
+        found["without"] = len(ctx.tracing.events())
+        launch()
+        events = ctx.tracing.events()
+        found["columns"] = {name: values.tolist() for name, values in events.columns.items()}
+        found["places"] = x.data_ptr(), y.data_ptr(), word.data_ptr()
+        found["dropped"] = events.dropped
+        ctx.tracing.reset()
+        found["reset"] = len(ctx.tracing.events())
+        ctx.tracing.enable(7)
+        launch()
+        events = ctx.tracing.events()
+        found["few"] = len(events), events.dropped
+        ctx.tracing.disable()
+        launch()  # nobody writes into buffers that are gone
+        found["word"] = int(word)
+        ctx.barrier()
+    return found
+
+
+def every_operation(device):
+    """Numbers of the events of every operation."""
+    with Iris("4MiB", device=device, backend="triton") as ctx:
+        x, y = ctx.ones(16, dtype=torch.int32), ctx.zeros(16, dtype=torch.int32)
+        flags = ctx.zeros(64, dtype=torch.int32)
+        ctx.barrier()
+        ctx.tracing.enable(64)
+        everything[(1,)](x, y, flags, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks, True, num_warps=1)
+        ctx.barrier()
+        columns = ctx.tracing.events().columns
+        return columns["event_id"].tolist(), columns["target_rank"].tolist(), columns["duration_cycles"].tolist()
+
+
+def export(device, folder):
+    """Write the files; returns what `export` has returned."""
+    with Iris("4MiB", device=device, backend="triton") as ctx:
+        off = ctx.tracing.export(pathlib.Path(folder) / "off.json")
+        ctx.tracing.enable(9)
+        ctx.tracing.name_event(MINE, "my own")
+        _launch(ctx, "triton")[0]()
+        merged = ctx.tracing.export(pathlib.Path(folder) / "trace.json", merge=True)
+        ctx.barrier()
+        return off, merged
+
+
+def clocks(device):
+    """Offset of the own clock by words, in ticks, and what is said of its error."""
+    with Iris("4MiB", device=device) as ctx:
+        first, second = measure(ctx), measure(ctx)
+        return (first.at, first.ahead, first.error), (second.at, second.ahead, second.error)
+
+
+def mistakes(device):
+    """Messages of calls that are wrong."""
+    messages = []
+
+    def wrong(kind, call):
+        try:
+            call()
+        except kind as error:
+            messages.append(str(error))
+        else:
+            messages.append("")
+
+    with Iris("1MiB", device=device) as ctx:
+        tracing = ctx.tracing
+        for number in (0, -1, 1.5, True, 1 << 31):
+            wrong(ArgumentError, lambda number=number: tracing.enable(number))
+        wrong(ArgumentError, lambda: tracing.name_event(0, "mine"))
+        wrong(ArgumentError, lambda: tracing.name_event(-1, "mine"))
+        wrong(ArgumentError, lambda: tracing.name_event(5000, ""))
+        wrong(UnsupportedError, tracing.events)
+        tracing.disable()
+        tracing.reset()
+        assert not tracing.enabled
+    wrong(HeapClosedError, tracing.enable)
+    return messages

@@ -1,0 +1,108 @@
+"""Events as columns, clocks of several ranks on one axis, and files."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from iris_core.tracing import EVENT_NAMES, TraceEvent, chrome
+from iris_core.tracing.clocks import Clock, Offset, offset_of
+from iris_core.tracing.events import Events
+from iris_core.tracing.layout import COLUMNS
+
+ZERO = 1_800_000_000_000_000_000  # nanoseconds that no float64 can count
+CLOCK = Clock(1e9, Offset(ZERO, 0, 1.0), Offset(ZERO + 10**9, 0, 1.0), ZERO)
+
+
+def events(dropped=0, **given):
+    length = max(len(values) for values in given.values())
+    columns = {
+        each.name: np.array(given.get(each.name, [0] * length), dtype=np.int64 if each.bits == 64 else np.int32)
+        for each in COLUMNS
+    }
+    return Events.sorted(columns, dropped)
+
+
+def test_numbers_and_names():
+    assert TraceEvent.PUT == 3
+    assert EVENT_NAMES[2048] == "compute"
+
+
+def test_offset():
+    # the second clock is 1000 ahead; there takes 30, back takes 50, and a slower round before
+    first = np.array([[0, 500], [1000, 1100]])
+    second = np.array([[1200, 1210], [2030, 2050]])
+    offset = offset_of(first, second, resolution=2.0)
+    assert offset == Offset(2040, 990, 42.0)
+    assert abs(offset.ahead - 1000) <= offset.error
+
+
+def test_alignment_follows_the_drift():
+    begin, end = Offset(ZERO + 500, 500, 3.0), Offset(ZERO + 10**9 + 1500, 1500, 5.0)
+    clock = Clock(1e9, begin, end, ZERO)
+    ticks = np.array([ZERO + 500, ZERO + 500 + (10**9 + 1000) // 2, ZERO + 10**9 + 1500])
+    assert clock.align(ticks) == pytest.approx([0, 5e8, 1e9], abs=1)
+    assert clock.error_us == pytest.approx(0.005)
+    still = Clock(1e8, begin, begin, ZERO)
+    assert still.align(ticks[:1]).tolist() == [0]
+
+
+def test_columns():
+    found = events(timestamp=[ZERO + 30, ZERO + 10], duration_cycles=[-1, 2500], event_id=[1, 2])
+    assert found.columns["event_id"].tolist() == [2, 1]
+    assert found.begin_us(CLOCK).tolist() == [0.01, 0.03]
+    assert found.duration_us(CLOCK)[0] == 2.5
+    assert np.isnan(found.duration_us(CLOCK)[1])
+    with pytest.raises(ValueError, match="lack pid"):
+        Events({each.name: np.zeros(1) for each in COLUMNS if each.name != "pid"}, 0)
+
+
+def test_lines():
+    # on unit 5: programs 1 and 2 at the same time, 3 after 1; program 4 alone on unit 6 of another die
+    found = events(
+        timestamp=[0, 5, 10, 30, 40],
+        duration_cycles=[20, 5, 100, 10, 1],
+        pid=[1, 1, 2, 3, 4],
+        cu_id=[5, 5, 5, 5, 6],
+        xcc_id=[0, 0, 0, 0, 1],
+    )
+    lines, names = found.lanes()
+    assert [names[line] for line in lines.tolist()] == ["XCC0_CU5 #0"] * 2 + ["XCC0_CU5 #1", "XCC0_CU5 #0", "XCC1_CU6"]
+
+
+def test_a_file(tmp_path):
+    found = events(
+        timestamp=[ZERO + 1000, ZERO + 3000], duration_cycles=[2500, -1], event_id=[3, 9000], address=[0x7F00, 0],
+        payload_size=[64, 0], target_rank=[2, 1], pid=[8, 8],
+    )  # fmt: skip
+    lines = chrome.event_lines(found, CLOCK, 1.0, {3: 'say "put"'}, 1)
+    path = tmp_path / "t.json"
+    chrome.write(path, lines, {"rank": 1})
+    content = json.loads(path.read_text())
+    first, second = (each for each in content["traceEvents"] if each["ph"] != "M")
+    assert (first["name"], first["ts"], first["dur"], first["ph"], first["pid"]) == ('say "put"', 0.0, 2.5, "X", 1)
+    assert first["args"]["address"] == "0x7f00"
+    assert first["args"]["payload_size"] == 64
+    assert (second["name"], second["ts"], second["ph"]) == ("event 9000", 2.0, "i")
+    assert content["metadata"] == {"rank": 1}
+    assert content["displayTimeUnit"] == "ns"
+    assert chrome.lines_of(path) == lines
+    (tmp_path / "other.json").write_text('{"x": [\n\n],\n}')
+    with pytest.raises(ValueError, match="is not a trace of iris"):
+        chrome.lines_of(tmp_path / "other.json")
+
+
+@pytest.mark.slow
+def test_a_million_events(tmp_path):
+    length = 1_000_000
+    rng = np.random.default_rng(1)
+    columns = {each.name: rng.integers(0, 100, length) for each in COLUMNS}
+    columns["timestamp"] = ZERO + np.cumsum(rng.integers(0, 2000, length))
+    columns["pid"] = rng.integers(0, 20_000, length)
+    columns["cu_id"], columns["xcc_id"] = columns["pid"] % 132, np.zeros(length, dtype=np.int64)
+    before = time.process_time()  # of this process, whatever else the machine does
+    lines = chrome.event_lines(Events.sorted(columns, 0), CLOCK, 0.0, EVENT_NAMES, 0)
+    chrome.write(tmp_path / "t.json", lines, {})
+    assert time.process_time() - before < 10
+    assert sum('"ph": "X"' in line for line in lines) == length

@@ -1,0 +1,141 @@
+"""Kernels on ranks record what they do."""
+
+import json
+
+import pytest
+import torch
+from jobs_tracing import clocks, events, every_operation, export, mistakes
+from trace_kernels import MINE, by_function, by_method, everything, record, record_gluon
+
+from iris_core.tracing import TraceEvent
+from iris_gluon import IrisDeviceCtx
+from iris_triton.compile_only import assembly, compile_for
+
+EXPECTED = [int(TraceEvent.COMPUTE), int(TraceEvent.LOAD), int(TraceEvent.STORE), int(TraceEvent.ATOMIC_ADD), MINE]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("language", ["triton", "gluon"])
+def test_events(pool, num_ranks, language, device):
+    for rank, found in enumerate(pool.run(events, num_ranks, device, language)):
+        assert (found["before"], found["without"], found["reset"], found["dropped"]) == (0, 0, 0, 0)
+        assert found["few"] == (7, 3)
+        assert found["word"] == 10  # two programs, five launches: recorded or not, they do their work
+        columns = found["columns"]
+        x, y, word = found["places"]
+        peer = (rank + 1) % num_ranks
+        for program in (0, 1):
+            rows = [i for i, pid in enumerate(columns["pid"]) if pid == program]
+            of = {name: [values[i] for i in rows] for name, values in columns.items()}
+            assert of["event_id"] == EXPECTED
+            assert of["cur_rank"] == [rank] * 5
+            assert of["target_rank"] == [rank, peer, peer, peer, rank]
+            assert of["address"] == [7, x + 128 * program, y + 128 * program, word, x]
+            assert of["payload_size"] == [0, 4 * (32 if program == 0 else 28), 128, 4, 4]
+            assert of["pid_m"] == [3, program, program, program, 5]
+            assert of["pid_n"] == [4, 0, 0, 0, 6]
+            assert of["timestamp"] == sorted(of["timestamp"])
+            whole, *parts, moment = of["duration_cycles"]
+            assert moment == -1
+            assert all(each >= 0 for each in parts)
+            assert of["timestamp"][0] + whole >= of["timestamp"][3] + parts[2]  # nested
+        operations = [n for n, event in zip(columns["op_index"], columns["event_id"], strict=True) if event < 1024]
+        assert sorted(operations) == list(range(6))
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_every_operation_is_recorded(pool, num_ranks, device):
+    wanted = [*range(14), TraceEvent.SIGNAL, TraceEvent.WAIT, TraceEvent.PUT, TraceEvent.WAIT, TraceEvent.BARRIER]
+    wanted[:2] = [TraceEvent.LOAD, TraceEvent.STORE]
+    for rank, (numbers, targets, durations) in enumerate(pool.run(every_operation, num_ranks, device)):
+        assert numbers == [int(each) for each in wanted]
+        own = (TraceEvent.WAIT, TraceEvent.BARRIER)
+        assert [each for n, each in zip(numbers, targets, strict=True) if n not in own] == [1 - rank] * 16
+        assert [each for n, each in zip(numbers, targets, strict=True) if n in own] == [rank, rank, -1]
+        assert min(durations) >= 0
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_files(pool, tmp_path, num_ranks, device):
+    results = pool.run(export, num_ranks, device, str(tmp_path))
+    assert [off for off, _ in results] == [{}, {}]
+    merged, own = (metadata for _, metadata in results)
+    assert merged["total_events"] == 18
+    assert merged["dropped_events"] == 2
+    assert own["num_events"] == 9
+    assert own["dropped_events"] == 1
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["trace.json", "trace_rank0.json", "trace_rank1.json"]
+    parts = [json.loads((tmp_path / f"trace_rank{rank}.json").read_text()) for rank in (0, 1)]
+    whole = json.loads((tmp_path / "trace.json").read_text())
+    assert whole["traceEvents"] == parts[0]["traceEvents"] + parts[1]["traceEvents"]
+    assert whole["metadata"] == merged
+    shown = [each for each in whole["traceEvents"] if each["ph"] != "M"]
+    assert {each["name"] for each in shown} == {"compute", "load", "store", "atomic_add", "my own"}
+    assert min(each["ts"] for each in shown) == 0
+    assert {each["pid"] for each in shown} == {0, 1}
+    for each in shown:
+        assert ("dur" in each) == (each["ph"] == "X") == (each["name"] != "my own")
+    names = {(each["pid"], each["tid"]) for each in whole["traceEvents"] if each["name"] == "thread_name"}
+    assert {(each["pid"], each["tid"]) for each in shown} == names
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_clocks_are_compared(pool, num_ranks, device):
+    for rank, (first, second) in enumerate(pool.run(clocks, num_ranks, device)):
+        assert second[0] > first[0]
+        for _, ahead, error in (first, second):
+            assert error > 0
+            if rank == 0:
+                assert ahead == 0
+            elif device == "cpu":
+                assert abs(ahead) <= error  # it is one clock, and so the truth is known
+        assert abs(second[1] - first[1]) <= first[2] + second[2] + 1e-4 * (second[0] - first[0])
+
+
+def test_mistakes(pool):
+    (messages,) = pool.run(mistakes, 1, "cpu")
+    assert all(messages)
+    assert "from 1 to 2**31 - 1" in messages[0]
+    assert "TraceEvent.LOAD" in messages[5]
+    assert "closed" in messages[-1]
+
+
+# -- without a GPU: what is compiled ----------------------------------------------------------------------------------
+WORDS = (torch.int32, torch.int32, torch.int32, torch.int64, 1, 8)
+
+
+def instructions(text):
+    """Assembly without what names files, lines and functions."""
+    lines = (line.split("//")[0].split(";")[0].strip() for line in text.splitlines())
+    kept = [line for line in lines if line and not line.startswith((".", "$", "@$", "}"))]
+    return [line.replace("by_method", "k").replace("by_function", "k") for line in kept if ":" not in line]
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942", "gfx950"])
+def test_nothing_is_left_of_it_where_it_is_off(target):
+    method, function = (
+        assembly(compile_for(kernel, (torch.int32, torch.int32, torch.int64, 1, 8), {}, target))
+        for kernel in (by_method, by_function)
+    )
+    assert len(instructions(method)) > 20
+    assert instructions(method) == instructions(function)
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942", "gfx950"])
+def test_it_compiles(target):
+    lanes = 32 if target == "sm_90" else 64
+    clock = "globaltimer" if target == "sm_90" else "s_memrealtime"
+    texts = [
+        assembly(compile_for(record, (*WORDS, True, 32), {}, target)),
+        assembly(compile_for(everything, (*WORDS, True), {}, target)),
+        assembly(
+            compile_for(
+                record_gluon,
+                (IrisDeviceCtx, torch.int64, torch.int32, torch.int32, torch.int32, True, 4 * lanes, lanes),
+                {"num_warps": 4},
+                target,
+            )
+        ),
+    ]
+    for text in texts:
+        assert text.count(clock) >= 6
