@@ -71,10 +71,9 @@ def verify(case, tensors, turn=0, what=""):
             wrong.append(f"{case}{what}: rank {rank} changed elements that are not its own")
         got, want = got[own], want[own]
     error = float((got - want).abs().max()) if got.numel() else 0.0
-    if not error <= tolerance(case, largest, size):
-        wrong.append(
-            f"{case}{what}: rank {rank} of {size} is wrong by {error}, allowed {tolerance(case, largest, size)}"
-        )
+    allowed = tolerance(case, largest)
+    if not error <= allowed:
+        wrong.append(f"{case}{what}: rank {rank} of {size} is wrong by {error}, allowed {allowed}")
     for which, tensor in enumerate((tensors.a, tensors.b, tensors.bias)):
         if tensor is not None:
             was = operand(case, rank, size, which, turn)

@@ -14,8 +14,8 @@ FUSED = {
     "matmul_reduce_scatter": ("push",),
 }
 PLACES = ("heap", "ordinary", "transposed", "gaps", "skewed")
-"""Where tensors lie: on the heap; off it; with columns one behind the other; with gaps between rows; aligned to elements
-only."""
+"""Where tensors lie: on the heap; off it; with columns one behind the other; with gaps between rows; aligned to
+elements only."""
 
 SEVERAL = {"num_sms": 3, "block_size_m": 16, "block_size_n": 16, "block_size_k": 32}
 """Several programs, and several tiles for each, even of small matrices."""
@@ -168,7 +168,7 @@ ROUNDING = {"float32": 2.0**-22, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """Relative error of two roundings to a type: of a product, and of the sum.  Sums of float32 are longer."""
 
 
-def tolerance(case, largest, size):
+def tolerance(case, largest):
     """The largest deviation that the arithmetic explains."""
     out = case.out_dtype or case.dtype
     return ROUNDING[out] * largest * (8 if out == "float32" else 1)

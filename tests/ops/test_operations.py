@@ -7,13 +7,13 @@ from ops_cases import dtype_cases, layout_cases, place_cases, shape_cases
 
 def check(pool, num_ranks, device, cases, turns=1):
     cases = list(cases)
-    if device == "cpu" and num_ranks == 8:  # more ranks than processors, here and there
-        cases = cases[::3]
+    if device == "cpu" and num_ranks > 3:  # more ranks than processors, here and there
+        cases = cases[:: num_ranks - 1]
     for wrong in pool.run(run_cases, num_ranks, device, cases, turns, timeout_s=500.0):
         assert wrong == []
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
 def test_shapes(pool, num_ranks, device):
     check(pool, num_ranks, device, shape_cases(num_ranks))
 
@@ -23,11 +23,11 @@ def test_dtypes(pool, num_ranks, device):
     check(pool, num_ranks, device, dtype_cases(num_ranks))
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("num_ranks", [2, 4])
 def test_places(pool, num_ranks, device):
     check(pool, num_ranks, device, place_cases(num_ranks), turns=2)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [2, 3])
 def test_layout_of_tiles(pool, num_ranks, device):
     check(pool, num_ranks, device, layout_cases(num_ranks))

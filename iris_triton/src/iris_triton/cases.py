@@ -13,6 +13,7 @@ from iris_triton import intrinsics, language
 from iris_triton._compat import version
 from iris_triton.collectives import cases as collectives
 from iris_triton.context import DeviceContext
+from iris_triton.ops import cases as operations
 from iris_triton.tiles import cases as tiles
 
 _BLOCK = 1024
@@ -296,4 +297,5 @@ def compile_cases() -> list[CompileCase]:
             },
         ),
     ]
-    return _moves() + _atomics() + _synchronisation() + others + tiles.compile_cases() + collectives.compile_cases()
+    shared = tiles.compile_cases() + collectives.compile_cases() + operations.compile_cases()
+    return _moves() + _atomics() + _synchronisation() + others + shared

@@ -149,7 +149,7 @@ def staging_nbytes(rows: int, columns: int, dtype: str) -> int:
 def common_arguments(request: FusedRequest, host: Host, tiles: Tiling) -> dict[str, Any]:
     """Arguments that all kernels have."""
     team = host.team
-    down, right = request.bias_stride or (0, 0)
+    along = request.options["bias"]
     return {
         "control": team.control.tensor.view(torch.int64),
         "bases": team.bases,
@@ -158,8 +158,8 @@ def common_arguments(request: FusedRequest, host: Host, tiles: Tiling) -> dict[s
         "n": request.n,
         "b_down": request.b_stride[0],
         "b_right": request.b_stride[1],
-        "bias_down": down,
-        "bias_right": right,
+        "bias_step": 0 if request.bias_stride is None else request.bias_stride[along == "columns"],
+        "BIAS": along,
         "timeout_ns": team.timeout_ns,
         "status": team.status_ptr,
         "SIZE": team.size,

@@ -17,7 +17,7 @@ from iris_triton.collectives.elements import as_words, item_nbytes
 from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
 from iris_triton.flags import await_flag, set_flag
 from iris_triton.intrinsics import wait_stores
-from iris_triton.ops.tiles import add_product, place, store_tile, wide, with_bias
+from iris_triton.ops.tiles import add_product, place, store_tile, whole_rows, wide, with_bias
 
 PER_CALL = ("out", "a", "b", "bias")
 """Arguments that may lie anywhere."""
@@ -37,15 +37,14 @@ def _announce(row, bases, me, matrix, down, SIZE: tl.constexpr):
 def _announced(row, bases, peer, like, SIZE: tl.constexpr):
     """(pointer, stride of rows) of what a member has announced."""
     theirs = (tl.load(bases + peer) + told(row, peer, SIZE)).to(like.dtype)
-    stride = tl.multiple_of(told_second(row, peer, SIZE), 16 // item_nbytes(like.dtype))
-    return tl.multiple_of(theirs, 16), stride
+    return tl.multiple_of(theirs, 16), whole_rows(told_second(row, peer, SIZE), like)
 
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def push_product(
-    out, a, b, bias, control, bases, me, rank, m, n, k, a_down, a_right, b_down, b_right, out_down, bias_down,
-    bias_right, tiles_m, tiles_n, timeout_ns, status,
-    SIZE: tl.constexpr, DIM: tl.constexpr, A_ALIGNED: tl.constexpr, B_ALIGNED: tl.constexpr,
+    out, a, b, bias, control, bases, me, rank, m, n, k, a_down, a_right, b_down, b_right, out_down, bias_step,
+    tiles_m, tiles_n, timeout_ns, status,
+    SIZE: tl.constexpr, DIM: tl.constexpr, BIAS: tl.constexpr, A_ALIGNED: tl.constexpr, B_ALIGNED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
@@ -63,7 +62,7 @@ def push_product(
             tl.zeros((BM, BN), tl.float32), wide(a, A_ALIGNED), wide(b, B_ALIGNED), down * BM, right * BN, m, n, k,
             a_down, a_right, b_down, b_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES,
         )  # fmt: skip
-        acc = with_bias(acc, bias, down * BM, right * BN, m, n, bias_down, bias_right, BM, BN)
+        acc = with_bias(acc, bias, down * BM, right * BN, m, n, bias_step, BIAS, BM, BN)
         values = acc.to(out.dtype.element_ty)
         for i in range(SIZE):
             theirs, stride = _announced(row, bases, (me + 1 + i) % SIZE, out, SIZE)
@@ -79,9 +78,9 @@ def push_product(
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def pull_product(
-    out, a, b, bias, control, bases, me, rank, rows, n, inner, a_down, b_down, b_right, out_down, out_right, bias_down,
-    bias_right, tiles_m, tiles_n, timeout_ns, status,
-    SIZE: tl.constexpr, DIM: tl.constexpr, B_ALIGNED: tl.constexpr, OUT_ALIGNED: tl.constexpr,
+    out, a, b, bias, control, bases, me, rank, rows, n, inner, a_down, b_down, b_right, out_down, out_right, bias_step,
+    tiles_m, tiles_n, timeout_ns, status,
+    SIZE: tl.constexpr, DIM: tl.constexpr, BIAS: tl.constexpr, B_ALIGNED: tl.constexpr, OUT_ALIGNED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
@@ -125,7 +124,7 @@ def pull_product(
                 )  # fmt: skip
             first = me * 0
         acc = with_bias(
-            acc, bias, first + down * BM, right * BN, first + rows, n, bias_down, bias_right, BM, BN
+            acc, bias, first + down * BM, right * BN, first + rows, n, bias_step, BIAS, BM, BN
         )  # fmt: skip
         store_tile(
             wide(to, OUT_ALIGNED), acc, first + down * BM, right * BN, first + rows, n, out_down, out_right, BM, BN
@@ -180,16 +179,16 @@ def _shard_at(
     there = buffer.to(tl.int64) + tl.cast(shard, tl.int64) * rows * width * item_nbytes(a.dtype)
     where = tl.where(own, a.to(tl.int64), there).to(a.dtype)
     stride = tl.where(own, tl.cast(a_down, tl.int64), tl.cast(width, tl.int64))
-    return tl.multiple_of(where, 16), tl.multiple_of(stride, 16 // item_nbytes(a.dtype))
+    return tl.multiple_of(where, 16), whole_rows(stride, a)
 
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def fetch_product(
     out, a, b, bias, buffer, state, control, bases, me, rank, rows, n, inner, a_down, width, b_down, b_right, out_down,
-    out_right, bias_down, bias_right, tiles_m, tiles_n, timeout_ns, status,
-    SIZE: tl.constexpr, DIM: tl.constexpr, FETCHERS: tl.constexpr, B_ALIGNED: tl.constexpr, OUT_ALIGNED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
-    PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr
+    out_right, bias_step, tiles_m, tiles_n, timeout_ns, status,
+    SIZE: tl.constexpr, DIM: tl.constexpr, BIAS: tl.constexpr, FETCHERS: tl.constexpr, B_ALIGNED: tl.constexpr,
+    OUT_ALIGNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+    EVEN_K: tl.constexpr, PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
     """Multiply the members' shards with B, while some programs copy them here.
 
@@ -242,7 +241,7 @@ def fetch_product(
                     )  # fmt: skip
                 first = me * 0
             acc = with_bias(
-                acc, bias, first + down * BM, right * BN, first + rows, n, bias_down, bias_right, BM, BN
+                acc, bias, first + down * BM, right * BN, first + rows, n, bias_step, BIAS, BM, BN
             )  # fmt: skip
             store_tile(
                 wide(out, OUT_ALIGNED), acc, first + down * BM, right * BN, first + rows, n, out_down, out_right, BM, BN

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
-from iris_triton.ops.tiles import add_product, dense_tile, place, store_tile, wide, with_bias
+from iris_triton.ops.tiles import add_product, dense_tile, place, store_tile, whole_rows, wide, with_bias
 
 PER_CALL = ("out", "a", "b", "bias")
 """Arguments that may lie anywhere."""
@@ -40,10 +40,10 @@ def _slot(slots, bases, me, owner, source, tile, per_owner, BM: tl.constexpr, BN
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def matmul_reduce(
     out, a, b, bias, control, slots, bases, me, rank, m, n, k, a_down, a_right, b_down, b_right, out_down, out_right,
-    bias_down, bias_right, tiles_m, tiles_n, per_owner, timeout_ns, status,
-    SIZE: tl.constexpr, FORM: tl.constexpr, A_ALIGNED: tl.constexpr, B_ALIGNED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
-    PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr
+    bias_step, tiles_m, tiles_n, per_owner, timeout_ns, status,
+    SIZE: tl.constexpr, FORM: tl.constexpr, BIAS: tl.constexpr, A_ALIGNED: tl.constexpr, B_ALIGNED: tl.constexpr,
+    OUT_ALIGNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+    EVEN_K: tl.constexpr, PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
     """Add up A @ B over the members.
 
@@ -54,14 +54,15 @@ def matmul_reduce(
         bases: int64[SIZE], the members' heaps.
         me, rank: the caller's index in the team, and in the world.
         m, n, k: of the product.
-        a_down ... bias_right: strides in elements.
+        a_down ... bias_step: strides in elements.
         tiles_m, tiles_n: tiles below each other and beside each other: of one owner's rows with FORM "rows", else of
             the whole product.
         per_owner: tiles of an owner.
         timeout_ns, status: bound of waits, and where they report.
         SIZE: number of members.
         FORM: see above.
-        A_ALIGNED, B_ALIGNED: they begin at multiples of 16 bytes.
+        BIAS: what the bias lies along: "columns", "rows" or "none".
+        A_ALIGNED, B_ALIGNED, OUT_ALIGNED: they begin at multiples of 16 bytes.
         BM ... STAGES: see `iris_triton.ops.tiles`.
     """
     row = row_of(control, SIZE)
@@ -123,17 +124,15 @@ def matmul_reduce(
         for source in range(SIZE):
             slot = _slot(slots, bases, me, me, source, number - own, per_owner, BM, BN)
             acc += tl.load(slot + lanes).to(tl.float32)
-        acc = with_bias(acc, bias, down * BM, right * BN, rows_each, n, bias_down, bias_right, BM, BN)
+        acc = with_bias(acc, bias, down * BM, right * BN, rows_each, n, bias_step, BIAS, BM, BN)
         if FORM == "two_shot":
             for i in range(SIZE):
                 peer = (me + 1 + i) % SIZE
-                theirs = (tl.load(bases + peer) + told(row, peer, SIZE)).to(out.dtype)
-                stride = tl.multiple_of(
-                    told_second(row, peer, SIZE), 16 // (out.dtype.element_ty.primitive_bitwidth // 8)
-                )
-                store_tile(wide(theirs, True), acc, down * BM, right * BN, m, n, stride, 1, BM, BN)
+                theirs = tl.multiple_of((tl.load(bases + peer) + told(row, peer, SIZE)).to(out.dtype), 16)
+                stride = whole_rows(told_second(row, peer, SIZE), out)
+                store_tile(theirs, acc, down * BM, right * BN, m, n, stride, 1, BM, BN)
         else:
-            store_tile(out, acc, down * BM, right * BN, rows_each, n, out_down, out_right, BM, BN)
+            store_tile(wide(out, OUT_ALIGNED), acc, down * BM, right * BN, rows_each, n, out_down, out_right, BM, BN)
         number += programs
     if FORM == "two_shot":
         epoch += 1

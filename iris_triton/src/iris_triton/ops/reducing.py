@@ -70,6 +70,7 @@ class Reduce(Fused):
             "FORM": form,
             "A_ALIGNED": request.aligned[0],
             "B_ALIGNED": request.aligned[1],
+            "OUT_ALIGNED": request.aligned[2],
         }
         programs = programs_for(request, host, per_owner * (1 if form == "one_shot" else size), meeting=True)
         kernel = bind(request, host, matmul_reduce, programs, arguments, tiles)

@@ -4,6 +4,8 @@
 import triton
 import triton.language as tl
 
+from iris_triton.collectives.elements import item_nbytes
+
 ROW_NBYTES = tl.constexpr(16)
 """Rows that peers work on begin at multiples of it."""
 
@@ -15,6 +17,14 @@ def wide(pointer, ALIGNED: tl.constexpr):
         return tl.multiple_of(pointer.to(tl.int64).to(pointer.dtype), ROW_NBYTES)
     else:
         return pointer
+
+
+@triton.jit
+def whole_rows(stride, like):
+    """A stride of rows that begin at multiples of 16 bytes, as a number that the compiler knows to be a multiple."""
+    # Arithmetic: what is promised of the result of a call is dropped when the call is inlined.
+    UNIT: tl.constexpr = 16 // item_nbytes(like.dtype)
+    return stride // UNIT * UNIT
 
 
 @triton.jit
@@ -70,15 +80,24 @@ def add_product(
 
 @triton.jit
 def with_bias(
-    acc, bias, row, column, rows, columns, bias_down, bias_right, BM: tl.constexpr, BN: tl.constexpr
+    acc, bias, row, column, rows, columns, step, BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
-    """Add the bias to a tile that begins at (row, column); `bias` None for none."""
-    if bias is not None:
-        i = row + tl.arange(0, BM)
+    """Add the bias to a tile that begins at (row, column).
+
+    Args:
+        acc: the tile.
+        bias: pointer; None if there is none.
+        row, column, rows, columns: where the tile begins, and where it ends at the latest.
+        step: elements of the bias from column to column, or from row to row.
+        BIAS: "columns" if it lies along them, "rows", or "none".
+        BM, BN: shape of the tile.
+    """
+    if BIAS == "columns":
         j = column + tl.arange(0, BN)
-        at = i.to(tl.int64)[:, None] * bias_down + j.to(tl.int64)[None, :] * bias_right
-        mask = (i[:, None] < rows) & (j[None, :] < columns)
-        acc += tl.load(bias + at, mask=mask, other=0.0).to(tl.float32)
+        acc += tl.load(bias + j.to(tl.int64) * step, mask=j < columns, other=0.0).to(tl.float32)[None, :]
+    elif BIAS == "rows":
+        i = row + tl.arange(0, BM)
+        acc += tl.load(bias + i.to(tl.int64) * step, mask=i < rows, other=0.0).to(tl.float32)[:, None]
     return acc
 
 
