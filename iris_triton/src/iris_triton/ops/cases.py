@@ -1,0 +1,69 @@
+"""Kernels of the fused operations that must compile for every GPU target, and what must be in their assembly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from iris_core.types import CompileCase, DeviceType
+from iris_triton.ops.gather_kernels import fetch_product, pull_product, push_product
+from iris_triton.ops.reduce_kernel import matmul_reduce
+
+_CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
+_I64 = torch.int64
+_ADDRESS = 1 << 40
+_END = (0, _ADDRESS)  # timeout, status
+
+_PRODUCT = {_CUDA: r"wgmma\.mma_async|mma\.sync", _HIP: r"v_mfma"}
+_COPIES = {_CUDA: r"cp\.async\.c[ag]\.shared\.global.*, 0x10", _HIP: r"(global|flat|buffer)_load_dwordx4"}
+_STORES = {_CUDA: r"st\.global(\.\w+)*\.v4\.b32", _HIP: r"(global|flat|buffer)_store_dwordx4"}
+_RELEASE = {_CUDA: r"st\.release\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_swap_x2"}
+_ACQUIRE = {_CUDA: r"ld\.acquire\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_(add|cmpswap)_x2"}
+
+
+def compile_cases() -> list[CompileCase]:
+    """Return the kernels in representative forms."""
+    bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
+    wide = {"A_ALIGNED": True, "B_ALIGNED": True}
+    both = {"B_ALIGNED": True, "OUT_ALIGNED": True}
+    reduced = wide | {"OUT_ALIGNED": True}
+    plain = (8192, 8192, 4096, 4096, 1, 8192, 1, 8192, 1, 1, 8, 32, 64)  # sizes, strides, tiles, tiles of an owner
+    turned = (8192, 8192, 4096, 1, 8192, 1, 4096, 8192, 1, 1, 8, 32, 64)  # A and B transposed
+    odd = (8190, 8195, 4097, 4097, 1, 8195, 1, 8195, 1, 1, 8, 32, 64)
+    shard = (1024, 8192, 4096, 4096)  # rows, columns of B, columns, stride of rows
+    rest = (8192, 1, 8192, 1, 1, 8, 32)  # strides of B, of the output, of the bias; tiles
+    small = {"BM": 32, "BN": 32, "BK": 32, "EVEN_K": False}
+    return [
+        _case("reduce-rows", matmul_reduce, (f16, f16, f16, f16, _I64, f16, _I64, 1, 1, *turned, *_END),
+              reduced, FORM="rows", BIAS="rows"),
+        _case("reduce-two-shot", matmul_reduce, (bf16, bf16, bf16, bf16, _I64, bf16, _I64, 1, 1, *plain, *_END),
+              reduced, FORM="two_shot", BIAS="columns"),
+        _case("reduce-one-shot", matmul_reduce, (f32, f32, f32, None, _I64, f32, _I64, 1, 1, *odd, *_END),
+              dict.fromkeys(reduced, False), wide=False, FORM="one_shot", BIAS="none", **small),
+        _case("push", push_product, (bf16, bf16, bf16, None, _I64, _I64, 1, 1, *plain[:8], *plain[9:12], *_END),
+              wide, DIM=0, BIAS="none"),
+        _case("pull", pull_product, (bf16, bf16, bf16, bf16, _I64, _I64, 1, 1, *shard, *rest, *_END),
+              both, DIM=1, BIAS="rows"),
+        _case("fetch", fetch_product,
+              (bf16, bf16, bf16, None, bf16, _I64, _I64, _I64, 1, 1, *shard, 4096, *rest, *_END),
+              both, DIM=0, BIAS="none", FETCHERS=16),
+    ]  # fmt: skip
+
+
+def _case(
+    name: str, kernel: Any, args: tuple[Any, ...], common: dict[str, Any], *, wide: bool = True, **constants: Any
+) -> CompileCase:
+    tiles = {"BM": 128, "BN": 128, "BK": 64, "GROUP": 8, "EVEN_K": True, "PRECISION": "ieee"}
+    loads = {"A_CACHE": "", "B_CACHE": "", "STAGES": 2}
+    patterns = [_PRODUCT, _RELEASE, _ACQUIRE, *([_COPIES, _STORES] if wide else [])]
+    if constants.get("PRECISION", "ieee") == "ieee" and args[1] is torch.float32:
+        patterns.remove(_PRODUCT)  # of float32 there is no such instruction on NVIDIA
+    return CompileCase(
+        name=f"operation-{name}",
+        kernel=kernel,
+        args=args,
+        kwargs={"SIZE": 8, **tiles, **loads, **common, **constants},
+        options={"num_warps": 8},
+        expect={kind: tuple(pattern[kind] for pattern in patterns) for kind in (_CUDA, _HIP)},
+    )
