@@ -5,11 +5,13 @@ import random
 import time
 
 import jobs_ccl
+import torch
 import torch.distributed as dist
 from ccl_cases import Case
 from jobs_common import environment
 
 from iris_core import Iris
+from iris_core.ccl import Config
 from iris_core.errors import DeviceTimeoutError
 from iris_triton.collectives.fast.algorithms import missing_facts
 from iris_triton.collectives.fast.fabric import Fact
@@ -76,6 +78,30 @@ def run_group(device, members, cases, turns):
                 inputs = tensors.fill(turn)
                 jobs_ccl.call(ctx, case, tensors, group, members)
                 wrong += jobs_ccl.verify(case, tensors, inputs, f" in group {members}")
+        ctx.barrier()
+    return wrong
+
+
+def plan_again(device, algorithms):
+    """One member alone makes another plan, for a tensor that begins elsewhere, when a larger mailbox has been made.
+
+    The others use the plan that they have; returns what was wrong.
+    """
+    wrong = []
+    with environment(IRIS_TRITON__EMULATE_FAST="1", IRIS_DEVICE_TIMEOUT="20"), Iris("24MiB", device=device) as ctx:
+        inp, out = (ctx.zeros(20001, dtype=torch.float32) for _ in range(2))
+        for algorithm in algorithms:
+            config = Config(algorithm=algorithm)
+            for turn, (count, odd_rank) in enumerate(((500, None), (20000, None), (500, 0), (500, 1), (500, None))):
+                begin = int(ctx.cur_rank == odd_rank)
+                source, target = inp[begin : begin + count], out[begin : begin + count]
+                source.copy_(torch.arange(count) % 7 + ctx.cur_rank + turn)
+                target.fill_(-1)
+                ctx.ccl.all_reduce(target, source, config=config)
+                ranks = ctx.num_ranks
+                expected = (torch.arange(count) % 7 + turn) * ranks + ranks * (ranks - 1) // 2
+                if not torch.equal(target.cpu(), expected.float()):
+                    wrong.append(f"{algorithm}, call {turn}, rank {ctx.cur_rank}")
         ctx.barrier()
     return wrong
 

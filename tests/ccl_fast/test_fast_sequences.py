@@ -3,7 +3,7 @@
 import pytest
 from ccl_cases import Case
 from fast_cases import ENCODINGS, algorithms
-from jobs_fast import SMALL, leave_one_out, run_group, run_mixed
+from jobs_fast import SMALL, leave_one_out, plan_again, run_group, run_mixed
 
 
 def kinds(encodings):
@@ -33,6 +33,12 @@ def test_group(pool, encoding, members, device):
     ]
     for wrong in pool.run(run_group, 4, device, members, cases, 2):
         assert wrong == []
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_one_member_plans_again(pool, encoding, device):
+    names = [algorithm for op, algorithm in algorithms(encoding) if op == "all_reduce"]
+    assert pool.run(plan_again, 2, device, names) == [[], []]
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

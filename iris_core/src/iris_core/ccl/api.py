@@ -347,25 +347,42 @@ class Collectives:
         key: Any = None
         bound = None
         try:
-            out_facts: Any = None
-            in_facts: Any = None
-            relation = None
-            places = 0
-            if inp is not None:
-                places = in_at = inp.data_ptr() or inp.untyped_storage().data_ptr()  # of an empty tensor
-                in_facts = inp.shape, inp.stride(), inp.dtype, inp.device, self._low <= in_at < self._high
-            if out is inp:
-                out_facts, relation = in_facts, 0
-            elif out is not None:
-                out_at = out.data_ptr() or out.untyped_storage().data_ptr()
-                out_facts = out.shape, out.stride(), out.dtype, out.device, self._low <= out_at < self._high
-                places |= out_at
-                if inp is not None:
+            # Flat, and without what takes long to make or to compare: this is most of a launch's time.
+            if inp is None:
+                only: Any = out
+                at = only.data_ptr() or only.untyped_storage().data_ptr()  # of an empty tensor
+                key = (
+                    op, at % ALIGNMENT_NBYTES == 0,
+                    only.shape, only.is_contiguous() or only.stride(), only.dtype, only.get_device(),
+                    self._low <= at < self._high, group, config, first, second,
+                )  # fmt: skip
+            else:
+                in_at = inp.data_ptr() or inp.untyped_storage().data_ptr()
+                out_on_heap: Any = None
+                out_shape: Any = None
+                out_dense: Any = None
+                out_dtype: Any = None
+                out_device: Any = None
+                relation: Any = None
+                places = in_at
+                if out is inp:
+                    relation = 0
+                elif out is not None:
+                    out_at = out.data_ptr() or out.untyped_storage().data_ptr()
+                    places |= out_at
+                    out_on_heap = self._low <= out_at < self._high
+                    out_shape, out_dtype, out_device = out.shape, out.dtype, out.get_device()
+                    out_dense = out.is_contiguous() or out.stride()
                     distance = in_at - out_at  # matters where they overlap; else only that they do not
-                    if -inp.nbytes < distance < out.nbytes:
+                    if distance < out.nbytes if distance >= 0 else -distance < inp.nbytes:
                         relation = distance
-            aligned = places % ALIGNMENT_NBYTES == 0
-            key = op, out_facts, in_facts, relation, aligned, group, config, first, second
+                key = (
+                    op, places % ALIGNMENT_NBYTES == 0,
+                    inp.shape, inp.is_contiguous() or inp.stride(), inp.dtype, inp.get_device(),
+                    self._low <= in_at < self._high,
+                    out_shape, out_dense, out_dtype, out_device, out_on_heap, relation,
+                    group, config, first, second,
+                )  # fmt: skip
             bound = self._bound.get(key)
         except (AttributeError, TypeError):  # something is no tensor, or cannot be a key: the binder says what
             key = None

@@ -77,6 +77,8 @@ class Bound:
         nbytes: int,
     ) -> None:
         self._algorithm = algorithm
+        self._latest = cast("Collective", algorithm)
+        self._launch: Callable[..., Any] = algorithm.launch
         self._team = team
         self.plan = plan
         self._order = order
@@ -87,8 +89,8 @@ class Bound:
         """Launch on the current stream.  Tensors are those that the algorithm's `launch` takes."""
         if is_watched("iris_collective"):
             self._tell()
-        self._team.latest = cast("Collective", self._algorithm)
-        work = self._order.run(self._algorithm.launch, self.plan, *tensors)
+        self._team.latest = self._latest
+        work = self._order.run(self._launch, self.plan, *tensors)
         if work is not None:
             work.wait()
 
@@ -96,12 +98,12 @@ class Bound:
         """Launch beside the current stream, and return a handle."""
         if is_watched("iris_collective"):
             self._tell()
-        self._team.latest = cast("Collective", self._algorithm)
-        return self._order.run_async(self._algorithm.op, self._algorithm.launch, self.plan, *tensors)
+        self._team.latest = self._latest
+        return self._order.run_async(self._algorithm.op, self._launch, self.plan, *tensors)
 
     def launch(self, *tensors: Any) -> None:
         """Launch on the current stream, as a part of a call whose turn in the team's order it is already."""
-        work = self._algorithm.launch(self.plan, *tensors)
+        work = self._launch(self.plan, *tensors)
         if work is not None:
             work.wait()
 

@@ -50,10 +50,12 @@ class Plan:
     Attributes:
         kernels: each takes the output and the input; launched in this order.
         carrier: as what they take the elements.
+        is_ready: all kernels need nothing but addresses.
     """
 
     kernels: tuple[BoundKernel, ...]
     carrier: Carrier
+    is_ready: bool = False
 
 
 class PacketCollective:
@@ -257,8 +259,10 @@ class PacketCollective:
         """Launch a plan on a stream."""
         assert out is not None
         assert inp is not None
-        if not plan.kernels[0].is_ready:  # a ready one looks at the addresses only
-            out, inp = plan.carrier.view(out), plan.carrier.view(inp)
+        if not plan.is_ready:  # ready kernels look at the addresses only
+            plan.is_ready = all(kernel.is_ready for kernel in plan.kernels)
+            if not plan.is_ready:
+                out, inp = plan.carrier.view(out), plan.carrier.view(inp)
         for kernel in plan.kernels:
             kernel(stream, out, inp)
 

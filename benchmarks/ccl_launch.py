@@ -1,0 +1,130 @@
+"""What a repeated collective costs the CPU: time of the calling thread from `ctx.ccl.all_reduce` to its return.
+
+    python benchmarks/ccl_launch.py [--ranks N]                        # on GPUs
+    python benchmarks/ccl_launch.py --device cpu --ranks 1             # Python's part, on any machine
+
+"iris" is a call that was made before with tensors of the same kind.  "iris, to the launcher" ends where Triton's
+compiled launcher would be called, so it is Python's part of that; on a machine without GPUs it is all there is, and the
+order of streams is that of a GPU with a stream that never changes.  "triton" is Triton's own launch of an empty kernel
+with two tensors.
+
+Claim: 12 us for a call on a GPU's host, of which about 4 are the driver's; 5 up to the launcher.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+
+from iris_core import bench
+from iris_core.ccl import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from iris_core import Iris
+    from iris_core.bench import RunOptions, State
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+CALLS = 200
+"""Calls timed together: few enough for the queue of the device."""
+
+TARGET_US, PYTHON_TARGET_US = 12, 5
+
+
+@triton.jit
+def nothing(out, inp):  # type: ignore[no-untyped-def]  # kernels have no types of Python
+    """Do nothing."""
+
+
+def repeated(call: Callable[[], object], *, on_gpu: bool) -> Callable[[], float]:
+    """Return what times some calls, and says the seconds of one."""
+
+    def seconds() -> float:
+        repetitions = range(CALLS)
+        start = time.thread_time()
+        for _ in repetitions:
+            call()
+        took = (time.thread_time() - start) / CALLS
+        if on_gpu:
+            torch.cuda.synchronize()
+        return took
+
+    return seconds
+
+
+def without_launch(ctx: Iris, call: Callable[[], object]) -> Callable[[], object]:
+    """Return a call that does all but launch; it must be the first one of its kind."""
+    from iris_core.ccl.order import DeviceOrder
+
+    known = set(ctx.ccl._bound)
+    call()
+    (new,) = set(ctx.ccl._bound) - known
+    bound: Any = ctx.ccl._bound[new]
+    if ctx.device == "cpu":  # what a GPU's first call would have left
+        order: Any = object.__new__(DeviceOrder)
+        order._index, order._last_raw, order._raw_stream = 0, 0, lambda index: 0
+        bound._order = order
+    for kernel in bound.plan.kernels:
+        kernel._run = lambda raw, values: None
+        if ctx.device == "cpu":
+            kernel._raw_stream, kernel._places, kernel._values = (lambda index: 0), (0, 1), [0, 0]
+    return call
+
+
+def algorithms(options: RunOptions) -> list[str]:
+    """Algorithms that every machine has."""
+    return ["ll_one_shot", "ll_two_shot"]
+
+
+@bench.register
+@bench.axis("algorithm", algorithms)
+def launch(state: State, ctx: Iris) -> None:
+    """A repeated all_reduce of 4 KiB."""
+    config = Config(algorithm=state["algorithm"])
+    out, inp = ctx.zeros(2048, dtype=torch.bfloat16), ctx.ones(2048, dtype=torch.bfloat16)
+    half_out, half_inp = out[:1024], inp[:1024]
+
+    def all_reduce() -> None:
+        ctx.ccl.all_reduce(out, inp, config=config)
+
+    def is_right() -> bool:
+        return bool((out == ctx.num_ranks).all())
+
+    def spoil() -> None:
+        out.fill_(-1)
+
+    python_only = without_launch(ctx, lambda: ctx.ccl.all_reduce(half_out, half_inp, config=config))
+    state.set_timer("reported")
+    state.provider("iris, to the launcher", repeated(python_only, on_gpu=False), check=None)
+    state.target("iris, to the launcher", "time_us", at_most=PYTHON_TARGET_US)
+    if not state.on_gpu:
+        return
+    all_reduce()
+    state.provider("iris", repeated(all_reduce, on_gpu=True), check=is_right, prepare=spoil)
+    state.target("iris", "time_us", at_most=TARGET_US)
+    state.provider("triton", repeated(lambda: nothing[(1,)](out, inp), on_gpu=True), check=None)
+    if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
+        other = inp.clone()
+        state.provider("nccl", repeated(lambda: torch.distributed.all_reduce(other), on_gpu=True), check=None)
+
+
+SUITE = bench.suite(
+    "ccl_launch",
+    __doc__,
+    source=__file__,
+    device="cuda",
+    heap_size="64MiB",
+    cpu_heap_size="16MiB",
+    cpu_environ={"IRIS_TRITON__EMULATE_FAST": "1"},
+    results=str(RESULTS / "ccl_launch-{ranks}.json"),
+)
+
+
+if __name__ == "__main__":
+    sys.exit(SUITE.main())
