@@ -272,6 +272,15 @@ class Operations:
         operation(asked, output, A, B, bias, **options)
         return asked.answer()
 
+    def members_of(self, group: dist.ProcessGroup | None = None) -> tuple[int, ...]:
+        """Return the ranks of this context's world that form a group, in the group's order.
+
+        Raises:
+            IrisError: this rank is not a member of the group.
+            HeapClosedError: the context is closed.
+        """
+        return self._binder.members_of(group)
+
     # -- the fast path ------------------------------------------------------------------------------------------------
     def _run(
         self,

@@ -138,6 +138,10 @@ class OperationBinder:
         request = cast("CollectiveRequest", self._request(call))
         return self._algorithms().explain(request, cast("Any", call.config))
 
+    def members_of(self, group: dist.ProcessGroup | None) -> tuple[int, ...]:
+        """Return the world ranks of a group's members, in its order; all for None."""
+        return self._binder.members_of(group)
+
     def _choose(
         self, request: FusedRequest, config: FusedConfig | None, without: tuple[str, ...]
     ) -> tuple[FusedOperation, str, FusedRequest]:

@@ -1,0 +1,73 @@
+"""Divided layers train like those of torch.distributed."""
+
+import pytest
+import torch
+from jobs_nn import frozen, indivisible, train
+
+from iris_core import Iris
+from iris_core.errors import ArgumentError
+from iris_core.nn import ColumnParallelLinear, RowParallelLinear, all_gather_linear, linear, linear_reduce_scatter
+from iris_core.ops import FusedConfig
+
+
+def check(results, tolerance):
+    for rank, worst in enumerate(results):
+        assert set(worst) == {"result", "gradient of x"} | {
+            f"gradient of {name}" for name in ("first weight", "first bias", "second weight", "second bias")
+        }
+        wrong = {what: error for what, error in worst.items() if not error <= tolerance}
+        assert not wrong, f"rank {rank}: {wrong}"
+
+
+@pytest.mark.parametrize("form", ["plain", "sequence", "whole"])
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_training(pool, num_ranks, device, form):
+    check(pool.run(train, num_ranks, device, form, torch.float32, 3), 1e-4)
+
+
+def test_training_of_a_rank_alone(pool, device):
+    check(pool.run(train, 1, device, "sequence", torch.float32, 2), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("form", "algorithms"),
+    [("plain", (None, "two_shot")), ("sequence", ("fetch", "push")), ("whole", ("push", "one_shot"))],
+)
+@pytest.mark.parametrize("num_ranks", [2])
+def test_training_by_fused_kernels_in_bfloat16(pool, num_ranks, device, form, algorithms):
+    check(pool.run(train, num_ranks, device, form, torch.bfloat16, 2, algorithms), 0.06)
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_frozen(pool, num_ranks, device):
+    for said in pool.run(frozen, num_ranks, device):
+        assert said == [True] * len(said)
+
+
+def test_wrong_shapes():
+    with Iris("1MiB", device="cpu") as ctx:
+        with pytest.raises(ArgumentError, match="x must have 4 features"):
+            linear(ctx, torch.ones(2, 3), torch.ones(5, 4))
+        with pytest.raises(ArgumentError, match=r"bias must be \(5,\)"):
+            linear(ctx, torch.ones(2, 4), torch.ones(5, 4), torch.ones(4))
+        with pytest.raises(ArgumentError, match="weight must be a matrix"):
+            linear(ctx, torch.ones(2, 4), torch.ones(4))
+        with pytest.raises(ArgumentError, match="first dimension is divided"):
+            linear_reduce_scatter(ctx, torch.ones(4), torch.ones(5, 4))
+        with pytest.raises(ArgumentError, match="first dimension is divided"):
+            all_gather_linear(ctx, torch.ones(4), torch.ones(5, 4))
+        with pytest.raises(ArgumentError, match="gather_output cannot be had"):
+            ColumnParallelLinear(ctx, 4, 4, gather_output=True, sequence_parallel=True)
+        with pytest.raises(ArgumentError, match="nothing is fused"):
+            ColumnParallelLinear(ctx, 4, 4, config=FusedConfig(algorithm="unfused"))
+        with pytest.raises(ArgumentError, match="must have all 4 features"):
+            RowParallelLinear(ctx, 4, 4, input_is_parallel=False)(torch.ones(2, 3))
+        assert "in_features=4, out_features=6, bias=False" in repr(ColumnParallelLinear(ctx, 4, 6, bias=False))
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_features_that_cannot_be_divided(pool, num_ranks, device):
+    for said in pool.run(indivisible, num_ranks, device):
+        assert [text.partition(": ")[0] for text in said] == ["ColumnParallelLinear", "RowParallelLinear"]
+        assert "cannot divide out_features=5" in said[0]
+        assert "cannot divide in_features=5" in said[1]
