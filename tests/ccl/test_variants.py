@@ -32,15 +32,15 @@ def check(pool, num_ranks, job, device, cases, *more):
             assert wrong == []
 
 
-@pytest.mark.parametrize(("num_ranks", "number"), [(1, 2), (2, 6), (3, 8), (4, 3), (8, 1)])
+@pytest.mark.parametrize(("num_ranks", "number"), [(1, 1), (2, 5), (3, 5), (4, 2), (8, 1)])
 def test_calls_of_many_kinds(pool, num_ranks, number, device):
     check(pool, num_ranks, run_cases, device, variant_cases.some_cases(num_ranks, number), 1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_every_kind_of_call(pool, num_ranks, device):
-    check(pool, num_ranks, run_cases, device, variant_cases.all_cases(num_ranks), 2)
+@pytest.mark.parametrize(("num_ranks", "each"), [(2, 1), (3, 3), (4, 7)])
+def test_every_kind_of_call(pool, num_ranks, each, device):
+    check(pool, num_ranks, run_cases, device, list(variant_cases.all_cases(num_ranks))[::each], 1)
 
 
 @pytest.mark.parametrize("num_ranks", [3])
