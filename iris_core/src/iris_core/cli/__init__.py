@@ -17,7 +17,7 @@ from iris_core.errors import IrisError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = ("demo", "plugins", "config", "doctor", "tune", "bench")
+COMMANDS = ("demo", "plugins", "config", "doctor", "tune", "bench", "trace")
 """Subcommands, which are the names of their modules."""
 
 
