@@ -57,11 +57,15 @@ def store_assembly(form):
 
 
 @triton.constexpr_function
-def push_assembly():
-    """Store a packet where another rank polls.  Operands: 0 a result; 1 address; 2 to 5 words; 6 whether."""
-    return (
-        "{ .reg .pred p; setp.ne.b32 p, $6, 0; mov.b32 $0, 0;\n@p st.relaxed.sys.global.v4.b32 [$1], {$2,$3,$4,$5}; }"
-    )
+def push_assembly(encoding):
+    """Store a packet where another rank polls.  Operands: 0 a result; 1 address; 2 to 5 words; 6 whether.
+
+    Of an access of a vector, PTX promises that each element arrives at once: in "ll" it has to be a half of the packet.
+    """
+    text = "{ .reg .pred p; .reg .b64 x, y; setp.ne.b32 p, $6, 0; mov.b32 $0, 0;\n"
+    if encoding == "ll":
+        return text + "mov.b64 x, {$2,$3}; mov.b64 y, {$4,$5}; @p st.relaxed.sys.global.v2.b64 [$1], {x,y}; }"
+    return text + "@p st.relaxed.sys.global.v4.b32 [$1], {$2,$3,$4,$5}; }"
 
 
 @triton.constexpr_function
@@ -112,9 +116,14 @@ def poll_assembly(number, encoding, nap_ns, empty):
     text += f"setp.ne.b32 q, {guard}, 0; setp.ne.b32 f, {flags}, 0; mov.u64 a0, {address};\n"
     for i in range(1, number):
         text += f"add.u64 a{i}, a{i - 1}, {stride};\n"
-    text += "".join(f"mov.b32 ${k}, 0; " for k in range(base)) + "\nmov.u32 n, 0; mov.u64 end, 0;\nAGAIN:\n"
-    for i in range(number):
-        text += f"@q ld.relaxed.sys.global.v4.b32 {_vector(4 * i)}, [a{i}];\n"
+    if encoding == "ll":  # see `push_assembly`
+        text += f".reg .b64 h<{2 * number}>; " + "".join(f"mov.b64 h{k}, 0; " for k in range(2 * number))
+        look = "".join(f"@q ld.relaxed.sys.global.v2.b64 {{h{2 * i},h{2 * i + 1}}}, [a{i}];\n" for i in range(number))
+        look += "".join(f"mov.b64 {{${2 * k},${2 * k + 1}}}, h{k};\n" for k in range(2 * number))
+    else:
+        text += "".join(f"mov.b32 ${k}, 0; " for k in range(base))
+        look = "".join(f"@q ld.relaxed.sys.global.v4.b32 {_vector(4 * i)}, [a{i}];\n" for i in range(number))
+    text += f"\nmov.u32 n, 0; mov.u64 end, 0;\nAGAIN:\n{look}"
     for t in range(len(registers)):  # four chains that do not wait for each other
         if t > 3:
             text += f"setp.{missing}.or.b32 p{t % 4}, ${registers[t]}, {value}, p{t % 4};\n"

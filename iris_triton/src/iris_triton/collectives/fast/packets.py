@@ -178,7 +178,7 @@ def push(address, raw, mask, flags, ENC: tl.constexpr):
     """
     if is_cuda():
         tl.inline_asm_elementwise(
-            push_assembly(),
+            push_assembly(ENC),
             constraints(1, 1, 5),
             [address, raw[0], raw[1], raw[2], raw[3], mask],
             dtype=tl.int32,

@@ -75,7 +75,7 @@ def hammer(peers, box, me, first, rounds, torn, fresh, N: tl.constexpr, BLOCK: t
             word = lanes * 0 + (first + i)
             for k in tl.static_range(N - 1):
                 tl.inline_asm_elementwise(
-                    push_assembly(),
+                    push_assembly("ll128"),
                     constraints(1, 1, 5),
                     [peers[k] + at + me * stretch, word, word, word, word, lanes * 0 + 1],
                     dtype=tl.int32,
