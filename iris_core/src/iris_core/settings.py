@@ -132,6 +132,8 @@ class IrisSettings(BaseSettings):
     """Largest workspace of a group's collectives for tensors off the heap; what is larger goes in pieces."""
     cache_dir: str = Field(default_factory=_cache_dir)
     """Folder for what Iris measures on this machine: tables of collectives; default: iris in the user's cache."""
+    kernel_artifacts_dir: str | None = None
+    """Folder in which a backend keeps what the compiler made of each kernel (IR, assembly); unset: nowhere."""
     allocator: Annotated[str, Field(min_length=1)] = "auto"
     """Allocator by name, `name@distribution`, or "auto"."""
     backend: Annotated[str, Field(min_length=1)] = "auto"

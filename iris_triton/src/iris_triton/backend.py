@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iris_core.device_context import STATUS_WORDS, TRACE_WORDS, encode
@@ -10,7 +11,6 @@ from iris_core.types import DeviceType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     import torch
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from iris_core.protocols import Collective, FusedOperation, MemoryMap
     from iris_core.tracing.clocks import Offset
     from iris_core.types import CompileCase, CreateRequest, Demo, PluginInfo
+    from iris_triton.artifacts import Artifacts
 
 
 class TritonBackend:
@@ -36,6 +37,7 @@ class TritonBackend:
         self._settings: Any = request.settings
         self._tokens: list[int] = []
         self._trace_tokens: list[int] = []
+        self._artifacts: Artifacts | None = None
         self._spec: ContextSpec | None = None
 
     @property
@@ -69,8 +71,9 @@ class TritonBackend:
         return torch.tensor(encode(spec), dtype=torch.int64, device=spec.device)
 
     def attach(self, memory: MemoryMap) -> None:
-        """Let the CPU executor know the heap; nothing to do on a GPU."""
+        """Let the CPU executor know the heap; on a GPU, keep what is compiled if IRIS_KERNEL_ARTIFACTS_DIR says so."""
         if not self._on_cpu:
+            self._keep_artifacts()
             return
         from iris_triton import cpu
 
@@ -82,6 +85,20 @@ class TritonBackend:
         """Take the heap away from the CPU executor, which stays enabled for other contexts.  Idempotent."""
         self._forget(self._tokens)
         self._forget(self._trace_tokens)
+        if self._artifacts is not None:
+            self._artifacts.remove()
+            self._artifacts = None
+
+    def _keep_artifacts(self) -> None:
+        from iris_core.settings import load_settings
+
+        folder = load_settings().kernel_artifacts_dir
+        if folder is not None:
+            from iris_triton.artifacts import Artifacts
+
+            assert self._spec is not None
+            self._artifacts = Artifacts(Path(folder), self._spec.rank)
+            self._artifacts.install()
 
     @staticmethod
     def _forget(tokens: list[int]) -> None:
