@@ -1,16 +1,33 @@
 """all_gather, all_to_all and all_reduce in Gluon: the calls and expectations of tests/ccl, and Triton beside them."""
 
+import re
 from dataclasses import replace
 
 import pytest
+import torch
 from ccl_cases import Case, moving_cases, place_cases, reducing_cases, shape_cases, way_cases, with_config
-from collectives_jobs import ALGORITHMS, asynchronous, in_gluon, mixed, one_of_each, said_of, same_bits, stays_away
+from collectives_jobs import (
+    ALGORITHMS,
+    BULK,
+    asynchronous,
+    has_copy_unit,
+    in_gluon,
+    mixed,
+    one_of_each,
+    said_of,
+    same_bits,
+    stays_away,
+)
+from triton.runtime import _allocation
 
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
 from iris_gluon._plugin import GLUON_INFO
 from iris_gluon.collectives import collectives
-from iris_gluon.collectives.algorithms import is_wide
+from iris_gluon.collectives.algorithms import WithScratch, is_wide
+from iris_gluon.collectives.push_bulk import push_bulk
 from iris_triton.collectives.geometry import columns_first, layout_of
+from iris_triton.compile_only import assembly, compile_for
+from iris_triton.launcher import BoundKernel
 
 
 def ours(cases):
@@ -96,6 +113,19 @@ def test_what_is_larger_than_the_workspace_goes_in_pieces(pool, num_ranks, devic
     all_right(pool.run(in_gluon, num_ranks, "jobs_sequences", "in_pieces", device, list(ours(cases)), "4KiB"))
 
 
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_the_copy_unit(pool, num_ranks, device):
+    """Aligned and not, of whole lines and not, by one program and by several."""
+    cases = [
+        Case(op, dtype, shape=shape, place=place, config={"algorithm": BULK, "use_gluon": True} | more)
+        for op in ("all_gather", "all_to_all")
+        for dtype, shape in (("bfloat16", (7, 33)), ("int8", (40_001,)), ("complex128", (64, 40)))
+        for place, more in (("heap", {}), ("skewed", {}), ("output only", {"comm_sms": 3, "num_warps": 4}))
+    ]
+    cases += [Case("all_gather", "float32", shape=(40, 64), in_place=True, config={"algorithm": BULK})]
+    check(pool, num_ranks, device, cases, turns=2)
+
+
 # -- beside Triton ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_the_same_bits_as_in_triton(pool, num_ranks, device):
@@ -136,6 +166,8 @@ def test_replays_of_a_graph(pool, num_ranks):
         for algorithm in known
         for place in ("heap", "ordinary", "skewed")
     ]
+    if pool.run(has_copy_unit, 1)[0]:
+        cases += [Case(op, shape=(40, 129), config={"algorithm": BULK}) for op in ("all_gather", "all_to_all")]
     cases += [Case("all_reduce", shape=(33, 5), in_place=True, config={"algorithm": "gluon_two_shot"})]
     for said, wrong in pool.run(in_gluon, num_ranks, "jobs_sequences", "captured", "cuda", cases, 50, timeout_s=300.0):
         assert len(said) == 1
@@ -181,6 +213,14 @@ def test_what_is_chosen_and_said(pool, num_ranks, device):
         }.items():
             assert ": no algorithm, " in said[name]
             assert reason in said[name]
+        assert said["bulk"].startswith("all_gather: gluon_bulk, named by")
+        for name, reason in {
+            "bulk off the heap": "it copies contiguous tensors, to outputs on the heap",
+            "bulk strided": "it copies contiguous tensors, to outputs on the heap",
+            "bulk stages": "it has no use for num_stages of the config",
+        }.items():
+            assert ": no algorithm, " in said[name]
+            assert reason in said[name]
         for name in ALGORITHMS["all_reduce"]:
             assert f"{name} (gluon): " in said["free"]
             assert "no, " not in said["free"].partition(f"{name} (gluon): ")[2].partition("\n")[0]
@@ -190,7 +230,7 @@ def test_what_is_chosen_and_said(pool, num_ranks, device):
 def test_warps_of_the_device(algorithm):
     def answer(target, **config):
         options = {"reduction": "sum"} if algorithm.op == "all_reduce" else {}
-        options |= {"layout": "torch", "uneven": False, "in_place": False, "config": config}
+        options |= {"layout": "torch", "uneven": False, "in_place": False, "in_stride": (1,), "config": config}
         request = CollectiveRequest(
             op=algorithm.op,
             shape=(8,),
@@ -206,11 +246,16 @@ def test_warps_of_the_device(algorithm):
     nvidia, amd = DeviceTarget(DeviceType.CUDA, 0, "sm_90", 32), DeviceTarget(DeviceType.HIP, 0, "gfx942", 64)
     assert algorithm.info == GLUON_INFO
     assert answer(nvidia)
-    assert answer(amd)
     assert answer(nvidia, threads_per_warp=32)
+    assert not answer(nvidia, waves_per_eu=2)
+    if algorithm.name == BULK:
+        assert "needs the copy unit of NVIDIA's Hopper" in answer(amd).reason
+        assert "and this is 'sm_80'" in answer(replace(nvidia, arch="sm_80")).reason
+        assert answer(replace(nvidia, arch="sm_100a"))
+        return
+    assert answer(amd)
     assert "threads_per_warp is 32, and this device has 64" in answer(amd, threads_per_warp=32).reason
     assert answer(amd, waves_per_eu=2)
-    assert not answer(nvidia, waves_per_eu=2)
 
 
 @pytest.mark.parametrize(
@@ -228,6 +273,40 @@ def test_warps_of_the_device(algorithm):
 )
 def test_which_tensors_are_rows_of_vectors(shape, stride, item, wide):
     assert is_wide(layout_of(shape, stride), item) is wide
+
+
+# -- the copy unit ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_what_the_copy_unit_is_told(dtype):
+    constants = {"SIZE": 8, "UNIT": 128 // dtype.itemsize, "CHUNK_BYTES": 16384, "STAGES": 4, "num_warps": 1}
+    words = torch.int64
+    compiled = compile_for(push_bulk, (dtype, dtype, words, words, 1, 1, 4096, 512, 0, 1 << 40), constants, "sm_90")
+    ptx = assembly(compiled)
+    assert re.search(r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta\.bulk_group", ptx)
+    # the last meeting's release comes behind the wait for all that was begun
+    assert ptx.rindex("cp.async.bulk.wait_group 0;") < ptx.rindex("st.release.sys")
+    assert compiled.metadata.global_scratch_size > 0
+
+
+def test_launches_have_scratch_of_their_own(monkeypatch):
+    """A kernel's launches get the same memory each time, and others what they had before."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda n, dtype, device: empty(n, dtype=dtype))
+    asked = []
+
+    def launch(bound, stream, *tensors):
+        asked.append(_allocation._allocator.get()(*sizes[len(asked)], 128, None))
+
+    sizes = [(256,), (256,), (512,)]
+    monkeypatch.setattr(BoundKernel, "__call__", launch)
+    before = _allocation._allocator.get()
+    bound = WithScratch.__new__(WithScratch)  # no GPU is asked for
+    bound._index = 0
+    for _ in sizes:
+        bound(None)
+        assert _allocation._allocator.get() is before
+    assert [each.numel() for each in asked] == [256, 256, 512]
+    assert asked[0] is asked[1]
 
 
 def test_columns_are_rows_of_vectors():

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 def collectives() -> list[Collective]:
     """Return the algorithms."""
-    from iris_gluon.collectives.algorithms import OneShot, Push, TwoShot
+    from iris_gluon.collectives.algorithms import OneShot, Push, PushBulk, TwoShot
 
-    return [Push("all_gather"), Push("all_to_all"), OneShot(), TwoShot()]
+    moves = [cls(op) for cls in (Push, PushBulk) for op in ("all_gather", "all_to_all")]
+    return [*moves, OneShot(), TwoShot()]

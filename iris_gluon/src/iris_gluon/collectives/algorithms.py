@@ -14,10 +14,13 @@ import torch
 from triton.experimental.gluon import language as gl
 
 from iris_core.types import Availability, DeviceType
+from iris_gluon import _compat
 from iris_gluon._plugin import GLUON_INFO
 from iris_gluon.collectives.push import push
+from iris_gluon.collectives.push_bulk import push_bulk
 from iris_gluon.collectives.reduce import one_shot, two_shot
 from iris_triton.collectives.geometry import (
+    MOST_PROGRAMS,
     VECTOR_NBYTES,
     Blocks,
     Layout,
@@ -73,7 +76,14 @@ def _reach(layout: Layout) -> int:
 class _Gluon(Portable):
     """What the algorithms here have in common.  Gluon does not pipeline loops, so there are no stages to choose."""
 
-    uses = ("comm_sms", "num_warps", "block_size_m", "block_size_n", "threads_per_warp", "waves_per_eu")
+    uses: tuple[str, ...] = (
+        "comm_sms",
+        "num_warps",
+        "block_size_m",
+        "block_size_n",
+        "threads_per_warp",
+        "waves_per_eu",
+    )
 
     @property
     def info(self) -> PluginInfo:
@@ -191,6 +201,100 @@ def _table(request: CollectiveRequest, parts: int) -> tuple[list[int], int | Non
 
 def _begins(numbers: Sequence[int]) -> list[int]:
     return [0, *itertools.accumulate(numbers)][:-1]
+
+
+_LINE_NBYTES = 128
+_CHUNK_NBYTES, _STAGES = 16 << 10, 4  # the best of benchmarks/gluon_bulk.py on two H200s
+_HOPPER = 90
+
+
+class PushBulk(_Gluon):
+    """all_gather or all_to_all of large messages by Hopper's copy unit, which leaves multiprocessors to others.
+
+    Attributes:
+        measured_only: it is chosen where a table says so, or by name.
+
+    Args:
+        op: which of the two.
+    """
+
+    uses = ("comm_sms", "num_warps", "threads_per_warp")
+    measured_only = True
+
+    def __init__(self, op: str) -> None:
+        super().__init__(op, "gluon_bulk")
+
+    def supports(self, request: CollectiveRequest) -> Availability:
+        """Say whether this algorithm serves a call: dense tensors, the output on the heap, Hopper or newer."""
+        if request.options.get("uneven"):
+            return Availability.no("it sends parts of equal size")
+        if request.options.get("layout", "torch") != "torch":
+            return Availability.no(f"it does not serve layout={request.options['layout']!r}")
+        if not request.direct_out or layout_of(request.shape, request.options["in_stride"]).num_dims:
+            return Availability.no("it copies contiguous tensors, to outputs on the heap")
+        target = request.target
+        capability = target.arch.removeprefix("sm_").rstrip("af")
+        hopper = target.type is DeviceType.CUDA and capability.isdigit() and int(capability) >= _HOPPER
+        if target.type is not DeviceType.CPU and not hopper:
+            return Availability.no(f"it needs the copy unit of NVIDIA's Hopper or newer, and this is {target.arch!r}")
+        return super().supports(request)
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: two meetings, and what goes over the links."""
+        out_nbytes = request.nbytes * (request.group_size if self.op == "all_gather" else 1)
+        moved = out_nbytes * (request.group_size - 1) / request.group_size
+        return self.model(request, meetings=2, moved=moved)
+
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
+        """Bind the kernel."""
+        config = request.options["config"]
+        carrier = carrier_of(request.dtype)
+        count = math.prod(request.shape) * carrier.parts
+        apart = 0
+        if self.op == "all_to_all":
+            count //= team.size
+            apart = count
+        on_cpu = request.target.type is DeviceType.CPU
+        chunks = -(-count * carrier.dtype.itemsize // _CHUNK_NBYTES)
+        most = config.get("comm_sms", 1 if on_cpu else MOST_PROGRAMS)
+        arguments = {
+            "control": team.control.tensor.view(torch.int64),
+            "bases": team.bases,
+            "me": team.rank,
+            "rank": team.world_rank,
+            "count": count,
+            "apart": apart,
+            "timeout_ns": team.timeout_ns,
+            "status": team.status_ptr,
+            "SIZE": team.size,
+            "UNIT": _LINE_NBYTES // carrier.dtype.itemsize,
+            "CHUNK_BYTES": _CHUNK_NBYTES,
+            "STAGES": _STAGES,
+        }
+        options = {} if on_cpu else {"num_warps": config.get("num_warps", 1)}
+        programs = max(1, min(most, team.max_programs, chunks))
+        return Plan(WithScratch(push_bulk, programs, arguments, PER_CALL, team.device, options), carrier)
+
+
+class WithScratch(BoundKernel):
+    """A kernel that describes memory to the copy unit, in scratch memory of its own.
+
+    Triton asks for that at every launch.  It gets the same each time, so nothing is allocated, and graphs may keep the
+    address: launches of a team follow each other.
+    """
+
+    _scratch: torch.Tensor | None = None
+
+    def __call__(self, stream: Any, *tensors: torch.Tensor) -> None:
+        """Launch; see `BoundKernel`."""
+        with _compat.scratch_from(self._allocate):
+            super().__call__(stream, *tensors)
+
+    def _allocate(self, nbytes: int, alignment: int, stream: int | None) -> torch.Tensor:
+        if self._scratch is None or self._scratch.numel() < nbytes:
+            # torch aligns to 512 bytes; descriptions need 128
+            self._scratch = torch.empty(nbytes, dtype=torch.int8, device=f"cuda:{self._index}")
+        return self._scratch
 
 
 # -- reducing ---------------------------------------------------------------------------------------------------------
