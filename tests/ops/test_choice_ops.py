@@ -1,0 +1,185 @@
+"""Configs, workspaces, measured tables, and which algorithm is chosen."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from iris_core import Iris
+from iris_core.errors import ArgumentError, SettingsError
+from iris_core.ops import FusedConfig, FusedWorkspace
+from iris_core.ops.host import rounded
+from iris_core.ops.tables import FusedTables, Measured, read_fused_table, write_fused_table
+from iris_core.types import DeviceTarget, DeviceType, FusedRequest
+from iris_triton.ops import operations
+from iris_triton.ops.shapes import tiling
+
+CPU = DeviceTarget(DeviceType.CPU)
+H200 = DeviceTarget(DeviceType.CUDA, 0, "sm_90")
+REQUEST = FusedRequest(
+    op="matmul_reduce_scatter",
+    m=8192,
+    n=8192,
+    k=3584,
+    dtype="bfloat16",
+    out_dtype="bfloat16",
+    nbytes=8192 * 8192 * 2,
+    rank=0,
+    members=tuple(range(8)),
+    target=H200,
+    a_stride=(3584, 1),
+    b_stride=(8192, 1),
+    out_stride=(8192, 1),
+    out_shape=(1024, 8192),
+    bias_stride=None,
+    reach_a=True,
+    reach_out=True,
+    aligned=(True, True, True, True),
+    options={"layout": "torch", "bias": "none", "config": {}},
+)
+
+
+def test_the_reference_systems_defaults():
+    config = FusedConfig()
+    assert (config.block_size_m, config.block_size_n, config.block_size_k, config.group_size_m) == (256, 64, 64, 1)
+    assert (config.num_sms, config.num_xcds, config.chunk_size, config.allow_tf32) == (None, 1, 1, True)
+    assert (config.cache_modifier_a, config.cache_modifier_b, config.all_reduce_num_rings) == (".ca", ".ca", 1)
+    config.validate()
+    config.validate(world_size=3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"block_size_m": 0}, "block_size_m must be a positive integer"),
+        ({"block_size_k": True}, "block_size_k must be a positive integer"),
+        ({"num_sms": -1}, "num_sms"),
+        ({"num_warps": 1.5}, "num_warps"),
+        ({"cache_modifier_a": ".wb"}, "cache_modifier_a must be one of"),
+        ({"all_reduce_variant": "tree"}, "all_reduce_variant must be one of"),
+        ({"allow_tf32": 1}, "allow_tf32 must be True or False"),
+        ({"algorithm": ""}, "algorithm must be a name"),
+    ],
+)
+def test_configs_that_cannot_be(fields, text):
+    with pytest.raises(ArgumentError, match=text):
+        FusedConfig(**fields)
+
+
+def test_what_a_config_names_and_gives():
+    config = FusedConfig(block_size_m=128, all_reduce_variant="one_shot", all_reduce_num_rings=2)
+    assert config.named("matmul_all_reduce") == ("one_shot", "all_reduce_variant")
+    assert config.named("all_gather_matmul") == (None, "")
+    assert config.given("matmul_all_reduce") == {"block_size_m": 128, "all_reduce_num_rings": 2}
+    assert config.given("all_gather_matmul") == {"block_size_m": 128}
+    assert hash(config) == hash(replace(config)) != hash(FusedConfig())
+    with pytest.raises(ArgumentError, match="contradicts"):
+        FusedConfig(algorithm="two_shot", all_reduce_variant="one_shot").named("matmul_all_reduce")
+    with pytest.raises(ArgumentError, match="world_size must be"):
+        config.validate(world_size=0)
+    with pytest.raises(ArgumentError, match="3 ranks divide"):
+        FusedConfig(all_reduce_variant="ring").validate(world_size=3)
+
+
+def measured(**fields):
+    row = {
+        "op": "matmul_reduce_scatter", "dtype": "bfloat16", "shape": (8192, 8192, 3584), "gather_dim": None,
+        "algorithm": "push", "seconds": 7e-4, "config": {"num_sms": 120},
+    }  # fmt: skip
+    return Measured(**{**row, **fields})
+
+
+def test_tables(tmp_path):
+    rows = [
+        measured(),
+        measured(algorithm="unfused", seconds=9e-4, config={}),
+        measured(shape=(2048, 8192, 3584), algorithm="unfused", seconds=2e-4, config={}),
+        measured(op="all_gather_matmul", gather_dim=0, algorithm="fetch"),
+    ]
+    write_fused_table(tmp_path / "a.json", "GPU", 8, {"torch": "2"}, rows)
+    write_fused_table(tmp_path / "b.json", "GPU", 4, {}, [measured(algorithm="of four")])
+    tables = FusedTables([tmp_path], "GPU")
+    first, second = tables.lookup(REQUEST)
+    assert (first.algorithm, first.seconds, first.config) == ("push", 7e-4, {"num_sms": 120})
+    assert (second.algorithm, second.source) == ("unfused", str(tmp_path / "a.json"))
+    nearer = tables.lookup(replace(REQUEST, m=3000))
+    assert [entry.algorithm for entry in nearer] == ["unfused"]
+    assert nearer[0].seconds == pytest.approx(2e-4 * 3000 / 2048)
+    assert tables.lookup(replace(REQUEST, m=512)) == []
+    assert tables.lookup(replace(REQUEST, dtype="float16")) == []
+    assert [entry.algorithm for entry in tables.lookup(replace(REQUEST, members=(0, 1, 2, 3)))] == ["of four"]
+    gathers = replace(REQUEST, op="all_gather_matmul", options={**REQUEST.options, "gather_dim": 0})
+    assert [entry.algorithm for entry in tables.lookup(gathers)] == ["fetch"]
+    assert tables.lookup(replace(gathers, options={**gathers.options, "gather_dim": 1})) == []
+    assert FusedTables([tmp_path, tmp_path / "none"], "other").lookup(REQUEST) == []
+
+
+@pytest.mark.parametrize("change", [{"format": 2}, {"entries": [{"op": "x"}]}, {"entries": None}])
+def test_files_that_are_no_tables(tmp_path, change, caplog):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"format": 1, "device": "cpu", "group_size": 1, "entries": []} | change))
+    with pytest.raises(SettingsError, match="not a table of fused operations"):
+        read_fused_table(path)
+    assert FusedTables([tmp_path], "cpu").lookup(REQUEST) == []
+
+
+def test_a_measured_algorithm_is_chosen(tmp_path, monkeypatch):
+    rows = [measured(shape=(8, 4, 4), dtype="*", algorithm="unfused", seconds=1e-3, config={})]
+    write_fused_table(tmp_path / "ops" / "mine.json", "cpu", 1, {}, rows)
+    monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
+    with Iris("1MiB", device="cpu") as ctx:
+        a, b, out = torch.ones(8, 4), torch.ones(4, 4), torch.ones(8, 4)
+        found = ctx.ops.explain("matmul_reduce_scatter", out, a, b)
+        assert found.why == f"measured as the fastest in {tmp_path / 'ops' / 'mine.json'}"
+        other = ctx.ops.explain("matmul_all_reduce", out, a, b)
+        assert other.why == "the only one that can"
+        assert "push (triton): no, a rank alone has nobody" in str(found)
+
+
+def test_algorithms_say_what_they_cannot():
+    by_name = {(each.op, each.name): each for each in operations()}
+    push = by_name["matmul_reduce_scatter", "push"]
+    assert push.supports(REQUEST)
+    assert push.supports(replace(REQUEST, dtype="float8_e4m3fn"))
+    for request, text in (
+        (replace(REQUEST, op="matmul_all_reduce"), "it does matmul_reduce_scatter"),
+        (replace(REQUEST, members=(3,)), "a rank alone"),
+        (replace(REQUEST, dtype="float8_e4m3fnuz"), "sm_90 does not multiply float8_e4m3fnuz; these do: gfx942"),
+        (
+            replace(REQUEST, dtype="float8_e5m2", target=DeviceTarget(DeviceType.HIP, 0, "gfx942", 64)),
+            "gfx942 does not",
+        ),
+        (replace(REQUEST, options={**REQUEST.options, "config": {"num_fetch_sms": 3}}), "no use for num_fetch_sms"),
+        (replace(REQUEST, options={**REQUEST.options, "config": {"num_warps": 3}}), "no power of two"),
+    ):
+        assert text in push.supports(request).reason
+    for each in by_name.values():
+        options = {**REQUEST.options, "gather_dim": 0}
+        small, large = (replace(REQUEST, op=each.op, n=n, nbytes=n << 14, options=options) for n in (1024, 8192))
+        assert 0 < each.cost(small) < each.cost(large)
+
+
+def test_tiles_of_a_launch():
+    large = tiling(REQUEST, 1024, 3584)
+    assert (large.block_m, large.block_n, large.constants["EVEN_K"]) == (128, 256, True)
+    given = {"block_size_m": 64, "allow_tf32": False, "num_stages": 2, "num_warps": 4}
+    mine = tiling(replace(REQUEST, dtype="float32", options={**REQUEST.options, "config": given}), 1024, 3580)
+    assert (mine.block_m, mine.constants["PRECISION"], mine.constants["STAGES"]) == (64, "ieee", 2)
+    assert (mine.constants["EVEN_K"], mine.options) == (False, {"num_warps": 4})
+    assert tiling(replace(REQUEST, dtype="float32"), 1024, 64).constants["PRECISION"] == "tf32"
+    tiles = tiling(replace(REQUEST, options={**REQUEST.options, "layout": "tiles"}), 8192, 3584)
+    assert (tiles.block_m, tiles.block_n, tiles.group) == (256, 64, 1)
+    assert tiling(replace(REQUEST, target=CPU, n=5), 3, 200).tiles(3, 5) == (1, 1)
+
+
+def test_sizes_of_memory():
+    assert [rounded(n) for n in (1, 256, 257, 1 << 20)] == [256, 256, 512, 1 << 20]
+    assert rounded((16 << 20) + 1) == 32 << 20
+
+
+def test_an_unused_workspace():
+    workspace = FusedWorkspace()
+    assert not workspace.matches("", (), torch.float32, 0)
+    workspace.clear()
+    assert repr(workspace).startswith("FusedWorkspace(operation=''")
