@@ -151,7 +151,7 @@ class Matrix:
 
 def sizes(case, world):
     """Rows and columns of a rank's part, and of dst; odd, and in fewer tiles for more ranks."""
-    m, n = {1: (9, 19), 2: (13, 37), 3: (9, 19), 4: (9, 13)}.get(world, (5, 19))
+    m, n = {1: (9, 19), 2: (9, 19), 3: (9, 13)}.get(world, (5, 19))
     if case.op == "all_to_all":
         return m, 7 * world, m, 7 * world
     if case.op == "all_gather_rows":
@@ -331,7 +331,7 @@ def sequence(language, ops, start, device):
     wrong = []
     with Iris("4MiB", device=device, backend=language) as ctx:
         rank, world = ctx.cur_rank, ctx.num_ranks
-        m, n = 13, 37
+        m, n = 9, 20
         src, dst = ctx.zeros(m, n), ctx.zeros(m, n)
         locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N)
         locks.view(-1, 2 * world + 3)[:] = start

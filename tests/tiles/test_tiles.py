@@ -78,20 +78,20 @@ def check(results, cases):
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_five_launches_in_a_row(pool, language, num_ranks, device):
     cases = cases_of(language, num_ranks)
-    check(pool.run(run_cases, num_ranks, language, cases, device), cases)
+    check(pool.run(run_cases, num_ranks, language, cases, device, timeout_s=300.0), cases)
 
 
 @pytest.mark.parametrize("num_ranks", [3])
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_mixed_types(pool, language, num_ranks, device):
-    check(pool.run(run_cases, num_ranks, language, MIXED, device), MIXED)
+    check(pool.run(run_cases, num_ranks, language, MIXED, device, timeout_s=300.0), MIXED)
 
 
 @pytest.mark.parametrize("num_ranks", [1])
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_rank_alone(pool, language, num_ranks, device):
     cases = [Case(op, "bfloat16", strided=True) for op in OPS]
-    check(pool.run(run_cases, num_ranks, language, cases, device), cases)
+    check(pool.run(run_cases, num_ranks, language, cases, device, timeout_s=300.0), cases)
 
 
 @pytest.mark.parametrize("num_ranks", [3])
@@ -143,4 +143,4 @@ def test_the_functions_of_the_reference_system(pool, num_ranks, device):
 @pytest.mark.parametrize("op", ["one_shot", "two_shot", "owner", "ring"])
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_fifty_replays_of_a_graph(pool, language, op, num_ranks):
-    assert pool.run(replayed, num_ranks, language, op, 50, "cuda") == [[]] * num_ranks
+    assert pool.run(replayed, num_ranks, language, op, 50, "cuda", timeout_s=300.0) == [[]] * num_ranks

@@ -63,11 +63,16 @@ class AllReduceConfig:
 # -- parts and results ------------------------------------------------------------------------------------------------
 @triton.jit
 def _sum(tile, src_view, world):
-    """The sum of all ranks' parts, in rank order."""
+    """The sum of all ranks' parts, in rank order; the next part is on its way while one is added."""
     ptr, mask = src_view.tile_ptr(tile)
     acc = widened(load(ptr, world.rank, 0, world.heap_bases, mask))
-    for rank in range(1, world.size):
-        acc += widened(load(ptr, world.rank, rank, world.heap_bases, mask))
+    ahead = load(ptr, world.rank, 1 % world.size, world.heap_bases, mask)
+    for rank in range(2, world.size):
+        part = ahead
+        ahead = load(ptr, world.rank, rank, world.heap_bases, mask)
+        acc += widened(part)
+    if world.size > 1:
+        acc += widened(ahead)
     return acc
 
 
