@@ -3,6 +3,8 @@
 import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -15,8 +17,10 @@ from iris_core.settings import IrisSettings
 from iris_triton.context import DeviceContext
 from iris_triton.settings import TritonSettings
 
+from .excerpts import shown
+
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
-PAGES = [DOCS / name for name in ("debugging.md", "porting.md", "tracing.md")]
+PAGES = [DOCS / name for name in ("tutorial.md", "debugging.md", "porting.md", "tracing.md")]
 HOLDERS = {"ctx.ccl": Collectives, "ctx.ops": Operations, "ctx.heap": SymmetricHeap}
 
 
@@ -24,7 +28,8 @@ HOLDERS = {"ctx.ccl": Collectives, "ctx.ops": Operations, "ctx.heap": SymmetricH
 def test_methods_and_links(page):
     text = page.read_text()
     for holder, name in re.findall(r"`(ctx(?:\.ccl|\.ops|\.heap)?)\.(\w+)\(", text):
-        assert hasattr(HOLDERS.get(holder, Iris), name), f"{holder}.{name}"
+        holders = [HOLDERS[holder]] if holder in HOLDERS else [Iris, DeviceContext]  # both are called ctx
+        assert any(hasattr(each, name) for each in holders), f"{holder}.{name}"
     for link in re.findall(r"\]\((\w[^)#]*\.md)\)", text):
         assert (DOCS / link).exists(), link
 
@@ -63,6 +68,34 @@ def test_the_message_is_the_real_one():
     message = str(status_error(words))
     shown = re.search(r"DeviceTimeoutError: (.*?) \.\.\.", (DOCS / "debugging.md").read_text(), re.DOTALL).group(1)
     assert message.startswith(" ".join(shown.split()))
+
+
+def run(path):
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("IRIS_")} | {"CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, check=False)
+
+
+def test_the_tutorial_shows_the_examples(tmp_path):
+    text = (DOCS / "tutorial.md").read_text()
+    blocks = list(shown(text))
+    assert len(blocks) == 3
+    for marker, in_page, in_file in blocks:
+        assert in_page == in_file, marker
+    snippet = tmp_path / "snippet.py"
+    snippet.write_text(re.search(r"not writing it yourself\n\n```python\n(.*?)```", text, re.DOTALL | re.I).group(1))
+    done = run(snippet)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_mistake_of_the_tutorial_is_found(tmp_path):
+    example = (DOCS.parent / "examples" / "01_remote_store.py").read_text()
+    assert "`inbox + i + 1000`" in (DOCS / "tutorial.md").read_text()
+    mistaken = tmp_path / "mistaken.py"
+    mistaken.write_text(example.replace("ctx.store(inbox + i,", "ctx.store(inbox + i + 1000,"))
+    done = run(mistaken)
+    assert done.returncode != 0
+    assert re.search(r"OutOfBoundsError: kernel 'send', program \(\d, 0, 0\), lane \d+: store", done.stderr)
 
 
 def test_the_pages_can_be_found():

@@ -18,6 +18,7 @@ EXPECTED = {
     "05_gluon_pipeline.py": "rank 2 of 3 on cpu used 57 blocks",
     "06_gluon_gemm_all_scatter.py": "rank 1 of 2 on cpu: C is right; the portable kernel, because wgmma and TMA need",
     "07_gemm_all_reduce.py": "rank 1 of 2 on cpu: C is right 3 times, and the same on all ranks",
+    "08_overlap.py": "rank 2 of 3 on cpu: the sum is right 3 times",
 }
 
 GPU_TIERS = [
