@@ -38,10 +38,11 @@ def test_every_device_function_has_a_case(function, form):
 
 
 def test_the_cases_are_those_of_triton():
-    """But for what is no part of the language: the intrinsics and the collectives' kernels."""
+    """But for what is no part of the language: the intrinsics and the kernels of collectives and operations."""
+    kernels = ("collective-", "operation-")
     shared = {case.name: case.expect for case in triton_cases.compile_cases()}
-    shared = {name: expect for name, expect in shared.items() if not name.startswith(("intrinsics", "collective-"))}
-    own = {name: case.expect for name, case in CASES.items() if not name.startswith("collective-")}
+    shared = {name: expect for name, expect in shared.items() if not name.startswith(("intrinsics", *kernels))}
+    own = {name: case.expect for name, case in CASES.items() if not name.startswith(kernels)}
     assert own == shared
 
 

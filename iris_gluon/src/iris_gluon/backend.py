@@ -9,7 +9,7 @@ from iris_triton.backend import TritonBackend
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iris_core.protocols import Collective, MemoryMap
+    from iris_core.protocols import Collective, FusedOperation, MemoryMap
     from iris_core.types import CompileCase, Demo, PluginInfo
 
 
@@ -41,6 +41,12 @@ class GluonBackend(TritonBackend):
         from iris_gluon.collectives import collectives
 
         return [*super().collectives(), *collectives()]
+
+    def operations(self) -> Sequence[FusedOperation]:
+        """The algorithms for `ctx.ops`: those of Triton, and those in Gluon."""
+        from iris_gluon.ops import operations
+
+        return [*super().operations(), *operations()]
 
     def device_api(self) -> Mapping[str, Any]:
         """The device functions by name (load, store, ...), and the class IrisDeviceCtx, also as DeviceContext."""

@@ -1,0 +1,213 @@
+"""matmul_all_gather, matmul_reduce_scatter and matmul_all_reduce for Hopper; see `iris_gluon.ops.kernels`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris_core.ops.model import fixed_s, moving_s, product_s
+from iris_core.types import Availability, DeviceType
+from iris_gluon._plugin import GLUON_INFO
+from iris_gluon.collectives.algorithms import WithScratch
+from iris_gluon.gemm import GemmConfig, choose_config
+from iris_gluon.ops.kernels import push_product, reduce_product
+from iris_triton.ops.fused import Fused, Plan, peer_memory, programs_for, staging, staging_nbytes
+
+if TYPE_CHECKING:
+    from iris_core.ops.host import Host
+    from iris_core.types import FusedRequest, PluginInfo
+
+_USED = ("block_size_m", "block_size_n", "block_size_k", "group_size_m", "num_sms", "num_stages", "num_warps")
+_UNIT = 8
+"""Elements in 16 bytes: of what TMA wants multiples."""
+
+_EFFICIENCY_GPU, _EFFICIENCY_CPU = 0.9, 0.002
+"""Of the core while it communicates, for the model; the executor computes every warp's instructions."""
+
+
+class _Hopper(Fused):
+    """What they have in common: the core multiplies row-major matrices of 16-bit floats."""
+
+    uses = _USED
+
+    @property
+    def info(self) -> PluginInfo:
+        """The backend's description."""
+        return GLUON_INFO
+
+    def supports(self, request: FusedRequest) -> Availability:
+        """Say whether this algorithm serves a call."""
+        answer = super().supports(request)
+        if not answer:
+            return answer
+        target = request.target
+        if target.type is not DeviceType.CPU and target.arch != "sm_90":
+            return Availability.no(f"wgmma and TMA need NVIDIA Hopper (sm_90), and this is {target.arch or 'unknown'}")
+        if request.dtype not in ("bfloat16", "float16") or request.out_dtype != request.dtype:
+            return Availability.no(f"its core multiplies bfloat16 and float16, not {request.dtype}")
+        for name, stride, aligned in (
+            ("A", request.a_stride, request.aligned[0]),
+            ("B", request.b_stride, request.aligned[1]),
+        ):
+            if stride[1] != 1 or stride[0] % _UNIT or not aligned:
+                return Availability.no(f"TMA needs dense rows of {name} that begin at multiples of 16 bytes")
+        if request.n % _UNIT:
+            return Availability.no(f"rows of the product must be multiples of 16 bytes, and N is {request.n}")
+        try:
+            self._gemm(request, 1)
+        except ValueError as error:
+            return Availability.no(str(error))
+        return Availability.yes()
+
+    @staticmethod
+    def _gemm(request: FusedRequest, processors: int) -> GemmConfig:
+        """How the core is launched: the choice by shape, with what the config says."""
+        given = request.options["config"]
+        chosen = choose_config(request.m, request.n, processors)
+        if given.keys() & {"block_size_m", "block_size_n", "block_size_k", "num_stages", "num_warps"}:
+            block_n = given.get("block_size_n", chosen.block_n)
+            block_m = given.get("block_size_m", chosen.block_m)
+            warps = given.get("num_warps", 8 if block_m >= 128 else 4)
+            chosen = GemmConfig(
+                block_m=block_m,
+                block_n=block_n,
+                block_k=given.get("block_size_k", chosen.block_k),
+                stages=given.get("num_stages", chosen.stages if block_n == chosen.block_n else 4),
+                parts=2 if block_n >= 128 else 1,
+                num_warps=warps,
+                maxnreg=168 if warps == 8 else 255,
+            )
+        return chosen
+
+    @staticmethod
+    def _arguments(request: FusedRequest, host: Host, gemm: GemmConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(arguments of both kernels, options of the compiler)."""
+        team, options = host.team, dict(gemm.options)
+        compiler = {name: options.pop(name) for name in ("num_warps", "maxnreg")}
+        options["GROUP"] = request.options["config"].get("group_size_m", gemm.group)
+        return {
+            "control": team.control.tensor.view(torch.int64),
+            "bases": team.bases,
+            "me": team.rank,
+            "rank": team.world_rank,
+            "m": request.m,
+            "n": request.n,
+            "k": request.k,
+            "a_down": request.a_stride[0],
+            "b_down": request.b_stride[0],
+            "tiles_n": -(-request.n // gemm.block_n),
+            "k_tiles": -(-request.k // gemm.block_k),
+            "timeout_ns": team.timeout_ns,
+            "status": team.status_ptr,
+            "SIZE": team.size,
+            "BLOCK_M": gemm.block_m,
+            "BLOCK_N": gemm.block_n,
+            "BLOCK_K": gemm.block_k,
+            **options,
+        }, compiler
+
+    @staticmethod
+    def _efficiency(request: FusedRequest) -> float:
+        return _EFFICIENCY_CPU if request.target.type is DeviceType.CPU else _EFFICIENCY_GPU
+
+
+class HopperPush(_Hopper):
+    """matmul_all_gather: every tile goes to all members by TMA."""
+
+    def __init__(self) -> None:
+        super().__init__("matmul_all_gather", "hopper_push")
+
+    def supports(self, request: FusedRequest) -> Availability:
+        """Say whether this algorithm serves a call."""
+        answer = super().supports(request)
+        if answer and request.bias_stride is not None:
+            return Availability.no("its core adds no bias")
+        return answer
+
+    def cost(self, request: FusedRequest) -> float:
+        """Estimate seconds: the product hides what is sent, or the other way round."""
+        hidden = max(product_s(request, self._efficiency(request)), moving_s(request))
+        return hidden + fixed_s(request, launches=1, meetings=2)
+
+    def prepare(self, request: FusedRequest, host: Host) -> Plan:
+        """Find memory where the output cannot be reached, bind the kernel."""
+        gemm = self._gemm(request, host.processors)
+        staged = memory = None
+        if not request.reach_out:
+            need = staging_nbytes(*request.out_shape, request.out_dtype)
+            memory = peer_memory(host, need, f"{self.op} ({self.name})")[:need]
+            staged = staging(memory, 0, *request.out_shape, request.out_dtype)
+        arguments, compiler = self._arguments(request, host, gemm)
+        arguments |= {
+            "out_down": request.out_stride[0] if staged is None else staged.stride(0),
+            "tiles_m": -(-request.m // gemm.block_m),
+            "DIM": request.options["gather_dim"],
+        }
+        programs = programs_for(request, host, gemm.tiles(request.m, request.n), meeting=True)
+        kernel = WithScratch(push_product, programs, arguments, ("out", "a", "b"), host.team.device, compiler)
+        return Plan(kernel, staged_out=staged, aux_buffer=memory)
+
+
+class HopperReduce(_Hopper):
+    """matmul_reduce_scatter or matmul_all_reduce: tiles go to slots of their owners by TMA.
+
+    Args:
+        op: which of the two.
+    """
+
+    def __init__(self, op: str) -> None:
+        super().__init__(op, "hopper_push" if op == "matmul_reduce_scatter" else "hopper_two_shot")
+
+    def supports(self, request: FusedRequest) -> Availability:
+        """Say whether this algorithm serves a call."""
+        answer = super().supports(request)
+        if not answer or self.op == "matmul_all_reduce":
+            return answer
+        if request.options["layout"] != "torch":
+            return Availability.no("members own rows, not runs of tiles")
+        rows, block = request.m // request.group_size, self._gemm(request, 1).block_m
+        if rows % block:
+            return Availability.no(f"a member's {rows} rows must be a multiple of the {block} rows of a tile")
+        return answer
+
+    def cost(self, request: FusedRequest) -> float:
+        """Estimate seconds: the product hides what is sent, except in one step the sums."""
+        moved = moving_s(request)
+        meetings = 3 if self.op == "matmul_all_reduce" else 2
+        hidden = max(product_s(request, self._efficiency(request)), moved)
+        return hidden + moved / 4 + fixed_s(request, launches=1, meetings=meetings)
+
+    def prepare(self, request: FusedRequest, host: Host) -> Plan:
+        """Find memory for the slots, bind the kernel."""
+        gemm = self._gemm(request, host.processors)
+        size, item = host.team.size, getattr(torch, request.dtype).itemsize
+        two_shot = self.op == "matmul_all_reduce"
+        tiles_each = -(-(-(-request.m // gemm.block_m)) // size)
+        rows_each = tiles_each * gemm.block_m
+        slots_nbytes = size * rows_each * request.n * item
+        stages = two_shot and not request.reach_out
+        need = slots_nbytes + stages * staging_nbytes(request.m, request.n, request.out_dtype)
+        memory = peer_memory(host, need, f"{self.op} ({self.name})")
+        staged = staging(memory, slots_nbytes, request.m, request.n, request.out_dtype) if stages else None
+        down, right = request.out_stride if staged is None else staged.stride()
+        along = request.options["bias"]
+        arguments, compiler = self._arguments(request, host, gemm)
+        arguments |= {
+            "slots": memory[:slots_nbytes].view(getattr(torch, request.out_dtype)),
+            "out_down": down,
+            "out_right": right,
+            "bias_step": 0 if request.bias_stride is None else request.bias_stride[along == "columns"],
+            "rows_each": rows_each,
+            "FORM": "two_shot" if two_shot else "rows",
+            "BIAS": along,
+        }
+        names: tuple[str, ...] = ("out", "a", "b")
+        if along == "none":
+            arguments["bias"] = None
+        else:
+            names = (*names, "bias")
+        number = tiles_each * size * int(arguments["tiles_n"])
+        programs = programs_for(request, host, number, meeting=True)
+        kernel = WithScratch(reduce_product, programs, arguments, names, host.team.device, compiler)
+        return Plan(kernel, staged_out=staged, aux_buffer=memory[:need])
