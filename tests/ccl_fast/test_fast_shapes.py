@@ -4,10 +4,12 @@ import dataclasses
 
 import pytest
 import torch
+from fast_kernels import spots
 
 from iris_core import Iris
 from iris_core.ccl import Config
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
+from iris_triton import cpu
 from iris_triton.collectives.fast import fast_collectives
 from iris_triton.collectives.fast.geometry import shape_for
 
@@ -134,3 +136,19 @@ def test_alignment_makes_another_kind_of_call(monkeypatch):
             plans = [bound.plan for bound in ctx.ccl._bound.values()]
             assert len(plans) == (1 if whole else 2)
             assert plans[-1].kernels[0]._arguments["IN_WHOLE"] is whole
+
+
+@pytest.mark.parametrize("first", [0, 143165576, 2**31 - 64])
+@pytest.mark.parametrize("encoding", ["ll", "ll128", "sentinel"])
+def test_places_of_packets_in_large_messages(encoding, first):
+    """The first of them whose data lies behind 2 GiB, and the last of 32 bits."""
+    cpu.enable()
+    offsets, flags = torch.zeros(64, dtype=torch.int64), torch.zeros(64, dtype=torch.int32)
+    spots[(1,)](offsets, flags, first, ENC=encoding, BLOCK=64)
+    numbers = range(first, first + 64)
+    if encoding == "ll128":
+        assert offsets.tolist() == [each // 8 * 120 + each % 8 * 16 for each in numbers]
+        assert flags.tolist() == [each % 8 == 7 for each in numbers]
+    else:
+        assert offsets.tolist() == [each * (8 if encoding == "ll" else 16) for each in numbers]
+        assert not flags.any()
