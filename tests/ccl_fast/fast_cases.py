@@ -2,7 +2,7 @@
 
 import itertools
 
-from ccl_cases import FLOATS, INTEGERS, Case, reductions
+from ccl_cases import FLOATS, INTEGERS, PLACES, Case, reductions
 
 ALGORITHMS = {
     "all_reduce": ("one_shot", "two_shot", "split"),
@@ -81,3 +81,21 @@ def piece_cases(encoding):
         for count, programs in ((4001, 1), (4096, 3), (9001, 2)):
             yield Case(op, "float16", shape=(count,), config={**config, "comm_sms": programs})
         yield Case(op, "float32", shape=(5003,), in_place=op == "all_reduce", config=config)
+
+
+def ring_cases():
+    """Calls of the ring of packets: what it can carry, every kind of tail and place, one round and many."""
+    for op in ("all_reduce", "reduce_scatter"):
+        config = {"algorithm": "sentinel_ring"}
+        several = {**config, "comm_sms": 2}
+        for reduction in reductions("float32"):
+            yield Case(op, "float32", reduction, shape=(5, 3), config=config)
+        for dtype, reduction in itertools.product(("float16", "bfloat16"), ("min", "max")):
+            yield Case(op, dtype, reduction, shape=(9, 101), config=several)
+        for count in (0, 1, 4, 5, 1003, 4001):
+            yield Case(op, shape=(count,), config=several)
+        for place in PLACES:
+            yield Case(op, shape=(9, 301), place=place, config=several)
+        yield Case(op, "float16", "max", shape=(3, 5001), config={**config, "comm_sms": 1})
+        yield Case(op, shape=(9, 301), in_place=True, config=several)
+    yield Case("reduce_scatter", stacked=True, config=config)

@@ -2,6 +2,7 @@
 
 import fast_cases
 import pytest
+from ccl_cases import Case
 from fast_cases import ENCODINGS
 from jobs_fast import SMALL, run_cases
 
@@ -47,3 +48,25 @@ def test_ways(pool, encoding, num_ranks, device):
 def test_pieces(pool, encoding, num_ranks, device):
     cases = list(fast_cases.piece_cases(encoding))
     check(pool, num_ranks, device, cases[::5] if num_ranks == 8 else cases, turns=2, workspace=SMALL)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_ring(pool, num_ranks, device):
+    cases = list(fast_cases.ring_cases())
+    check(pool, num_ranks, device, cases[num_ranks % 3 :: {2: 4, 3: 3, 4: 8}[num_ranks]], turns=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 3, 8])
+def test_every_call_of_the_ring(pool, num_ranks, device):
+    check(pool, num_ranks, device, list(fast_cases.ring_cases())[:: 5 if num_ranks == 8 else 1], turns=2)
+
+
+@pytest.mark.parametrize("num_ranks", [3])
+def test_ring_in_a_small_workspace(pool, num_ranks, device):
+    cases = [
+        Case(op, shape=(4001,), config={"algorithm": "sentinel_ring", "comm_sms": programs})
+        for op in ("all_reduce", "reduce_scatter")
+        for programs in (1, 4)
+    ]
+    check(pool, num_ranks, device, cases, turns=2, workspace=SMALL)

@@ -66,10 +66,23 @@ def test_packets_are_for_nvidia(encoding):
         ("ll_one_shot", {"dtype": "float32", "reduction": "bor"}, "integers"),
         ("ll_one_shot", {"dtype": "complex64"}, "does not reduce"),
         ("ll_split", {"place": "ordinary"}, "not on the heap"),
+        ("sentinel_ring", {"dtype": "bfloat16"}, "rounded at every hop"),
+        ("sentinel_ring", {"dtype": "int32"}, "may have any value"),
     ],
 )
 def test_what_is_refused(name, changes, reason):
     assert reason in one("all_reduce", name).supports(request("all_reduce", **changes)).reason
+
+
+def test_what_the_ring_serves():
+    ring = one("all_reduce", "sentinel_ring")
+    assert ring.supports(request("all_reduce"))
+    assert ring.supports(request("all_reduce", dtype="bfloat16", reduction="max"))
+    asked = request("all_reduce")
+    changed = dataclasses.replace(asked, options={**asked.options, "config": {"num_warps": 4}})
+    assert "no use for num_warps" in ring.supports(changed).reason
+    assert "two ranks" in ring.supports(request("all_reduce", size=1)).reason
+    assert all("num_warps" not in config for config in ring.tunings(asked))
 
 
 def test_group_size_and_config():

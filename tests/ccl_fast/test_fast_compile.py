@@ -12,6 +12,7 @@ import triton.language as tl
 
 from iris_triton.collectives.fast import probe
 from iris_triton.collectives.fast.mailbox import exchange, two_shot
+from iris_triton.collectives.fast.ring import packet_ring
 from iris_triton.collectives.fast.split import split
 from iris_triton.compile_only import assembly, compile_for
 
@@ -137,6 +138,22 @@ def test_registers_of_eight_members(kernel, encoding, warps, most):
     text = assembly(compiled)
     assert not re.search(r"\b(div|rem)\.[su]64", text)
     assert kernel is split or not re.search(r"\b(div|rem)\.", text)
+
+
+@pytest.mark.parametrize("size", [2, 8])
+@pytest.mark.parametrize("gathers", [True, False])
+def test_ring(gathers, size):
+    given = {name: value for name, value in common(size).items() if name not in ("counters", "first", "cap", "half")}
+    given |= {
+        "words": WORDS, "nbytes": 1 << 19, "packets": 4096, "area": 1 << 17, "peers": peers(size), "GATHERS": gathers,
+        "DT": tl.float32, "OP": "avg", "ITEM": 4, "EVEN": True, "BLOCK": 256, "num_warps": 8, "NAP_NS": 0,
+    }  # fmt: skip
+    compiled = compile_for(packet_ring, [torch.int32] * 2, given)
+    polls = assembly(compiled).count(POLL)  # LLVM may unroll the way round
+    assert polls >= 1 + gathers
+    check(compiled, "sentinel", polls)
+    assert "st.release.sys.global.b64" in assembly(compiled)
+    assert "ld.acquire.sys.global.b64" in assembly(compiled)
 
 
 def test_probe():

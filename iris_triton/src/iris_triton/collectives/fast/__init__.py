@@ -18,7 +18,7 @@ def fast_collectives(*, emulate: bool = False) -> list[Collective]:
         emulate: let them serve ranks on the CPU, too: for tests.
     """
     from iris_triton.collectives.fast.algorithms import ENCODINGS, PacketCollective
-    from iris_triton.collectives.fast.large import Split
+    from iris_triton.collectives.fast.large import Ring, Split
 
     packets = (
         ("all_reduce", "one_shot"),
@@ -36,4 +36,5 @@ def fast_collectives(*, emulate: bool = False) -> list[Collective]:
             if not (encoding == "sentinel" and op in moves)
         ),
         *(Split(op, encoding, emulate=emulate) for op in ("all_reduce", "reduce_scatter") for encoding in ENCODINGS),
+        *(Ring(op, emulate=emulate) for op in ("all_reduce", "reduce_scatter")),
     ]
