@@ -259,7 +259,7 @@ def run_case(ctx, language, case, problems, sums):
                 dst.inner.zero_()
             ctx.barrier()
         if turn % world == rank:
-            time.sleep(0.02)
+            time.sleep(0.005)
         launch(case.op)
         if case.op in ("two_shot", "owner", "reduce_scatter"):
             launch("await")
@@ -326,6 +326,26 @@ def one_after_the_other(language, op, device):
         return bool((dst == total).all())
 
 
+def fast_and_slow(language, op, device):
+    """Rank 0 launches thrice at once, rank 1 with pauses; returns what rank 1 got each time."""
+    with Iris("4MiB", device=device, backend=language) as ctx:
+        m, n = 9, 20
+        src, dst = ctx.zeros(m, n), ctx.zeros(m, n)
+        locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N)
+        ctx.barrier()
+        got = []
+        for turn in range(3):
+            if ctx.cur_rank == 1:
+                time.sleep(0.1)
+            data = torch.full((m, n), float(10**turn * (1 + ctx.cur_rank)), device=ctx.device)
+            simple_launch(ctx, language, op, data, src, dst, locks)
+            if ctx.cur_rank == 1:
+                simple_launch(ctx, language, "await", data, src, dst, locks)
+                got.append(sorted(set(dst.flatten().tolist())))
+        ctx.barrier()
+        return got
+
+
 def sequence(language, ops, start, device):
     """Different algorithms one after the other with the same locks, from a given stamp on; returns who is wrong."""
     wrong = []
@@ -341,7 +361,7 @@ def sequence(language, ops, start, device):
         for turn, op in enumerate(ops):
             data = torch.full((m, n), float(rank + turn), device=ctx.device)
             if turn % world == rank:
-                time.sleep(0.02)
+                time.sleep(0.005)
             simple_launch(ctx, language, op, data, src, dst, locks)
             simple_launch(ctx, language, "await", data, src, dst, locks)
             results.append(dst.clone())

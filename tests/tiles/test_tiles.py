@@ -6,6 +6,7 @@ from jobs_tiles import (
     WITH_LOCKS,
     Case,
     by_config,
+    fast_and_slow,
     nobody_else_calls,
     one_after_the_other,
     replayed,
@@ -99,6 +100,14 @@ def test_a_rank_alone(pool, language, num_ranks, device):
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_no_kernel_waits_for_one_that_has_not_begun(pool, language, op, num_ranks, device):
     assert all(pool.run(one_after_the_other, num_ranks, language, op, device))
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+@pytest.mark.parametrize("op", ["one_shot", "two_shot", "owner", "ring"])
+def test_a_fast_rank_does_not_run_ahead(pool, op, num_ranks, device):
+    """A part that nobody has read yet is not overwritten."""
+    _, got = pool.run(fast_and_slow, num_ranks, "triton", op, device)
+    assert got == [[3.0], [30.0], [300.0]]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
