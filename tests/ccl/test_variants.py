@@ -10,6 +10,7 @@ import torch
 import variant_cases
 from ccl_cases import Case
 from jobs_ccl import run_cases
+from jobs_fast import plan_again
 from jobs_sequences import in_pieces
 from jobs_variants import in_a_group, inexact, missed, mixed, with_nans
 from variant_cases import request
@@ -90,6 +91,11 @@ def test_in_any_order_with_ranks_out_of_step(pool, num_ranks, device):
     cases.append(Case("all_reduce", shape=(517,), config=rings))
     for wrong in pool.run(mixed, num_ranks, device, cases, 500 if device == "cuda" else 40, 7):
         assert wrong == []
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_one_member_plans_again(pool, num_ranks, device):
+    assert pool.run(plan_again, num_ranks, device, REDUCTIONS) == [[], []]
 
 
 @pytest.mark.parametrize("num_ranks", [4])
