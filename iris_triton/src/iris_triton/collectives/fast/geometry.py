@@ -12,7 +12,7 @@ from iris_core.types import DeviceType
 from iris_triton.collectives.fast.mailbox import MAX_PROGRAMS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from iris_core.ccl.team import Region, Team
@@ -103,18 +103,23 @@ def _power_of_2(number: int, most: int) -> int:
     return min(most, 1 << max(0, number - 1).bit_length())
 
 
-def tunings_of(request: CollectiveRequest, shape_of: Callable[[CollectiveRequest], Any]) -> list[dict[str, int]]:
-    """Return what to try beside an algorithm's own choice: configs whose launches differ, at most six.
+def tunings_of(
+    request: CollectiveRequest,
+    shape_of: Callable[[CollectiveRequest], Any],
+    tried: Sequence[dict[str, int]] | None = None,
+) -> list[dict[str, int]]:
+    """Return an algorithm's own choice ({}) and what to try beside it: configs whose launches differ, at most six.
 
     Args:
         request: the call.
         shape_of: the launch of a call, comparable.
+        tried: configs, without the own choice; None for those of mailboxes.
     """
     if request.target.type is DeviceType.CPU:
         return [{}]
     own = request.options["config"]
     found: dict[Any, dict[str, int]] = {}
-    for config in _TRIED:
+    for config in ({}, *(_TRIED if tried is None else tried)):
         if all(own.get(name, value) == value for name, value in config.items()):
             options = {**request.options, "config": {**own, **config}}
             found.setdefault(shape_of(replace(request, options=options)), config)
@@ -122,7 +127,6 @@ def tunings_of(request: CollectiveRequest, shape_of: Callable[[CollectiveRequest
 
 
 _TRIED: tuple[dict[str, int], ...] = (
-    {},
     {"num_warps": 2},
     {"num_warps": 8},
     {"num_warps": 1},

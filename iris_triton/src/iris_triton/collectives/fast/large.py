@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _CPU_BLOCK, _CPU_PAIRS = 256, 3
 _GPU_WARPS, _GPU_PAIRS = 8, 132
+_TRIED = ({"comm_sms": 128}, {"num_warps": 16}, {"comm_sms": 132, "num_warps": 16})
 _ITERATIONS = 4  # packets of a thread in a chunk
 _FEW_NBYTES, _MANY_NBYTES = 1 << 20, 4 << 20  # of a part
 _NAP_NS, _FIRST_NAP_NS = 100, 500
@@ -102,7 +103,7 @@ class Split(PacketCollective):
             warps, sub, several, iterations = self._stretch(each)
             return warps, several, iterations, self._pairs(each, self._packets(each), sub * several, MAX_PROGRAMS)
 
-        return tunings_of(request, shape_of)
+        return tunings_of(request, shape_of, _TRIED)
 
     def _stretch(self, request: CollectiveRequest) -> tuple[int, int, int, int]:
         """Warps; packets that a program holds one to a thread; how many a pushing thread holds; blocks of a chunk.
