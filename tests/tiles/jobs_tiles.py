@@ -326,6 +326,22 @@ def one_after_the_other(language, op, device):
         return bool((dst == total).all())
 
 
+def mistaken(language, mistakes):
+    """Calls that the executor must refuse, by operation and dtype, on 9 x 20 elements; returns what it says."""
+    said = []
+    with Iris("4MiB", device="cpu", backend=language) as ctx:
+        for op, dtype, number in mistakes:
+            dst = ctx.zeros(9, 20, dtype=getattr(torch, dtype))
+            locks = make_locks(ctx, 9, 20, BLOCK_M, BLOCK_N)
+            ctx.barrier()
+            try:
+                simple_launch(ctx, language, op, torch.ones_like(dst), dst, dst, locks, number=number)
+            except AssertionError as error:
+                said.append(str(error))
+            ctx.barrier()
+    return said
+
+
 def fast_and_slow(language, op, device):
     """Rank 0 launches thrice at once, rank 1 with pauses; returns what rank 1 got each time."""
     with Iris("4MiB", device=device, backend=language) as ctx:
@@ -373,7 +389,7 @@ def sequence(language, ops, start, device):
 
 
 def by_config(language, device):
-    """Every variant by name and by number; returns those that are wrong."""
+    """Every variant by name and by number, with words of 64 bits; returns those that are wrong."""
     wrong = []
     with Iris("4MiB", device=device, backend=language) as ctx:
         rank, world = ctx.cur_rank, ctx.num_ranks
@@ -384,7 +400,7 @@ def by_config(language, device):
                 with ctx.scope():
                     src, dst = ctx.zeros(m, n), ctx.zeros(m, n)
                     src.copy_(data)
-                    locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N, name)
+                    locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N, name, dtype=torch.int64)
                     ctx.barrier()
                     named = variant if isinstance(variant, int) else {"atomic": "default"}.get(name, name)
                     form = "memory" if isinstance(variant, int) else "tile"

@@ -1,5 +1,7 @@
 """Tile-level collectives between ranks: exact results, launches in a row without barriers, late ranks, time-outs."""
 
+import re
+
 import pytest
 from jobs_tiles import (
     OPS,
@@ -7,6 +9,7 @@ from jobs_tiles import (
     Case,
     by_config,
     fast_and_slow,
+    mistaken,
     nobody_else_calls,
     one_after_the_other,
     replayed,
@@ -140,6 +143,15 @@ def test_a_wait_in_vain_ends_and_is_reported(pool, op, num_ranks, device):
     assert "rank 0" in text
     assert other == ""
     assert untouched or op != "spinlock"  # what the lock protects stays as it is
+
+
+def test_mistakes_are_found_by_the_executor(pool):
+    mistakes = [("all_gather_rows", "float32", 0), ("all_to_all", "float32", 11), ("ring", "bfloat16", 0)]
+    texts = ["dst_view.M must be a multiple", r"must have world_size \* N_per_rank columns", "in different memory"]
+    for said in pool.run(mistaken, 2, "triton", mistakes):
+        assert len(said) == len(texts)
+        for line, text in zip(said, texts, strict=True):
+            assert re.search(text, line)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
