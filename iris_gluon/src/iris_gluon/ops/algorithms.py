@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -183,7 +184,7 @@ class HopperReduce(_Hopper):
         gemm = self._gemm(request, host.processors)
         size, item = host.team.size, getattr(torch, request.dtype).itemsize
         two_shot = self.op == "matmul_all_reduce"
-        tiles_each = -(-(-(-request.m // gemm.block_m)) // size)
+        tiles_each = math.ceil(math.ceil(request.m / gemm.block_m) / size)
         rows_each = tiles_each * gemm.block_m
         slots_nbytes = size * rows_each * request.n * item
         stages = two_shot and not request.reach_out
@@ -201,6 +202,7 @@ class HopperReduce(_Hopper):
             "rows_each": rows_each,
             "FORM": "two_shot" if two_shot else "rows",
             "BIAS": along,
+            "OUT_WIDE": request.aligned[2] and right == 1 and down % _UNIT == 0,
         }
         names: tuple[str, ...] = ("out", "a", "b")
         if along == "none":

@@ -167,9 +167,11 @@ def push_product(
 @gluon.jit
 def _add_up(
     out, bias, slots, row, bases, me, first, column, rows, m, n, rows_each, out_down, out_right, bias_step,
-    SIZE: gl.constexpr, FORM: gl.constexpr, BIAS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr
+    SIZE: gl.constexpr, FORM: gl.constexpr, BIAS: gl.constexpr, OUT_WIDE: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr
 ):  # fmt: skip
     """Add up a tile of the own rows, and store the sum; `first` and `column` are where it begins among them."""
+    n = n // 8 * 8  # nothing but a promise: accesses may be 16 bytes wide
     layout: gl.constexpr = default_layout([_SUM_ROWS, BLOCK_N], vector=8)
     lane_m = gl.arange(0, _SUM_ROWS, layout=gl.SliceLayout(1, layout))
     j = column + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, layout))
@@ -197,18 +199,21 @@ def _add_up(
                 stride = told_second(row, peer, SIZE) // 8 * 8
                 theirs = gl.multiple_of((gl.load(bases + peer) + told(row, peer, SIZE)).to(out.dtype), 16)
                 gl.store(theirs + (whole.to(gl.int64)[:, None] * stride + j[None, :]), values, mask=mask)
+        elif OUT_WIDE:
+            to = i.to(gl.int64)[:, None] * (out_down // 8 * 8) + j[None, :]
+            gl.store(gl.multiple_of(out.to(gl.int64).to(out.dtype), 16) + to, values, mask=mask)
         else:
             to = i.to(gl.int64)[:, None] * out_down + j.to(gl.int64)[None, :] * out_right
             gl.store(out + to, values, mask=mask)
 
 
-@gluon.jit(do_not_specialize=[name for name in RUNTIME if name != "out_right"],
-           do_not_specialize_on_alignment=PER_CALL)  # fmt: skip
+@gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def reduce_product(
     out, a, b, bias, control, slots, bases, me, rank, m, n, k, a_down, b_down, out_down, out_right, bias_step,
     rows_each, tiles_n, k_tiles, timeout_ns, status,
-    SIZE: gl.constexpr, FORM: gl.constexpr, BIAS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr
+    SIZE: gl.constexpr, FORM: gl.constexpr, BIAS: gl.constexpr, OUT_WIDE: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr,
+    NUM_WARPS: gl.constexpr
 ):  # fmt: skip
     """Add up A @ B over the members.
 
@@ -223,6 +228,7 @@ def reduce_product(
         rows_each: rows that a member owns, a multiple of BLOCK_M; the last members may own fewer, or none.
         FORM: "rows": `out` has the own rows; "two_shot": all outputs get them, at their place.
         BIAS: what the bias lies along: "columns", "rows" (those of `out`) or "none".
+        OUT_WIDE: with FORM "rows", the rows of `out` are dense and begin at multiples of 16 bytes.
     """
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE) + 1
@@ -255,7 +261,7 @@ def reduce_product(
         down, right = order.numbered(number)
         _add_up(
             out, bias, slots, row, bases, me, (down - me * tiles_each) * BLOCK_M, right * BLOCK_N, rows, m, n,
-            rows_each, out_down, out_right, bias_step, SIZE, FORM, BIAS, BLOCK_M, BLOCK_N,
+            rows_each, out_down, out_right, bias_step, SIZE, FORM, BIAS, OUT_WIDE, BLOCK_M, BLOCK_N,
         )  # fmt: skip
         number += programs
     if FORM == "two_shot":
