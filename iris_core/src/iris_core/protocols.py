@@ -282,7 +282,12 @@ class Work(Protocol):
 
 
 class Collective(Protocol):
-    """One algorithm for one collective operation; docs/collectives.md says what it must keep to."""
+    """One algorithm for one collective operation; docs/collectives.md says what it must keep to.
+
+    Optional members: `measured_only = True`, if it is to be chosen by tables and by name only; `tunings(request)`,
+    which returns mappings of Config fields that `iris tune` should measure for a request: at most six, each another
+    launch, the empty one first.
+    """
 
     @property
     def info(self) -> PluginInfo:
