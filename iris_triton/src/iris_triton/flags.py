@@ -359,6 +359,23 @@ def await_flag(
 
 
 @triton.jit
+def await_own_flag(
+    pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
+):
+    """Let every thread wait for one flag by itself: nothing is synchronised, so it is for a partition of one warp too.
+
+    A thread that goes on knows of its own wait only.
+
+    Args:
+        pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank: as in `await_flag`.
+    """
+    if is_cuda():
+        _await_each(pointer, expected, pointer.to(tl.int64) != 0, cmp, sem, scope, timeout_ns, status_word, rank)
+    else:
+        _spin(pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank)
+
+
+@triton.jit
 def await_flags(
     pointers, expected, mask, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
 ):

@@ -27,7 +27,7 @@ _LOADER_REGISTERS = gl.constexpr(40)
 
 
 @gluon.jit
-def _load(a_desc, b_desc, a_stages, b_stages, full, empty, order, tiles, k_tiles):
+def _load(a_desc, b_desc, a_stages, b_stages, full, empty, order, first, tiles, every, k_tiles):
     """The loading warp: fill the stages in turn, each as soon as it is empty."""
     BLOCK_M: gl.constexpr = a_desc.block_type.shape[0]
     BLOCK_K: gl.constexpr = a_desc.block_type.shape[1]
@@ -35,7 +35,7 @@ def _load(a_desc, b_desc, a_stages, b_stages, full, empty, order, tiles, k_tiles
     STAGES: gl.constexpr = a_stages.type.shape[0]
     NBYTES: gl.constexpr = a_desc.block_type.nbytes + b_desc.block_type.nbytes
     step = 0
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+    for tile in range(first, tiles, every):
         row, column = order.place(tile)
         order.await_operands(row, column)
         for k in range(k_tiles):
@@ -58,15 +58,16 @@ def _store_part(part, values, sink, row, column):
 
 @gluon.jit
 def _multiply(
-    a_stages, b_stages, part, full, empty, order, sink, tiles, k_tiles, BLOCK_N: gl.constexpr, NUM_WARPS: gl.constexpr
-):
+    a_stages, b_stages, part, full, empty, order, sink, first, tiles, every, k_tiles, BLOCK_N: gl.constexpr,
+    NUM_WARPS: gl.constexpr
+):  # fmt: skip
     """The other warps: multiply stage by stage, give each back, hand finished tiles to the sink."""
     STAGES: gl.constexpr = a_stages.type.shape[0]
     BLOCK_M: gl.constexpr = a_stages.type.shape[1]
     PARTS: gl.constexpr = BLOCK_N // part.type.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NUM_WARPS, 1], instr_shape=[16, BLOCK_N, 16])
     step = 0
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+    for tile in range(first, tiles, every):
         row, column = order.place(tile)
         acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, layout)
         for k in range(k_tiles):
@@ -94,12 +95,13 @@ def _multiply(
 @gluon.jit
 def multiply_tiles(
     a_desc, b_desc, order, sink, tiles, k_tiles, STAGES: gl.constexpr, PARTS: gl.constexpr,
-    NUM_WARPS: gl.constexpr
+    NUM_WARPS: gl.constexpr, aside: gl.constexpr = 0
 ):  # fmt: skip
     """Compute tiles of A @ B and hand them to a sink; returns when all that the sink has begun is done.
 
     Programs take the tiles in turn: program p those with tile % num_programs == p.  The kernel is launched with at
-    most as many programs as there are multiprocessors: each fills one.
+    most as many programs as there are multiprocessors: each fills one.  If the first `aside` programs do something
+    else and never come here, the others take the tiles as if they were all there are.
 
     Args:
         a_desc: descriptor of A, row major, float16 or bfloat16; its block is BLOCK_M x BLOCK_K.
@@ -112,6 +114,7 @@ def multiply_tiles(
         STAGES: blocks of A and B that are in shared memory at the same time.
         PARTS: 1 or 2, the parts in which a tile goes to the sink.
         NUM_WARPS: the kernel's num_warps; 8 for BLOCK_M 128.
+        aside: number of programs that take no tiles.
     """
     BLOCK_M: gl.constexpr = a_desc.block_type.shape[0]
     BLOCK_N: gl.constexpr = b_desc.block_type.shape[1]
@@ -126,10 +129,14 @@ def multiply_tiles(
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=1)
+    first, every = gl.program_id(0) - aside, gl.num_programs(0) - aside
     gl.warp_specialize(
         [
-            (_multiply, (a_stages, b_stages, part, full, empty, order, sink, tiles, k_tiles, BLOCK_N, NUM_WARPS)),
-            (_load, (a_desc, b_desc, a_stages, b_stages, full, empty, order, tiles, k_tiles)),
+            (
+                _multiply,
+                (a_stages, b_stages, part, full, empty, order, sink, first, tiles, every, k_tiles, BLOCK_N, NUM_WARPS),
+            ),
+            (_load, (a_desc, b_desc, a_stages, b_stages, full, empty, order, first, tiles, every, k_tiles)),
         ],
         [_LOADER_WARPS],
         [_LOADER_REGISTERS],

@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 def operations() -> list[FusedOperation]:
     """Return the algorithms."""
-    from iris_gluon.ops.algorithms import HopperPush, HopperReduce
+    from iris_gluon.ops.algorithms import HopperFetch, HopperPush, HopperReduce
 
-    return [HopperReduce("matmul_all_reduce"), HopperReduce("matmul_reduce_scatter"), HopperPush()]
+    return [HopperReduce("matmul_all_reduce"), HopperReduce("matmul_reduce_scatter"), HopperPush(), HopperFetch()]

@@ -1,8 +1,9 @@
-"""matmul_all_gather, matmul_reduce_scatter and matmul_all_reduce for Hopper; see `iris_gluon.ops.kernels`."""
+"""All four operations for Hopper; see `iris_gluon.ops.kernels`."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from iris_core.types import Availability, DeviceType
 from iris_gluon._plugin import GLUON_INFO
 from iris_gluon.collectives.algorithms import WithScratch
 from iris_gluon.gemm import GemmConfig, choose_config
-from iris_gluon.ops.kernels import push_product, reduce_product
+from iris_gluon.ops.kernels import fetch_product, push_product, reduce_product
 from iris_triton.ops.fused import Fused, Plan, peer_memory, programs_for, staging, staging_nbytes
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ _USED = ("block_size_m", "block_size_n", "block_size_k", "group_size_m", "num_sm
 _UNIT = 8
 """Elements in 16 bytes: of what TMA wants multiples."""
 
+_FETCHERS = 16
+"""Programs that copy, by default: each has 48 KiB under way."""
+
 _EFFICIENCY_GPU, _EFFICIENCY_CPU = 0.9, 0.002
 """Of the core while it communicates, for the model; the executor computes every warp's instructions."""
 
@@ -30,7 +34,7 @@ _EFFICIENCY_GPU, _EFFICIENCY_CPU = 0.9, 0.002
 class _Hopper(Fused):
     """What they have in common: the core multiplies row-major matrices of 16-bit floats."""
 
-    uses = _USED
+    uses: tuple[str, ...] = _USED
 
     @property
     def info(self) -> PluginInfo:
@@ -213,3 +217,79 @@ class HopperReduce(_Hopper):
         programs = programs_for(request, host, number, meeting=True)
         kernel = WithScratch(reduce_product, programs, arguments, names, host.team.device, compiler)
         return Plan(kernel, staged_out=staged, aux_buffer=memory[:need])
+
+
+class HopperFetch(_Hopper):
+    """all_gather_matmul, gather_dim 0: some programs copy the others' rows, the others compute."""
+
+    uses = (*_USED, "num_fetch_sms")
+
+    def __init__(self) -> None:
+        super().__init__("all_gather_matmul", "hopper_fetch")
+
+    def supports(self, request: FusedRequest) -> Availability:
+        """Say whether this algorithm serves a call."""
+        # A is copied into the gathered matrix, so neither its rows nor its place matter.
+        answer = super().supports(replace(request, a_stride=(_UNIT, 1), aligned=(True, *request.aligned[1:])))
+        if not answer:
+            return answer
+        if request.options["gather_dim"] != 0:
+            return Availability.no("it gathers rows of A (gather_dim=0)")
+        if request.bias_stride is not None:
+            return Availability.no("its core adds no bias")
+        if request.k % _UNIT:
+            return Availability.no(f"rows of A must be multiples of 16 bytes, and K is {request.k}")
+        if request.out_stride[1] != 1 or request.out_stride[0] % _UNIT or not request.aligned[2]:
+            return Availability.no("TMA needs dense rows of the output that begin at multiples of 16 bytes")
+        rows, block = request.m // request.group_size, self._gemm(request, 1).block_m
+        if rows % block:
+            return Availability.no(f"a member's {rows} rows must be a multiple of the {block} rows of a tile")
+        config = request.options["config"]
+        if config.get("num_sms", 2) <= config.get("num_fetch_sms", 1):
+            return Availability.no("some programs fetch and the others compute: num_sms must be the larger number")
+        return answer
+
+    def cost(self, request: FusedRequest) -> float:
+        """Estimate seconds: the product hides the copies; the own rows are put to the others before."""
+        hidden = max(product_s(request, self._efficiency(request)), moving_s(request))
+        return hidden + fixed_s(request, launches=2, meetings=2)
+
+    def prepare(self, request: FusedRequest, host: Host) -> Plan:
+        """Find memory for A of all, make the flags, bind the kernel."""
+        gemm = self._gemm(request, host.processors)
+        size, dtype = host.team.size, getattr(torch, request.dtype)
+        rows = request.m // size
+        need = request.m * request.k * dtype.itemsize
+        memory = peer_memory(host, need, f"{self.op} ({self.name})")[:need]
+        gathered = memory.view(dtype).view(request.m, request.k)
+        blocks = rows // gemm.block_m
+        config, on_cpu = request.options["config"], request.target.type is DeviceType.CPU
+        most = config.get("num_sms", 2 if on_cpu else host.processors)
+        most = most if on_cpu else min(most, host.processors)
+        fetchers = config.get("num_fetch_sms", 1 if on_cpu else _FETCHERS)
+        fetchers = max(1, min(fetchers, (size - 1) * blocks, host.team.max_programs, most - 1))
+        computing = max(1, min(most - fetchers, gemm.tiles(request.m, request.n)))
+        state = torch.zeros(fetchers + computing + size * blocks, dtype=torch.int64, device=host.team.device)
+        if not on_cpu:
+            torch.cuda.current_stream(state.device).synchronize()  # it may first be used on another stream
+        arguments, compiler = self._arguments(request, host, gemm)
+        for name in ("m", "a_down"):
+            del arguments[name]
+        arguments |= {
+            "gathered": gathered,
+            "state": state,
+            "out_down": request.out_stride[0],
+            "rows_each": rows,
+            "FETCHERS": fetchers,
+        }
+        kernel = WithScratch(fetch_product, fetchers + computing, arguments, ("out", "b"), host.team.device, compiler)
+        own = gathered[host.team.rank * rows : (host.team.rank + 1) * rows]
+        return Plan(kernel, staged_a=own, aux_buffer=memory, locks=state[fetchers + computing :])
+
+    def launch(
+        self, plan: Plan, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        """Put the own rows to the others, then launch."""
+        assert plan.staged_a is not None
+        plan.staged_a.copy_(a.detach())
+        plan.kernel(None, out, b)

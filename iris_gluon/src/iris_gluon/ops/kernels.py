@@ -2,19 +2,27 @@
 
 `push_product`: every tile goes to the outputs of all members, by TMA, while the next one is computed.
 `reduce_product`: every tile goes into a slot of its owner, that of the next member first; owners add up the slots in
-the group's order, in float32.  Members own rows of tiles.  The protocol is that of `iris_triton.ops.reduce_kernel`: a
-tile is computed, and added up, by the programs of the same number on all members, so only those meet.
+the group's order, in float32.  Members own rows of tiles.
+`fetch_product`: some programs copy the others' rows of A here by TMA, the next member's first, and set a flag for each
+block of rows; the others begin with the own rows, and the warp that loads waits for flags.
+
+The protocols are those of `iris_triton.ops`.  Where all programs meet, a tile is computed, and added up, by the
+programs of the same number on all members, so only those meet.
 """
 # mypy: ignore-errors
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language.target_info import is_cuda
 
 from iris_gluon._compat import aggregate, tma_store
-from iris_gluon.gemm import RowGroups, ScatterTile, multiply_tiles
+from iris_gluon.bulk import get_bulk
+from iris_gluon.gemm import RowGroups, ScatterTile, StoreTile, multiply_tiles
 from iris_gluon.lanes import default_layout
 from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
+from iris_triton.cpu.entries import cpu_entry
+from iris_triton.flags import await_own_flag, set_flag
 
 PER_CALL = ("out", "a", "b", "bias")
 """Arguments that may lie anywhere; they begin at multiples of 16 bytes, as TMA wants."""
@@ -103,6 +111,74 @@ class OwnersSlot:
         for i in gl.static_range(len(self.matrices)):
             if owner == i:
                 tma_store(self.matrices[i], [row - owner * self.rows_each, column], part)
+
+
+@gluon.jit
+def _order_before_loads():
+    """Let TMA loads that follow see what this thread has been told of."""
+    if is_cuda():
+        gl.inline_asm_elementwise("fence.proxy.async; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@cpu_entry(_order_before_loads)
+def _cpu_order_before_loads(program):
+    return None  # the CPU has one kind of access
+
+
+@aggregate
+class ShardsInTurn:
+    """Rows of one member after the other, beginning with the own ones; those of others when they have been copied.
+
+    Attributes:
+        tiles_each: rows of tiles of a member (int32).
+        tiles_n: columns of tiles (int32).
+        me: this member (int32).
+        flags: pointer to int64, one for each row of tiles.
+        generation: value that a flag reaches in this launch (int64).
+        timeout_ns, status, rank: bound of the waits, and where they report.
+        group: row tiles of a group (constexpr).
+        size: number of members (constexpr).
+    """
+
+    tiles_each: gl.tensor
+    tiles_n: gl.tensor
+    me: gl.tensor
+    flags: gl.tensor
+    generation: gl.tensor
+    timeout_ns: gl.tensor
+    status: gl.tensor
+    rank: gl.tensor
+    group: gl.constexpr
+    size: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, tiles_each, tiles_n, me, flags, generation, timeout_ns, status, rank, group, size):
+        self.tiles_each = tiles_each
+        self.tiles_n = tiles_n
+        self.me = me
+        self.flags = flags
+        self.generation = generation
+        self.timeout_ns = timeout_ns
+        self.status = status
+        self.rank = rank
+        self.group = gl.constexpr(group)
+        self.size = gl.constexpr(size)
+
+    @gluon.jit
+    def place(self, tile):
+        """Return row and column of a tile, counted in tiles."""
+        per_shard = self.tiles_each * self.tiles_n
+        row, column = RowGroups(self.tiles_each, self.tiles_n, self.group).place(tile % per_shard)
+        return (self.me + tile // per_shard) % self.size * self.tiles_each + row, column
+
+    @gluon.jit
+    def await_operands(self, row, column):
+        """Return when the rows of A are there.  Called by the loading warp, tile by tile."""
+        if row // self.tiles_each != self.me:
+            await_own_flag(
+                self.flags + row, self.generation, "reached", "acquire", "gpu", self.timeout_ns, self.status, self.rank
+            )
+            _order_before_loads()
 
 
 @gluon.jit
@@ -268,3 +344,67 @@ def reduce_product(
         epoch += 1
         meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     leave(row, epoch, SIZE)
+
+
+@gluon.jit
+def _fetch(
+    gathered, flags, generation, control, bases, me, rank, rows_each, k, timeout_ns, status,
+    SIZE: gl.constexpr, FETCHERS: gl.constexpr, BLOCK_M: gl.constexpr
+):  # fmt: skip
+    """Copy the rows of the others, block by block."""
+    row = row_of(control, SIZE)
+    epoch = last_epoch(row, SIZE) + 1
+    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    blocks = rows_each // BLOCK_M
+    for number in range(gl.program_id(0), (SIZE - 1) * blocks, FETCHERS):
+        member = (me + 1 + number // blocks) % SIZE
+        block = member * blocks + number % blocks
+        here = gathered + gl.cast(block, gl.int64) * BLOCK_M * k
+        get_bulk(here, here, BLOCK_M * k, me, member, bases, 16384, 4)
+        set_flag(flags + block, generation, "release", "gpu")
+    epoch += 1
+    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    leave(row, epoch, SIZE)
+
+
+@gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+def fetch_product(
+    out, b, gathered, state, control, bases, me, rank, n, k, b_down, out_down, rows_each, tiles_n, k_tiles,
+    timeout_ns, status,
+    SIZE: gl.constexpr, FETCHERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+    GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr
+):  # fmt: skip
+    """Multiply the rows of all members with B.
+
+    All programs have to be there at the same time: no more than the device has multiprocessors.
+
+    Args (beside those of `push_product`):
+        gathered: symmetric memory for SIZE * rows_each rows of k elements; those of this member are there.
+        state: int64 words of this plan alone, zero at first: how often each program has run, then the flags.
+        rows_each: rows of a member, a multiple of BLOCK_M.
+        FETCHERS: programs that copy; the others compute.
+    """
+    program = gl.program_id(0)
+    generation = gl.load(state + program) + 1
+    flags = state + gl.num_programs(0)
+    if program < FETCHERS:
+        _fetch(
+            gathered, flags, generation, control, bases, me, rank, rows_each, k, timeout_ns, status, SIZE, FETCHERS,
+            BLOCK_M,
+        )  # fmt: skip
+    else:
+        tiles_each = rows_each // BLOCK_M
+        order = ShardsInTurn(
+            tiles_each, tiles_n, me, flags, generation, gl.cast(timeout_ns, gl.int64), gl.cast(status, gl.int64), rank,
+            GROUP, SIZE,
+        )  # fmt: skip
+        rows = rows_each * SIZE
+        sink = StoreTile(
+            _matrix(out.to(gl.int64), out, rows, n, gl.cast(out_down, gl.int64), BLOCK_M, BLOCK_N // PARTS)
+        )
+        multiply_tiles(
+            _matrix(gathered.to(gl.int64), gathered, rows, k, gl.cast(k, gl.int64), BLOCK_M, BLOCK_K),
+            _matrix(b.to(gl.int64), b, k, n, gl.cast(b_down, gl.int64), BLOCK_K, BLOCK_N),
+            order, sink, tiles_each * SIZE * tiles_n, k_tiles, STAGES, PARTS, NUM_WARPS, FETCHERS,
+        )  # fmt: skip
+    gl.store(state + program, generation)

@@ -1,0 +1,79 @@
+"""Rank jobs: the algorithms for Hopper, on GPUs, and on CPU ranks where the executor computes TMA and wgmma."""
+
+import torch
+from jobs_ops import Tensors, call, verify
+from ops_cases import Case
+
+from iris_core import Iris
+from iris_core.errors import UnsupportedError
+from iris_core.ops import FusedConfig
+
+TINY = {"block_size_m": 64, "block_size_n": 64, "num_warps": 4, "num_stages": 3}
+"""Tiles that the executor computes in a moment; on GPUs the choice is the library's."""
+
+
+def cases(on_cpu):
+    """Every algorithm in every form."""
+    few, several = ({**TINY, "num_sms": n} for n in (2, 3)) if on_cpu else ({}, {"num_sms": 40})
+    m, n, k = (128, 72, 80) if on_cpu else (512, 776, 520)
+    odd = (70, 72, 40) if on_cpu else (392, 776, 520)
+    for number, (bias, config) in enumerate((("", several), ("columns", few), ("rows", several))):
+        dtype = ("bfloat16", "float16")[number % 2]
+        place = ("ordinary", "heap", "gaps")[number]
+        yield Case("matmul_reduce_scatter", "hopper_push", (m, n, k), dtype, bias=bias, out_place=place, config=config)
+        yield Case("matmul_all_reduce", "hopper_two_shot", odd, dtype, bias=bias, out_place=place, config=config)
+    for dim, place in ((0, "heap"), (1, "heap"), (0, "ordinary")):
+        yield Case("matmul_all_gather", "hopper_push", odd, "bfloat16", out_place=place, dim=dim, config=several)
+    for place, fetchers in (("heap", 1), ("transposed", 2)):
+        config = {**several, "num_fetch_sms": fetchers}
+        operands = {"place": place, "out_place": "ordinary"} if place == "heap" else {"out_place": "gaps"}
+        yield Case("all_gather_matmul", "hopper_fetch", (m, n, k), "float16", dim=0, config=config, **operands)
+
+
+def run(device, turns):
+    """Call every case `turns` times with new data; returns what was wrong."""
+    wrong = []
+    with Iris("64MiB", device=device, backend="gluon") as ctx:
+        for case in cases(device == "cpu"):
+            with ctx.scope():
+                tensors = Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
+                for turn in range(turns):
+                    tensors.fill(turn)
+                    call(ctx, case, tensors)
+                    wrong += verify(case, tensors, turn, f" (turn {turn})" if turn else "")
+        ctx.barrier()
+    return wrong
+
+
+def refused(device):
+    """Why each of them refuses what TMA, wgmma or the division of rows does not allow."""
+    said = {}
+    with Iris("4MiB", device=device, backend="gluon") as ctx:
+        size = ctx.num_ranks
+
+        def make(*shape, dtype=torch.bfloat16):
+            return torch.zeros(*shape, dtype=dtype, device=ctx.device)
+
+        def ask(name, op, algorithm, *tensors, **options):
+            config = FusedConfig(algorithm=algorithm, **(TINY | options.pop("more", {})))
+            try:
+                getattr(ctx.ops, op)(*tensors, config=config, **options)
+                said[name] = "nothing"
+            except UnsupportedError as error:
+                said[name] = str(error)
+
+        scatter, reduce = "matmul_reduce_scatter", "matmul_all_reduce"
+        ask("float32", reduce, "hopper_two_shot", *(make(64, 64, dtype=torch.float32) for _ in range(3)))
+        ask("turned", reduce, "hopper_two_shot", make(64, 64), make(64, 64), make(64, 64).t())
+        ask("odd", reduce, "hopper_two_shot", make(64, 60), make(64, 64), make(64, 60))
+        ask("rows", scatter, "hopper_push", make(24, 64), make(24 * size, 64), make(64, 64))
+        ask("tiles", scatter, "hopper_push", make(64, 64), make(64, 64), make(64, 64), layout="tiles")
+        ask("block", reduce, "hopper_two_shot", make(64, 64), make(64, 64), make(64, 64), more={"block_size_n": 32})
+        ask("bias", "matmul_all_gather", "hopper_push", make(64 * size, 64), make(64, 64), make(64, 64), make(64))
+        ask("columns", "all_gather_matmul", "hopper_fetch", make(64, 64), make(64, 64), make(64 * size, 64))
+        out = make(64 * size, 64)
+        ask("bias after", "all_gather_matmul", "hopper_fetch", out, make(64, 64), make(64, 64), make(64), gather_dim=0)
+        few = {"num_sms": 1}
+        ask("few", "all_gather_matmul", "hopper_fetch", out, make(64, 64), make(64, 64), gather_dim=0, more=few)
+        ctx.barrier()
+    return said
