@@ -36,6 +36,9 @@ class _Hopper(Fused):
 
     uses: tuple[str, ...] = _USED
 
+    measured_only = True
+    """Chosen by name, or where it was measured: the model knows too little of them."""
+
     @property
     def info(self) -> PluginInfo:
         """The backend's description."""

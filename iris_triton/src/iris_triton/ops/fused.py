@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from iris_core.types import FusedRequest, PluginInfo
     from iris_triton.ops.shapes import Tiling
 
-EFFICIENCY_GPU, EFFICIENCY_CPU = 0.65, 0.02
+EFFICIENCY_GPU, EFFICIENCY_CPU = 0.5, 0.02
 """Of plain Triton's products in relation to a library's, for the model."""
 
 _PROGRAMS_CPU = 1
