@@ -15,9 +15,12 @@ from jobs_sequences import in_pieces
 from jobs_variants import in_a_group, inexact, missed, mixed, with_nans
 from variant_cases import request
 
+from iris_core.ccl.choice import Chooser
+from iris_core.ccl.tables import Tables
 from iris_core.errors import DriverError
 from iris_core.types import DeviceTarget, DeviceType
 from iris_triton import copies
+from iris_triton.collectives import collectives
 from iris_triton.collectives.variants import Ring, ring_steps
 
 ALGORITHMS = {(each.op, each.name): each for each in variant_cases.algorithms()}
@@ -139,6 +142,23 @@ def test_what_is_refused(op, name, changes, reason):
     algorithm = ALGORITHMS[op, name]
     assert algorithm.supports(request(Case(op), 4))
     assert reason in algorithm.supports(request(Case(op, **changes), 4)).reason
+
+
+@pytest.mark.parametrize("size", [2, 8])
+@pytest.mark.parametrize("target", [DeviceType.CPU, DeviceType.CUDA])
+@pytest.mark.parametrize("nbytes", [1 << 10, 1 << 30])
+def test_what_the_models_choose(target, size, nbytes, tmp_path):
+    chooser = Chooser(collectives(), Tables([tmp_path], "a device"), ())
+
+    def chosen(op, place="heap"):
+        asked = request(Case(op, place=place), size, nbytes=nbytes, target=DeviceTarget(target))
+        return chooser.choose(asked, None)[0].name
+
+    assert chosen("all_reduce") in ("one_shot", "two_shot")
+    assert chosen("reduce_scatter") == "pull"
+    for op in ("all_gather", "all_to_all"):
+        assert chosen(op) == chosen(op, "ordinary") == "pull"
+        assert chosen(op, "output only") == "push"  # wherever the input lies, nothing has to be staged
 
 
 @pytest.mark.parametrize("target", [DeviceType.CPU, DeviceType.CUDA])
