@@ -94,7 +94,8 @@ def some_cases(size, number):
         kinds = (_kind(algorithm, i, size, dtypes, configs) for i in itertools.count())
         served = (case for case in itertools.islice(kinds, 20 * number) if _served(algorithm, case, size))
         yield from itertools.islice(served, number)
-        yield Case(op, shape=(3, 0), config={"algorithm": algorithm.name})
+        if size == 2:
+            yield Case(op, shape=(3, 0), config={"algorithm": algorithm.name})
 
 
 def all_cases(size):
@@ -121,12 +122,10 @@ def all_cases(size):
         yield from (case for case in cases if _served(algorithm, case, size))
 
 
-def piece_cases(size):
+def piece_cases():
     """Messages that are larger than a small workspace."""
     kinds = (("float32", "ordinary"), ("bfloat16", "heap"), ("int8", "output only"))
     for number, algorithm in enumerate(algorithms()):
         config = {"algorithm": algorithm.name}
-        for dtype, place in (kinds[number % 3], kinds[(number + 1) % 3]):
-            case = Case(algorithm.op, dtype, shape=(3, 701), place=place, config=config)
-            if _served(algorithm, case, size):
-                yield case
+        dtype, place = kinds[number % 3]
+        yield Case(algorithm.op, dtype, shape=(3, 701), place=place, config=config)
