@@ -39,5 +39,5 @@ def test_kit(name, tmp_path):
     assert done.returncode == 0, done.stdout[-5000:]
     passed = {case.get("name") for case in ET.parse(report).iter("testcase") if len(case) == 0}
     # a rank alone is served by the core, and the kit leaves the tests out in which it is refused
-    wanted = {each for each in MUST_PASS if "split" not in name or "results" not in each}
+    wanted = {each for each in MUST_PASS if name not in ("split", "ring") or "results" not in each}
     assert wanted <= passed
