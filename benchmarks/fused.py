@@ -1,0 +1,242 @@
+"""Fused operations: ctx.ops against cuBLAS followed by NCCL, and torch's asynchronous tensor parallelism.
+
+    python benchmarks/fused.py [--ranks N] [--quick] [--only matmul_reduce_scatter] [--limit 1800]
+    python benchmarks/fused_table.py benchmarks/results/fused-8.json ~/.cache/iris/ops/mine.json
+
+One process per GPU; bf16; a weight of N x K divided among the ranks, M rows.  all_gather_matmul (gather_dim 0) gathers
+A (M / W, K) and multiplies with (K, N / W); the others multiply (M, N / W) with (N / W, K).
+
+"gemm" is torch.matmul alone, "cublas+nccl" it and NCCL one after the other, "cublas+iris" it and our collective,
+"async-tp" torch's operator; "iris" what ctx.ops chooses, "iris <algorithm>" one that was named.  Each is measured in
+CUDA graphs and, "eager", with the launches by the host.  Data is sparse and of -1, 0 and 1, so every sum is exact in
+bf16, and every element of the output is compared in the timed configuration.
+
+fused_table.py makes a measured table for ctx.ops of it (docs/ops.md).
+
+On CPU ranks (--device cpu) the same code runs with tiny shapes, so that it is tested; the times say nothing then.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from iris_core import bench
+from iris_core.ops import FusedConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from iris_core import Iris
+    from iris_core.bench import RunOptions, State
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+DTYPE = torch.bfloat16
+WEIGHTS = ("11008x4096", "14336x4096", "28672x8192")
+DENSITY = 1 / 16
+SPOILED = 77.0
+
+# How much faster than cuBLAS + NCCL the choice should be in a graph, on 8 x H200; elsewhere, never slower.
+TARGETS = {
+    ("all_gather_matmul", 8192, "28672x8192"): 1.5,
+    ("all_gather_matmul", 8192, "14336x4096"): 1.5,
+    ("all_gather_matmul", 2048, "28672x8192"): 1.35,
+    ("all_gather_matmul", 2048, "14336x4096"): 1.15,
+    ("matmul_reduce_scatter", 8192, "28672x8192"): 1.45,
+    ("matmul_reduce_scatter", 8192, "14336x4096"): 1.45,
+    ("matmul_reduce_scatter", 2048, "28672x8192"): 1.35,
+    ("matmul_reduce_scatter", 2048, "14336x4096"): 1.4,
+    ("matmul_all_reduce", 8192, "28672x8192"): 1.35,
+    ("matmul_all_reduce", 8192, "14336x4096"): 1.35,
+}
+
+
+def weights(options: RunOptions) -> list[str]:
+    """N x K of the whole weight."""
+    if options.device == "cpu":
+        return ["256x128"]
+    return [WEIGHTS[1]] if options.quick else list(WEIGHTS)
+
+
+def rows(options: RunOptions) -> list[int]:
+    """M."""
+    if options.device == "cpu":
+        return [128]
+    return [2048] if options.quick else [512, 2048, 8192]
+
+
+class Problem:
+    """Operands of all ranks, this rank's parts, and the result.
+
+    Args:
+        ctx: the context.
+        op: the operation.
+        m, n, k: see the module.
+    """
+
+    def __init__(self, ctx: Iris, op: str, m: int, n: int, k: int) -> None:
+        self.op, self.rank, self.size = op, ctx.cur_rank, ctx.num_ranks
+        generator = torch.Generator(ctx.device).manual_seed(5)
+
+        def sparse(*shape: int) -> torch.Tensor:
+            values = torch.rand(*shape, generator=generator, device=ctx.device)
+            return ((values > 1 - DENSITY / 2).to(DTYPE) - (values < DENSITY / 2).to(DTYPE)).contiguous()
+
+        if op == "all_gather_matmul":
+            whole_a, whole_b = sparse(m, k), sparse(k, n)
+            self.a = ctx.empty(m // self.size, k, dtype=DTYPE).copy_(self._own(whole_a, 0))
+            self.b = self._own(whole_b, 1).contiguous()
+            self.want = whole_a @ self.b
+            self.gathered = torch.empty_like(whole_a)
+        else:
+            whole_a, whole_b = sparse(m, n), sparse(n, k)
+            self.a, self.b = self._own(whole_a, 1).contiguous(), self._own(whole_b, 0).contiguous()
+            self.want = whole_a @ whole_b
+            self.product = torch.empty_like(self.want)
+            if op == "matmul_reduce_scatter":
+                self.want = self._own(self.want, 0).contiguous()
+        self.out = ctx.empty(*self.want.shape, dtype=DTYPE)
+        left = m if op == "all_gather_matmul" else self.a.shape[0]
+        self.flops = 2.0 * left * self.a.shape[1] * self.b.shape[1]
+        self.shape = (left, self.b.shape[1], self.b.shape[0])
+
+    def _own(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        return whole.chunk(self.size, dim)[self.rank]
+
+    def is_right(self) -> bool:
+        """Whether every element of the output is what it must be."""
+        return torch.equal(self.out, self.want)
+
+    def spoil(self) -> None:
+        """Make the output wrong."""
+        self.out.fill_(SPOILED)
+
+    def gemm(self) -> None:
+        """The product alone."""
+        if self.op == "all_gather_matmul":
+            torch.mm(self.gathered, self.b, out=self.out)
+        else:
+            torch.mm(self.a, self.b, out=self.product)
+
+    def pair(self) -> None:
+        """The product and a collective of torch.distributed, one after the other."""
+        if self.op == "all_gather_matmul":
+            dist.all_gather_into_tensor(self.gathered, self.a)
+            self.gemm()
+        elif self.op == "matmul_reduce_scatter":
+            self.gemm()
+            dist.reduce_scatter_tensor(self.out, self.product)
+        else:
+            torch.mm(self.a, self.b, out=self.out)
+            dist.all_reduce(self.out)
+
+    def async_tp(self) -> Callable[[], None]:
+        """torch's operator, or AttributeError or RuntimeError where there is none."""
+        import torch.distributed._symmetric_memory as symmetric
+
+        name = dist.group.WORLD.group_name  # type: ignore[union-attr]
+        symmetric.enable_symm_mem_for_group(name)
+        operators = torch.ops.symm_mem
+        if self.op == "all_gather_matmul":
+            call = operators.fused_all_gather_matmul
+
+            def run() -> None:
+                _, (product,) = call(self.a, [self.b], gather_dim=0, group_name=name)
+                self.out.copy_(product)
+        elif self.op == "matmul_reduce_scatter":
+            call = operators.fused_matmul_reduce_scatter
+
+            def run() -> None:
+                self.out.copy_(call(self.a, self.b, "sum", scatter_dim=0, group_name=name))
+        else:
+            raise AttributeError("torch has no such operator")
+        run()
+        return run
+
+
+def declare(state: State, ctx: Iris, op: str) -> None:
+    """Declare the providers of an operation with one shape."""
+    if ctx.num_ranks < 2:
+        state.skip("needs two ranks or more")
+    n, k = map(int, state["weight"].split("x"))
+    if n % ctx.num_ranks or state["m"] % ctx.num_ranks:
+        state.skip(f"{ctx.num_ranks} ranks cannot divide it")
+    state.enter(ctx.scope())
+    problem = Problem(ctx, op, state["m"], n, k)
+    state.set_flops(problem.flops)
+    options: dict[str, Any] = {"gather_dim": 0} if op == "all_gather_matmul" else {}
+    run = getattr(ctx.ops, op)
+    tensors = problem.out, problem.a, problem.b
+    names = [found.name for found in ctx.ops.explain(op, *tensors, **options).candidates if found.ok]
+    for timer in ("graph", "events") if state.on_gpu else (None,):
+        suffix = " eager" if timer == "events" else ""
+        if timer:
+            state.set_timer(timer)
+        checks = {"check": problem.is_right, "prepare": problem.spoil}
+        state.provider(f"iris{suffix}", lambda: run(*tensors, **options), **checks)
+        for name in names:
+            config = FusedConfig(algorithm=name)
+            label = "cublas+iris" if name == "unfused" else f"iris {name}"
+            state.provider(
+                f"{label}{suffix}",
+                lambda config=config: run(*tensors, config=config, **options),
+                **checks,
+            )
+        state.provider(f"gemm{suffix}", problem.gemm, check=None)  # as a part of the pair it is checked
+        if not state.on_gpu:
+            continue
+        state.provider(f"cublas+nccl{suffix}", problem.pair, **checks, peer=not suffix)
+        try:
+            state.provider(f"async-tp{suffix}", problem.async_tp(), **checks)
+        except (AttributeError, RuntimeError, ImportError) as error:
+            state.skip_provider(f"async-tp{suffix}", str(error).partition("\n")[0])
+        if timer == "graph":
+            bound = TARGETS.get((op, state["m"], state["weight"]), 1.0) if ctx.num_ranks == 8 else 1.0
+            state.target("iris", "ratio_to_best_peer", at_least=bound)
+
+
+@bench.register
+@bench.axis("weight", weights)
+@bench.axis("m", rows)
+def all_gather_matmul(state: State, ctx: Iris) -> None:
+    """The rows of all ranks times the own columns of a weight."""
+    declare(state, ctx, "all_gather_matmul")
+
+
+@bench.register
+@bench.axis("weight", weights)
+@bench.axis("m", rows)
+def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
+    """Rows of the sum of all ranks' products."""
+    declare(state, ctx, "matmul_reduce_scatter")
+
+
+@bench.register
+@bench.axis("weight", weights)
+@bench.axis("m", rows)
+def matmul_all_reduce(state: State, ctx: Iris) -> None:
+    """The sum of all ranks' products."""
+    declare(state, ctx, "matmul_all_reduce")
+
+
+OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+SUITE = bench.suite(
+    "fused",
+    __doc__,
+    source=__file__,
+    device="cuda",
+    min_ranks=2,
+    backend="gluon",
+    heap_size="6GiB",
+    environ=OFF,
+    cpu_heap_size="24MiB",
+    results=str(RESULTS / "fused-{ranks}.json"),
+)
+
+
+if __name__ == "__main__":
+    sys.exit(SUITE.main())
