@@ -128,8 +128,9 @@ class IrisSettings(BaseSettings):
     system_size: Annotated[ByteSize, BeforeValidator(_no_bool), AfterValidator(_system_size)] | None = None
     """Size of what each rank's heap has beyond that for Iris itself: flags of groups of ranks, and workspaces of their
     collectives; unset: 64 MiB on GPUs, 8 MiB on CPUs, where only what is used takes memory."""
-    ccl_workspace: Annotated[ByteSize, BeforeValidator(_no_bool)] = ByteSize(32 << 20)
-    """Largest workspace of a group's collectives for tensors off the heap; what is larger goes in pieces."""
+    ccl_workspace: Annotated[ByteSize, BeforeValidator(_no_bool)] | None = None
+    """Largest workspace of a group's collectives, which is as large as the largest call needs; what is larger goes in
+    pieces; unset: 256 MiB on GPUs, 32 MiB on CPUs."""
     cache_dir: str = Field(default_factory=_cache_dir)
     """Folder for what Iris measures on this machine: tables of collectives; default: iris in the user's cache."""
     kernel_artifacts_dir: str | None = None

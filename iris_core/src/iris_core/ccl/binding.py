@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from iris_core.types import Capability, CollectiveRequest
 
 
+_WORKSPACE = {True: 32 << 20, False: 256 << 20}
+"""Bound of workspaces where IRIS_CCL_WORKSPACE says nothing, by whether ranks compute on CPUs."""
+
+
 class Question(NamedTuple):
     """A call as `Collectives` passes it on, not looked at; what `first` and `second` are depends on `op`."""
 
@@ -165,7 +169,8 @@ class Binder:
         own = heap.heap_bases[world.rank]
         self.own_heap = own, own + heap.nbytes
         self.bound: dict[Any, Bound | Nothing] = {}
-        self._memory = Memory(heap, area, int(context.settings.ccl_workspace))
+        limit = context.settings.ccl_workspace or _WORKSPACE[context.target.type is DeviceType.CPU]
+        self._memory = Memory(heap, area, int(limit))
         self._teams: dict[tuple[int, ...], Team] = {}
         self._orders: dict[tuple[Any, ...], HostOrder | DeviceOrder] = {}
         self._agreed: set[Any] = set()
