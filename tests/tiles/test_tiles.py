@@ -88,7 +88,8 @@ def test_five_launches_in_a_row(pool, language, num_ranks, device):
 @pytest.mark.parametrize("num_ranks", [3])
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_mixed_types(pool, language, num_ranks, device):
-    check(pool.run(run_cases, num_ranks, language, MIXED, device, timeout_s=300.0), MIXED)
+    cases = MIXED if language == "triton" else [case for case in MIXED if case.op == "ring"]
+    check(pool.run(run_cases, num_ranks, language, cases, device, timeout_s=300.0), cases)
 
 
 @pytest.mark.parametrize("num_ranks", [1])
