@@ -89,6 +89,16 @@ def test_gluon_only():
         choice.choose(REQUEST, Config(use_gluon=True, algorithm="fast"))
 
 
+def test_a_variant_in_gluon_is_the_algorithm_that_says_so():
+    ours = Algorithm("gluon_two_shot", 3.0, plugin="gluon", variants=("two_shot",))
+    choice = chooser(Algorithm("two_shot", 1.0), Algorithm("ring", 1.0), ours)
+    assert choice.choose(REQUEST, Config(use_gluon=True, all_reduce_variant="two_shot"))[0] is ours
+    assert choice.choose(REQUEST, Config(all_reduce_variant="two_shot"))[0].name == "two_shot"
+    for wish in ({"all_reduce_variant": "ring"}, {"algorithm": "two_shot"}):
+        with pytest.raises(UnsupportedError, match="not written in Gluon"):
+            choice.choose(REQUEST, Config(use_gluon=True, **wish))
+
+
 def test_what_was_measured_comes_first(tmp_path):
     algorithms = Algorithm("slow", 2.0), Algorithm("fast", 1.0), Algorithm("late", 0.1, measured_only=True)
     path = table(tmp_path / "own")

@@ -116,6 +116,9 @@ class Chooser:
         """
         known = self._by_op.get(request.op, {})
         name, by = config.named(request.op) if config is not None else (None, "")
+        if name is not None and config is not None and config.use_gluon and by != "algorithm":
+            in_gluon = (each.name for each in known.values() if name in getattr(each, "variants", ()))
+            name = next(in_gluon, name)
         if name is not None:
             if name not in known:
                 raise ArgumentError(

@@ -85,6 +85,9 @@ class _Gluon(Portable):
         "waves_per_eu",
     )
 
+    variants: tuple[str, ...] = ()
+    """Values of the config's fields for variants that mean this algorithm where use_gluon is asked for."""
+
     @property
     def info(self) -> PluginInfo:
         """The backend's description."""
@@ -152,6 +155,7 @@ class Push(_Gluon):
 
     def __init__(self, op: str) -> None:
         super().__init__(op, "gluon_push")
+        self.variants = ("persistent",)
         if op == "all_to_all":
             self.layouts = ("torch", "columns")
 
@@ -336,6 +340,8 @@ class _Reduction(_Gluon):
 class OneShot(_Reduction):
     """all_reduce in one step: everything to everybody."""
 
+    variants = ("one_shot",)
+
     def __init__(self) -> None:
         super().__init__("gluon_one_shot")
 
@@ -353,6 +359,8 @@ class OneShot(_Reduction):
 
 class TwoShot(_Reduction):
     """all_reduce in two steps: each rank reduces its shard of all inputs, and stores it into all outputs."""
+
+    variants = ("two_shot",)
 
     def __init__(self) -> None:
         super().__init__("gluon_two_shot")
