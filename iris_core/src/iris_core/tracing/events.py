@@ -52,7 +52,7 @@ class Events:
     def duration_us(self, clock: Clock) -> np.ndarray[Any, Any]:
         """Duration of each event in microseconds; NaN where there is none."""
         ticks = self.columns["duration_cycles"]
-        return np.where(ticks == NO_DURATION, np.nan, ticks * (1e6 / clock.ticks_per_second))  # type: ignore[no-any-return]
+        return np.where(ticks == NO_DURATION, np.nan, ticks * (1e6 / clock.ticks_per_second))
 
     def lanes(self) -> tuple[np.ndarray[Any, Any], dict[int, str]]:
         """Say on which line to draw each event, so that none overlaps another one that it is not nested in.
