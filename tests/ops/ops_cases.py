@@ -77,6 +77,18 @@ def kinds(size):
         yield from ((op, algorithm, dim) for algorithm, dim in itertools.product(algorithms(op, size), dims(op)))
 
 
+def piece_cases(size):
+    """Products in pieces, the last one shorter."""
+    for op in OPS:
+        if op != "all_gather_matmul":
+            for dim, bias, pieces in itertools.product(dims(op), ("", "columns", "rows"), (2, 3)):
+                place = ("heap", "ordinary")[pieces % 2]
+                config = {"num_pieces": pieces}
+                yield Case(op, "overlapped", (35, 44, 9), bias=bias, dim=dim, out_place=place, config=config)
+        if op == "matmul_all_reduce":
+            yield Case(op, "overlapped", (64, 8, 9), "bfloat16", place="transposed", bias="columns")
+
+
 def shape_cases(size):
     """Odd, small and larger shapes, in one program and in several."""
     shapes = ((1, 1, 1), (17, 33, 29), (40, 48, 64), (5, 130, 3))

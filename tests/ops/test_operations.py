@@ -2,7 +2,7 @@
 
 import pytest
 from jobs_ops import run_cases
-from ops_cases import dtype_cases, layout_cases, place_cases, shape_cases
+from ops_cases import dtype_cases, layout_cases, piece_cases, place_cases, shape_cases
 
 
 def check(pool, num_ranks, device, cases, turns=1):
@@ -31,3 +31,8 @@ def test_places(pool, num_ranks, device):
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_layout_of_tiles(pool, num_ranks, device):
     check(pool, num_ranks, device, layout_cases(num_ranks))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_products_in_pieces(pool, num_ranks, device):
+    check(pool, num_ranks, device, piece_cases(num_ranks), turns=2)

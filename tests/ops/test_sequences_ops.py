@@ -93,7 +93,7 @@ REFUSED = {
     "gradients": "use iris_core.nn",
     "config": "TypeError: .*FusedConfig",
     "workspace": "TypeError: .*FusedWorkspace",
-    "algorithm": "there is no algorithm 'magic'; there are unfused, two_shot, one_shot",
+    "algorithm": "there is no algorithm 'magic'; there are unfused, overlapped, two_shot, one_shot",
     "ring": "block_size_n that 2 ranks divide",
     "unused": "no use for num_xcds",
     "block": "block_size_m is 48",
@@ -126,7 +126,7 @@ def test_replays_with_changing_data(pool, num_ranks):
     cases = [
         Case(op, algorithm, (130, 264, 96), "bfloat16", place=place, out_place=place, dim=dim, bias="columns")
         for op in OPS
-        for algorithm in algorithms(op, num_ranks)
+        for algorithm in (*algorithms(op, num_ranks), *(["overlapped"] if op != "all_gather_matmul" else []))
         for dim in dims(op)
         for place in ("heap", "ordinary")
     ]

@@ -19,6 +19,7 @@ from iris_core.ops import calls
 from iris_core.ops.calls import OPS, Call
 from iris_core.ops.config import FusedConfig
 from iris_core.ops.host import Host, Scratch
+from iris_core.ops.overlapped import overlapped_operations
 from iris_core.ops.tables import FusedTables
 from iris_core.ops.unfused import unfused_operations
 from iris_core.ops.workspace import FusedWorkspace
@@ -185,7 +186,7 @@ class OperationBinder:
         """The algorithms, but for some names."""
         if without not in self._choosers:
             context = self._binder.open()
-            found: list[Any] = list(unfused_operations(OPS))
+            found: list[Any] = [*unfused_operations(OPS), *overlapped_operations(OPS)]
             folders = [Path(context.settings.cache_dir) / "ops"]
             if hasattr(context.backend, "operations"):
                 backend = cast("SupportsOperations", context.backend)

@@ -22,8 +22,9 @@ _POSITIVE = (
     "num_warps",
     "num_stages",
     "num_fetch_sms",
+    "num_pieces",
 )
-_NULLABLE = ("num_sms", "num_warps", "num_stages", "num_fetch_sms")
+_NULLABLE = ("num_sms", "num_warps", "num_stages", "num_fetch_sms", "num_pieces")
 _NAMING = ("algorithm", "all_reduce_variant", "use_gluon")
 
 
@@ -49,6 +50,7 @@ class FusedConfig:
         num_warps: warps of a program.
         num_stages: stages of software pipelining.
         num_fetch_sms: programs that fetch shards for the others, where an algorithm has such.
+        num_pieces: pieces of the product, where an algorithm communicates one beside computing the next.
         use_gluon: only algorithms written in Gluon.
         algorithm: name of an algorithm (`ctx.ops.explain` lists them); None for the library's choice.
 
@@ -71,6 +73,7 @@ class FusedConfig:
     num_warps: int | None = None
     num_stages: int | None = None
     num_fetch_sms: int | None = None
+    num_pieces: int | None = None
     use_gluon: bool = False
     algorithm: str | None = None
 

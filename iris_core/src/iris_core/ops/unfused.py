@@ -64,6 +64,9 @@ class Unfused:
 
     name = "unfused"
 
+    uses: tuple[str, ...] = ()
+    """Fields of the config that it fulfils, beside those that define the result."""
+
     def __init__(self, op: str) -> None:
         self.op = op
 
@@ -86,8 +89,9 @@ class Unfused:
                 return Availability.no(
                     "torch.matmul uses TF32, as torch.backends.cuda.matmul.allow_tf32 is set, and the config forbids it"
                 )
-        if config:
-            return Availability.no(f"it has no use for {', '.join(config)} of the config")
+        unused = [name for name in config if name not in self.uses]
+        if unused:
+            return Availability.no(f"it has no use for {', '.join(unused)} of the config")
         return Availability.yes()
 
     def cost(self, request: FusedRequest) -> float:
@@ -95,7 +99,7 @@ class Unfused:
         return product_s(request) + moving_s(request) + fixed_s(request, launches=2, meetings=2)
 
     # -- preparing ----------------------------------------------------------------------------------------------------
-    def prepare(self, request: FusedRequest, host: Host) -> _Plan:
+    def prepare(self, request: FusedRequest, host: Host) -> Any:
         """Choose the collective, and find memory for what is between the two."""
         if self.op == "all_gather_matmul":
             return self._gather_before(request, host)
@@ -104,7 +108,7 @@ class Unfused:
         return self._reduce(request, host)
 
     def _reduce(self, request: FusedRequest, host: Host) -> _Plan:
-        product, direct = _memory(request, host, request.m, request.n)
+        product, direct = product_memory(request, host, request.m, request.n)
         tiles = request.options["layout"] == "tiles"
         config: dict[str, Any] = {}
         if tiles:
@@ -112,7 +116,7 @@ class Unfused:
             config = {"block_size_m": shape["block_size_m"], "block_size_n": shape["block_size_n"]}
             config["swizzle_size"] = shape["group_size_m"]
         collective = host.collective(
-            _collective(
+            collective_request(
                 request,
                 op=self.op.removeprefix("matmul_"),
                 in_shape=(request.m, request.n),
@@ -120,7 +124,7 @@ class Unfused:
                 direct_in=direct,
                 out_shape=request.out_shape,
                 out_stride=request.out_stride,
-                direct_out=request.reach_out and request.out_stride == _dense(request.out_shape),
+                direct_out=request.reach_out and request.out_stride == dense(request.out_shape),
                 options={"reduction": "sum", "layout": request.options["layout"], "config": config},
             )
         )
@@ -137,12 +141,12 @@ class Unfused:
         matrix = buffer[: request.m * request.k * item].view(getattr(torch, request.dtype)).view(request.m, request.k)
         parts = matrix.view(size, rows, inner) if by_rows else matrix.view(rows, size, inner).transpose(0, 1)
         collective = host.collective(
-            _collective(
+            collective_request(
                 request,
                 op="all_gather",
                 in_shape=(rows, inner),
                 in_stride=request.a_stride,
-                direct_in=request.reach_a and request.a_stride == _dense((rows, inner)),
+                direct_in=request.reach_a and request.a_stride == dense((rows, inner)),
                 out_shape=tuple(parts.shape),
                 out_stride=parts.stride(),
                 direct_out=False,
@@ -151,15 +155,15 @@ class Unfused:
         return _Plan(collective, parts, matrix=matrix, aux_buffer=_bytes_of(matrix))
 
     def _gather_after(self, request: FusedRequest, host: Host) -> _Plan:
-        shape, dense = (request.m, request.n), (request.n, 1)
-        direct_out = request.reach_out and request.out_stride == _dense(request.out_shape)
+        shape, in_stride = (request.m, request.n), (request.n, 1)
+        direct_out = request.reach_out and request.out_stride == dense(request.out_shape)
         if request.options["gather_dim"] == 0 and direct_out:  # the product goes to its place in the output
             collective = host.collective(
-                _collective(
+                collective_request(
                     request,
                     op="all_gather",
                     in_shape=shape,
-                    in_stride=dense,
+                    in_stride=in_stride,
                     direct_in=True,
                     out_shape=request.out_shape,
                     out_stride=request.out_stride,
@@ -168,43 +172,41 @@ class Unfused:
                 )
             )
             return _Plan(collective, None, rank=request.rank)
-        product, direct = _memory(request, host, *shape)
+        product, direct = product_memory(request, host, *shape)
         down, right = request.out_stride
         stride = (request.m * down, down, right)
         if request.options["gather_dim"] == 1:
             stride = (request.n * right, down, right)
         out_shape = (request.group_size, *shape)
         collective = host.collective(
-            _collective(
+            collective_request(
                 request,
                 op="all_gather",
                 in_shape=shape,
-                in_stride=dense,
+                in_stride=in_stride,
                 direct_in=direct,
                 out_shape=out_shape,
                 out_stride=stride,
-                direct_out=request.reach_out and stride == _dense(out_shape),
+                direct_out=request.reach_out and stride == dense(out_shape),
             )
         )
         return _Plan(collective, product, aux_buffer=_bytes_of(product))
 
     # -- launching ----------------------------------------------------------------------------------------------------
-    def launch(
-        self, plan: _Plan, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
+    def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Multiply and communicate, in the operation's order."""
         with torch.no_grad():
             local = plan.local
             if plan.matrix is not None:
                 plan.collective.launch(local, a)
-                _multiply(plan.matrix, b, bias, out)
+                multiply(plan.matrix, b, bias, out)
                 return
             if local is None:
                 part = out[plan.rank * a.shape[0] : (plan.rank + 1) * a.shape[0]]
-                _multiply(a, b, bias, part)
+                multiply(a, b, bias, part)
                 plan.collective.launch(out, part)
                 return
-            _multiply(a, b, bias if plan.fuses_bias else None, local)
+            multiply(a, b, bias if plan.fuses_bias else None, local)
             if self.op == "matmul_all_gather":
                 plan.collective.launch(_parts(out, local), local)
                 return
@@ -218,7 +220,8 @@ def unfused_operations(ops: tuple[str, ...]) -> list[Unfused]:
     return [Unfused(op) for op in ops]
 
 
-def _multiply(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+def multiply(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """Write a @ b, + bias if there is one, to `out`."""
     if bias is None:
         torch.mm(a, b, out=out)
     else:
@@ -233,7 +236,7 @@ def _parts(out: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     return out.view(rows, -1, columns).transpose(0, 1)
 
 
-def _memory(request: FusedRequest, host: Host, rows: int, columns: int) -> tuple[torch.Tensor, bool]:
+def product_memory(request: FusedRequest, host: Host, rows: int, columns: int) -> tuple[torch.Tensor, bool]:
     """Memory for a product, and whether peers can address it."""
     dtype = getattr(torch, request.out_dtype)
     nbytes = rows * columns * dtype.itemsize
@@ -246,7 +249,8 @@ def _bytes_of(matrix: torch.Tensor) -> torch.Tensor:
     return matrix.view(-1).view(torch.uint8)
 
 
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor."""
     stride, reach = [], 1
     for size in reversed(shape):
         stride.append(reach)
@@ -254,7 +258,7 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(stride))
 
 
-def _collective(
+def collective_request(
     request: FusedRequest,
     *,
     op: str,
