@@ -7,13 +7,13 @@ from ops_cases import dtype_cases, layout_cases, piece_cases, place_cases, shape
 
 def check(pool, num_ranks, device, cases, turns=1):
     cases = list(cases)
-    if device == "cpu" and num_ranks > 3:  # more ranks than processors, here and there
-        cases = cases[:: num_ranks - 1]
+    if device == "cpu" and num_ranks > 2:  # more ranks than processors, here and there
+        cases = cases[num_ranks % 2 :: {3: 2, 4: 3}.get(num_ranks, 13)]
     for wrong in pool.run(run_cases, num_ranks, device, cases, turns, timeout_s=500.0):
         assert wrong == []
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
 def test_shapes(pool, num_ranks, device):
     check(pool, num_ranks, device, shape_cases(num_ranks))
 
