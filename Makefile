@@ -15,11 +15,12 @@ OURS := iris_core.testing, iris_allocators.settings, iris_triton.settings, iris_
 NEEDED := torch, triton, numpy, pluggy, pydantic_settings, importlib_metadata, rich, pytest
 WITH_GPU_PYTHON = python=$$($(MAKE) --no-print-directory --silent gpu-python) && echo "running with $$python" &&
 
-.PHONY: help demo test lint format gpu-test gpu-python test-triton bench gpu-bench clean
+.PHONY: help demo test test-all lint format gpu-test gpu-python test-triton bench gpu-bench clean
 
 help:
 	@echo "make demo         the main job: a multi-rank Triton program, on GPUs where there are any, else on the CPU"
 	@echo "make test         the whole test suite (no GPU needed)"
+	@echo "make test-all     the same with every combination of dtypes, reductions, shapes, places and ranks; much longer"
 	@echo "make lint         ruff and mypy"
 	@echo "make gpu-test     the tests that need GPUs, in tiers of 1, 2, 4 and 8; TIERS=\"1 2\" for some of them"
 	@echo "make test-triton TRITON=3.6.0   the suite with another Triton, in its own environment"
@@ -37,6 +38,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest --exhaustive $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -17,6 +17,30 @@ if importlib.util.find_spec("hypothesis") is None:  # on GPU hosts without a pac
     collect_ignore = [path for path in modules if re.search(r"^(from|import) hypothesis", path.read_text(), re.M)]
 
 
+def pytest_addoption(parser):
+    """`make test-all` says --exhaustive."""
+    parser.addoption(
+        "--exhaustive", action="store_true", help="every combination, where the suite otherwise takes a part of them"
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out what only combines what other tests try one by one."""
+    if not config.getoption("exhaustive"):
+        skip = pytest.mark.skip(reason="only with --exhaustive (make test-all)")
+        for item in items:
+            if item.get_closest_marker("exhaustive"):
+                item.add_marker(skip)
+
+
+@pytest.fixture
+def some(request):
+    """Returns a function (cases, every, start): every so many of them from the start-th on; with --exhaustive, all."""
+    if request.config.getoption("exhaustive"):
+        return lambda cases, every, start=0: list(cases)
+    return lambda cases, every, start=0: list(cases)[start % every :: every]
+
+
 def pytest_report_header():
     """Say which modules are left out."""
     names = ", ".join(path.name for path in collect_ignore)

@@ -34,7 +34,9 @@ for _name, _plugin in vars(kit_plugins).copy().items():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["all_reduce_ring", "all_gather_copy_engine"])
+@pytest.mark.parametrize(
+    "name", ["all_reduce_ring", pytest.param("all_gather_copy_engine", marks=pytest.mark.exhaustive)]
+)
 def test_installed(name, tmp_path):
     plugin = getattr(kit_plugins, name)
     points = {"iris.collectives": {plugin.info.name: f"kit_plugins:{name}"}}

@@ -41,7 +41,7 @@ def test_calls_of_many_kinds(pool, num_ranks, number, device):
     check(pool, num_ranks, run_cases, device, variant_cases.some_cases(num_ranks, number), 1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("num_ranks", "each"), [(2, 1), (3, 3), (4, 7)])
 def test_every_kind_of_call(pool, num_ranks, each, device):
     check(pool, num_ranks, run_cases, device, list(variant_cases.all_cases(num_ranks))[::each], 1)

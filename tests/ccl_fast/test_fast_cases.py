@@ -16,38 +16,37 @@ def check(pool, num_ranks, device, cases, turns=1, workspace=None):
             assert wrong == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 3, 8])
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_dtypes_and_reductions(pool, encoding, num_ranks, device):
+def test_dtypes_and_reductions(pool, some, encoding, num_ranks, device):
     cases = list(fast_cases.dtype_cases(encoding))
-    check(pool, num_ranks, device, cases[::7] if num_ranks == 8 else cases)
+    check(pool, num_ranks, device, some(cases, 101 if num_ranks == 8 else 13, num_ranks))
 
 
 @pytest.mark.parametrize("num_ranks", [3, 4])
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_shapes(pool, encoding, num_ranks, device):
-    check(pool, num_ranks, device, fast_cases.shape_cases(encoding))
+def test_shapes(pool, some, encoding, num_ranks, device):
+    check(pool, num_ranks, device, some(fast_cases.shape_cases(encoding), 7, num_ranks))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_places(pool, encoding, num_ranks, device):
-    check(pool, num_ranks, device, fast_cases.place_cases(encoding))
+def test_places(pool, some, encoding, num_ranks, device):
+    check(pool, num_ranks, device, some(fast_cases.place_cases(encoding), 7, num_ranks))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_ways(pool, encoding, num_ranks, device):
-    check(pool, num_ranks, device, fast_cases.way_cases(encoding), turns=2)
+def test_ways(pool, some, encoding, num_ranks, device):
+    check(pool, num_ranks, device, some(fast_cases.way_cases(encoding), 3, num_ranks), turns=2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 3, 8])
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_pieces(pool, encoding, num_ranks, device):
+def test_pieces(pool, some, encoding, num_ranks, device):
     cases = list(fast_cases.piece_cases(encoding))
-    check(pool, num_ranks, device, cases[::5] if num_ranks == 8 else cases, turns=2, workspace=SMALL)
+    cases = some(cases, 23 if num_ranks == 8 else 7, num_ranks)
+    check(pool, num_ranks, device, cases, turns=2, workspace=SMALL)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
@@ -56,7 +55,7 @@ def test_ring(pool, num_ranks, device):
     check(pool, num_ranks, device, cases[num_ranks % 3 :: {2: 7, 3: 5, 4: 9}[num_ranks]], turns=2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("num_ranks", [2, 3, 8])
 def test_every_call_of_the_ring(pool, num_ranks, device):
     check(pool, num_ranks, device, list(fast_cases.ring_cases())[:: 5 if num_ranks == 8 else 1], turns=2)

@@ -20,8 +20,15 @@ MUST_PASS = (
 )
 
 
+NAMES = [name for name, each in vars(fast_plugins).items() if hasattr(each, "algorithm")]
+ALWAYS = ("two_shot_of_floats",)
+assert set(ALWAYS) < set(NAMES)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, each in vars(fast_plugins).items() if hasattr(each, "algorithm")])
+@pytest.mark.parametrize(
+    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.exhaustive) for name in NAMES]
+)
 def test_kit(name, tmp_path):
     plugin = getattr(fast_plugins, name)
     points = {"iris.collectives": {plugin.info.name: f"fast_plugins:{name}"}}
