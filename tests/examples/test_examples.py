@@ -60,7 +60,7 @@ def test_message_passing_under_torchrun():
     assert "rank 1 received 8 messages of 1024 numbers" in out
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.exhaustive), 5])
 @pytest.mark.parametrize("name", ["05_gluon_pipeline.py", "06_gluon_gemm_all_scatter.py"])
 def test_gluon_examples_on_cpu_ranks(name, count):
     """Each rank checks its own data; the pipeline of one rank feeds itself."""
