@@ -16,7 +16,8 @@ from typing import Any
 from iris_core.logs import logger
 
 FORMAT = 1
-SHIPPED = Path(__file__).parent / "fabric"
+SHIPPED = Path(__file__).parent / "facts"
+"""Folder with what was found on devices that Iris was probed on."""
 
 
 class Fact(StrEnum):
