@@ -97,7 +97,7 @@ def describe(out, context_tensor, rank, world_size: tl.constexpr, how: tl.conste
     tl.store(out, ctx.rank)
     tl.store(out + 1, ctx.world_size)
     tl.store(out + 2, tl.load(ctx.heap_bases + ctx.rank))
-    if ctx.tracing:
+    if ctx.tracing.enabled:
         tl.store(out + 3, 1)
 
 
@@ -113,25 +113,6 @@ def test_fields(make_world, how):
 @pytest.mark.parametrize("target", TARGETS)
 def test_fields_compile(how, target):
     compile_for(describe, (torch.int64, torch.int64, 2), {"world_size": 3, "how": how, "given": 2}, target)
-
-
-@triton.jit
-def traced(context_tensor, rank: tl.constexpr, world_size: tl.constexpr):
-    iris.DeviceContext.initialize(context_tensor, rank, world_size, tracing=True)
-
-
-def test_tracing_is_refused(make_world):
-    world = make_world(1)
-    with pytest.raises(Exception, match="no device tracing"):
-        traced[(1,)](world.context(0), 0, 1)
-    with pytest.raises(triton.CompilationError) as error:
-        compile_for(traced, (torch.int64,), {"rank": 0, "world_size": 1})
-    causes = []
-    cause = error.value
-    while cause is not None:
-        causes.append(str(cause))
-        cause = cause.__cause__
-    assert "no device tracing" in "\n".join(causes)
 
 
 # -- intrinsics -------------------------------------------------------------------------------------------------------
