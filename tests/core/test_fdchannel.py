@@ -127,7 +127,9 @@ def test_a_stranger_gets_nothing_and_disturbs_nothing(stranger):
                 "s.sendall(bytes(36)); s.settimeout(5); print(s.recv(1))"
             )
             done = subprocess.run([sys.executable, "-c", code, address], capture_output=True, text=True, check=False)
-            assert "b''" in done.stdout or "Reset" in done.stderr or "refused" in done.stderr, done
+            # closed before, while, or after the stranger has written
+            closed = "Reset" in done.stderr or "refused" in done.stderr or "BrokenPipeError" in done.stderr
+            assert closed or "b''" in done.stdout, done
             continue
         s = socket.socket(socket.AF_UNIX)
         try:
