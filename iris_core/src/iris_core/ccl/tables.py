@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from iris_core.errors import SettingsError
 from iris_core.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from iris_core.types import CollectiveRequest
@@ -128,7 +128,7 @@ def write_table(
         entries: in any order.
     """
     ordered = sorted(entries, key=lambda e: (e.op, e.dtype, e.max_nbytes, e.seconds))
-    lines = []
+    rows = []
     for entry in ordered:
         row: dict[str, Any] = {
             "op": entry.op,
@@ -137,13 +137,60 @@ def write_table(
             "algorithm": entry.algorithm,
             "seconds": float(f"{entry.seconds:.4g}"),
         }
-        lines.append(json.dumps(row | ({"config": dict(entry.config)} if entry.config else {})))
+        rows.append(row | ({"config": dict(entry.config)} if entry.config else {}))
+    write_rows(path, device, group_size, versions, rows)
+
+
+def write_rows(
+    path: Path, device: str, group_size: int, versions: Mapping[str, str], rows: Iterable[Mapping[str, Any]]
+) -> None:
+    """Write the file of a table of any kind; see `write_table`."""
+    lines = [json.dumps(row) for row in rows]
     head = json.dumps({"format": FORMAT, "device": device, "group_size": group_size, "versions": dict(versions)})
     text = f'{head[:-1]}, "entries": [\n' + ",\n".join(f"  {line}" for line in lines) + "\n]}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     part.write_text(text)
     part.replace(path)  # whoever reads meanwhile sees the old one or the new one
+
+
+class OfDevice(Protocol):
+    """A table of any kind."""
+
+    @property
+    def device(self) -> str:
+        """Name of the device."""
+
+    @property
+    def group_size(self) -> int:
+        """Ranks that took part."""
+
+
+T = TypeVar("T", bound=OfDevice)
+
+
+def read_folders(folders: Iterable[Path], device: str, read: Callable[[Path], T]) -> dict[int, list[T]]:
+    """Read the tables of a device, of any kind.
+
+    Args:
+        folders: where the files lie; what comes first counts first.  A folder need not exist.
+        device: name of the device; tables of others are left out.
+        read: reads one file, or raises SettingsError; then there is a warning, and the file is left out.
+
+    Returns:
+        The tables by group size.
+    """
+    by_size: dict[int, list[T]] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+            try:
+                table = read(path)
+            except SettingsError as error:  # measurements are advice: without them the model decides
+                logger.warning("%s", error)
+                continue
+            if table.device == device:
+                by_size.setdefault(table.group_size, []).append(table)
+    return by_size
 
 
 class Tables:
@@ -155,16 +202,7 @@ class Tables:
     """
 
     def __init__(self, folders: Iterable[Path], device: str) -> None:
-        self._by_size: dict[int, list[Table]] = {}
-        for folder in folders:
-            for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-                try:
-                    table = read_table(path)
-                except SettingsError as error:  # measurements are advice: without them the model decides
-                    logger.warning("%s", error)
-                    continue
-                if table.device == device:
-                    self._by_size.setdefault(table.group_size, []).append(table)
+        self._by_size = read_folders(folders, device, read_table)
 
     def lookup(self, request: CollectiveRequest) -> list[Entry]:
         """Return what the tables say of a request, the most trusted entry first."""

@@ -7,18 +7,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iris_core.ccl.tables import ANY_DTYPE, Entry
+from iris_core.ccl.tables import ANY_DTYPE, FORMAT, Entry, read_folders, write_rows
 from iris_core.errors import SettingsError
-from iris_core.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from iris_core.types import FusedRequest
-
-FORMAT = 1
-"""Version of the files' format."""
 
 NEAR = 1.0
 """A measured shape speaks of those that differ by at most this factor of two, up or down, in each dimension."""
@@ -140,19 +136,14 @@ def write_fused_table(
         versions: of what was measured with, by name.
         rows: in any order.
     """
-    lines = []
+    written = []
     for each in sorted(rows, key=lambda r: (r.op, r.dtype, r.shape, r.gather_dim or 0, r.seconds)):
         row: dict[str, Any] = {"op": each.op, "dtype": each.dtype}
         row |= dict(zip("mnk", each.shape, strict=True))
         row |= {} if each.gather_dim is None else {"gather_dim": each.gather_dim}
         row |= {"algorithm": each.algorithm, "seconds": float(f"{each.seconds:.4g}")}
-        lines.append(json.dumps(row | ({"config": dict(each.config)} if each.config else {})))
-    head = json.dumps({"format": FORMAT, "device": device, "group_size": group_size, "versions": dict(versions)})
-    text = f'{head[:-1]}, "entries": [\n' + ",\n".join(f"  {line}" for line in lines) + "\n]}\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text)
-    part.replace(path)  # whoever reads meanwhile sees the old one or the new one
+        written.append(row | ({"config": dict(each.config)} if each.config else {}))
+    write_rows(path, device, group_size, versions, written)
 
 
 class FusedTables:
@@ -164,16 +155,7 @@ class FusedTables:
     """
 
     def __init__(self, folders: Iterable[Path], device: str) -> None:
-        self._by_size: dict[int, list[FusedTable]] = {}
-        for folder in folders:
-            for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-                try:
-                    table = read_fused_table(path)
-                except SettingsError as error:  # measurements are advice: without them the model decides
-                    logger.warning("%s", error)
-                    continue
-                if table.device == device:
-                    self._by_size.setdefault(table.group_size, []).append(table)
+        self._by_size = read_folders(folders, device, read_fused_table)
 
     def lookup(self, request: FusedRequest) -> list[Entry]:
         """Return what the tables say of a request, the most trusted entry first."""
