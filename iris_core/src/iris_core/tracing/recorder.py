@@ -7,8 +7,18 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
+from iris_core.device_context import TRACE_WORDS
 from iris_core.errors import ArgumentError, HeapClosedError, UnsupportedError
-from iris_core.tracing.layout import CAPACITY_WORD, COLUMNS, COLUMNS_WORD, COUNTER_WORD, EVENT_NAMES, TraceEvent
+from iris_core.tracing.layout import (
+    CAPACITY_WORD,
+    COLUMNS,
+    COLUMNS_WORD,
+    COUNTER_WORD,
+    ENABLED_WORD,
+    EVENT_NAMES,
+    OP_INDEX_WORD,
+    TraceEvent,
+)
 
 if TYPE_CHECKING:
     import os
@@ -23,7 +33,7 @@ if TYPE_CHECKING:
     from iris_core.tracing.events import Events
 
 MAX_EVENTS = 1_000_000
-"""Events that the buffers of a rank hold unless the user says otherwise: 72 MB."""
+"""Events that the buffers of a rank hold unless the user says otherwise: 64 MB."""
 
 
 class Tracing:
@@ -68,7 +78,7 @@ class Tracing:
         got before keeps its address, so captured graphs record, too.
 
         Args:
-            max_events: events of this rank for which there is room, 72 bytes each; the ranks' may differ.
+            max_events: events of this rank for which there is room, 64 bytes each; the ranks' may differ.
 
         Raises:
             ArgumentError: max_events is not positive.
@@ -86,11 +96,10 @@ class Tracing:
         counters = torch.zeros(2, dtype=torch.int32, device=context.device)
         columns = [torch.zeros(max_events, dtype=types[each.bits], device=context.device) for each in COLUMNS]
         self._begin = backend.compare_clocks(context)
-        words = [1, max_events, counters.data_ptr(), counters.data_ptr() + counters.element_size()]
-        assert words.index(counters.data_ptr()) == COUNTER_WORD
-        assert len(words) == COLUMNS_WORD
-        assert words[CAPACITY_WORD] == max_events
-        words += [each.data_ptr() for each in columns]
+        words = [0] * TRACE_WORDS
+        words[ENABLED_WORD], words[CAPACITY_WORD] = 1, max_events
+        words[COUNTER_WORD], words[OP_INDEX_WORD] = (each.data_ptr() for each in counters)
+        words[COLUMNS_WORD:] = (each.data_ptr() for each in columns)
         backend.set_trace(context.get_device_context(), words, [counters, *columns])
         self._counters, self._columns = counters, columns
         self._world.barrier()
