@@ -71,7 +71,7 @@ class DeviceContext:
                 on (`ctx.tracing.enable()`).  Without it there is not one instruction more.
         """
         words = context_tensor + (_HEADER_WORDS + _TRACE_WORD + world_size)
-        recorder = DeviceTracing(words, tl.to_tensor(rank), tracing)
+        recorder = DeviceTracing(words, tl.core.to_tensor(rank), tracing)
         return DeviceContext(rank, world_size, context_tensor + _HEADER_WORDS, recorder)
 
     @staticmethod

@@ -134,7 +134,7 @@ def begin_event(words, rank, event_id: tl.constexpr, target_rank, address, pid_m
         operation = tl.atomic_add(operations, 1, mask=on, sem="relaxed", scope="gpu")
     else:
         operation = tl.load(operations, mask=on, other=0)
-    where = tl.to_tensor(address)
+    where = tl.core.to_tensor(address)
     payload: tl.constexpr = _nbytes(where, mask is not None)
     if mask is None:
         _put(words, "payload_size", index, payload, kept)
