@@ -5,7 +5,7 @@
 bfloat16.  Every element is compared with a product in float32.
 
     gemm            `iris_gluon.gemm.matmul` and torch.matmul (cuBLAS), in turn, on every rank at the same time
-    all_scatter     examples/06_gluon_gemm_all_scatter.py: each rank computes a slab of columns of C and stores every
+    all_scatter     examples/24_gluon_gemm_all_scatter.py: each rank computes a slab of columns of C and stores every
                     tile to all ranks; a barrier between the devices before and behind it.  "torch" is torch.matmul and
                     all_gather_into_tensor, which leaves the slabs one below the other; "torch whole" then copies them
                     to the rows of C, where the fused kernel has them at once
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from iris_core.bench import RunOptions, State
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-EXAMPLE = pathlib.Path(__file__).parents[1] / "examples" / "06_gluon_gemm_all_scatter.py"
+EXAMPLE = pathlib.Path(__file__).parents[1] / "examples" / "24_gluon_gemm_all_scatter.py"
 SQUARE = (8192, 8192, 8192)
 OTHERS = [(8192, 3584, 8192), (8192, 1792, 4096), (4096, 4096, 4096), (2000, 3000, 1000)]
 TARGET = 0.85

@@ -89,7 +89,7 @@ def test_the_tutorial_shows_the_examples(tmp_path):
 
 
 def test_the_mistake_of_the_tutorial_is_found(tmp_path):
-    example = (DOCS.parent / "examples" / "01_remote_store.py").read_text()
+    example = (DOCS.parent / "examples" / "02_store.py").read_text()
     assert "`inbox + i + 1000`" in (DOCS / "tutorial.md").read_text()
     mistaken = tmp_path / "mistaken.py"
     mistaken.write_text(example.replace("ctx.store(inbox + i,", "ctx.store(inbox + i + 1000,"))

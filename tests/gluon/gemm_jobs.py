@@ -8,7 +8,7 @@ import torch
 from iris_core import Iris
 from iris_gluon import IrisDeviceCtx, gemm
 
-EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "06_gluon_gemm_all_scatter.py"
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "24_gluon_gemm_all_scatter.py"
 TINY = gemm.GemmConfig(block_m=64, block_n=64, parts=2, stages=3, num_warps=4, group=2)
 
 

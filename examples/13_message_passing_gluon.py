@@ -4,7 +4,7 @@ A ring of stages lies between producer and consumer, so the producer runs ahead 
 `full` counts how often the producer has filled a stage, `empty` how often the consumer has given it back; both only
 grow, so nothing is ever reset.  One launch holds both sides, and several pipelines run next to each other.
 
-    python examples/05_gluon_pipeline.py [ranks]
+    python examples/13_message_passing_gluon.py [ranks]
 """
 
 import sys

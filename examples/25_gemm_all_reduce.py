@@ -5,7 +5,7 @@ as soon as it is computed: a rank stores its part of the tile in symmetric memor
 parts up in rank order and stores the result to all.  No program waits for another rank, so the number of programs does
 not matter, and all ranks get the same bits.
 
-    python examples/07_gemm_all_reduce.py [ranks]
+    python examples/25_gemm_all_reduce.py [ranks]
 """
 
 import sys

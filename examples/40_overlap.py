@@ -1,6 +1,6 @@
 """A sum over all ranks that computes while its data arrives: some programs of a kernel send, the others add up.
 
-python examples/08_overlap.py [ranks] [trace.json]
+python examples/40_overlap.py [ranks] [trace.json]
 """
 
 import sys

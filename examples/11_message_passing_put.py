@@ -2,8 +2,8 @@
 
 Uses the functional API, which takes the ranks and the heap bases.  Run it alone, or under torchrun:
 
-    python examples/02_message_passing.py
-    torchrun --nproc-per-node 2 examples/02_message_passing.py
+    python examples/11_message_passing_put.py
+    torchrun --nproc-per-node 2 examples/11_message_passing_put.py
 """
 
 import os

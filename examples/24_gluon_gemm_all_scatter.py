@@ -4,7 +4,7 @@ A is the same on all ranks, B is split by columns, and C is whole on every rank 
 next one is computed.  Two kernels do the same: one for every target, the CPU included, and one for Hopper, which
 multiplies with wgmma and moves everything by TMA.
 
-    python examples/06_gluon_gemm_all_scatter.py [ranks]
+    python examples/24_gluon_gemm_all_scatter.py [ranks]
 """
 
 import sys
