@@ -143,7 +143,8 @@ class MemoryMap(Protocol):
     """What a backend may know of the heap: used for bounds checks and messages."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """The rank of this process."""
 
     @property
     def nbytes(self) -> int:

@@ -102,10 +102,12 @@ class Availability:
 
     @classmethod
     def yes(cls) -> Availability:
+        """It can be used."""
         return cls(True)
 
     @classmethod
     def no(cls, reason: str) -> Availability:
+        """It cannot be used, for `reason`: what is missing and, where there is one, the way out."""
         return cls(False, reason)
 
     def __bool__(self) -> bool:
@@ -323,7 +325,8 @@ class FusedRequest:
             at multiples of 16 bytes.
         aligned: A, B, the output and the bias begin at multiples of 16 bytes; one answer for each.
         options: "gather_dim", "layout" ("torch" or "tiles"), "bias" (what it lies along: "columns", "rows" or "none"),
-            "config" (FusedConfig's fields that were given).
+            "config" (FusedConfig's fields that were given), "tf32" (products of float32 may be of TF32: what the config
+            says, else torch's setting; False for other elements and on the CPU).
     """
 
     op: str

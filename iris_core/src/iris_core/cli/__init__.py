@@ -10,7 +10,7 @@ import argparse
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import IrisError
 
@@ -19,6 +19,20 @@ if TYPE_CHECKING:
 
 COMMANDS = ("demo", "plugins", "config", "doctor", "tune", "bench", "trace")
 """Subcommands, which are the names of their modules."""
+
+
+def build_parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """Make the parser with these subcommands; the reference is made from it, too."""
+    parser = argparse.ArgumentParser(prog="iris", description="Symmetric memory for multi-GPU programs in Triton.")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name in commands:
+        _module(name).add_parser(subparsers)
+    return parser
+
+
+def _module(command: str) -> Any:
+    return importlib.import_module(f"{__name__}.{command}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,12 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = [argument for argument in arguments if argument in COMMANDS][:1]
-    parser = argparse.ArgumentParser(prog="iris", description="Symmetric memory for multi-GPU programs in Triton.")
-    parser.add_argument("--version", action="store_true", help="print the version and exit")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in chosen or COMMANDS}
-    for module in modules.values():
-        module.add_parser(subparsers)
+    parser = build_parser(chosen or COMMANDS)
     try:
         args = parser.parse_args(arguments)
         if args.version:
@@ -46,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command is None:
             parser.print_help(sys.stderr)
             return 2
-        return int(modules[args.command].run(args))
+        return int(_module(args.command).run(args))
     except IrisError as error:
         print(f"iris: {error}", file=sys.stderr)
         return 1

@@ -21,7 +21,6 @@ class ProgramInfo:
     Attributes:
         pid: its index, as tl.program_id gives it.
         grid: number of programs per axis.
-        linear_id: its place in the order in which programs start; the x axis runs fastest.
     """
 
     pid: tuple[int, int, int]
@@ -29,6 +28,7 @@ class ProgramInfo:
 
     @property
     def linear_id(self) -> int:
+        """Its place in the order in which programs start; the x axis runs fastest."""
         x, y, z = self.pid
         return x + self.grid[0] * (y + self.grid[1] * z)
 
