@@ -71,7 +71,7 @@ def verify(case, tensors, turn=0, what=""):
             wrong.append(f"{case}{what}: rank {rank} changed elements that are not its own")
         got, want = got[own], want[own]
     error = float((got - want).abs().max()) if got.numel() else 0.0
-    allowed = tolerance(case, largest)
+    allowed = tolerance(case, largest, tensors.out.is_cuda)
     if not error <= allowed:
         wrong.append(f"{case}{what}: rank {rank} of {size} is wrong by {error}, allowed {allowed}")
     for which, tensor in enumerate((tensors.a, tensors.b, tensors.bias)):
@@ -80,6 +80,25 @@ def verify(case, tensors, turn=0, what=""):
             if not torch.equal(tensor.cpu().contiguous().view(torch.uint8), was.contiguous().view(torch.uint8)):
                 wrong.append(f"{case}{what}: operand {which} of rank {rank} was changed")
     return wrong
+
+
+def float32_precisions(device, algorithms):
+    """Largest relative errors of products of float32, by what torch is set to, what the config says, and algorithm."""
+    setting = torch.backends.cuda.matmul
+    errors = {}
+    with Iris("8MiB", device=device) as ctx:
+        a, b = (torch.randn(shape, generator=torch.Generator().manual_seed(3)) for shape in ((48, 64), (64, 32)))
+        want = ctx.num_ranks * (a.double() @ b.double())
+        mine, out = (a.to(ctx.device), b.to(ctx.device)), ctx.zeros(48, 32)
+        for default in ("ieee", "tf32", "none"):
+            setting.fp32_precision = default
+            for wish in (None, True, False):
+                for name in algorithms:
+                    ctx.ops.matmul_all_reduce(out, *mine, config=FusedConfig(algorithm=name, allow_tf32=wish))
+                    error = (out.cpu().double() - want).abs().max() / want.abs().max()
+                    errors[default, wish, name] = float(error), setting.fp32_precision
+        ctx.barrier()
+    return errors
 
 
 def run_cases(device, cases, turns):

@@ -12,8 +12,11 @@ from iris_core import Iris
 from iris_core.bench import Report, Result
 from iris_core.errors import ArgumentError, SettingsError
 from iris_core.ops import FusedConfig, FusedWorkspace
+from iris_core.ops.calls import Call, request_of
 from iris_core.ops.host import rounded
-from iris_core.ops.tables import FusedTables, Measured, read_fused_table, write_fused_table
+from iris_core.ops.model import product_s
+from iris_core.ops.precision import float32_products, torch_allows_tf32
+from iris_core.ops.tables import FusedTable, FusedTables, Measured, read_fused_table, write_fused_table
 from iris_core.types import DeviceTarget, DeviceType, FusedRequest
 from iris_triton.ops import operations
 from iris_triton.ops.shapes import tiling
@@ -39,14 +42,14 @@ REQUEST = FusedRequest(
     reach_a=True,
     reach_out=True,
     aligned=(True, True, True, True),
-    options={"layout": "torch", "bias": "none", "config": {}},
+    options={"layout": "torch", "bias": "none", "config": {}, "tf32": False},
 )
 
 
 def test_the_reference_systems_defaults():
     config = FusedConfig()
     assert (config.block_size_m, config.block_size_n, config.block_size_k, config.group_size_m) == (256, 64, 64, 1)
-    assert (config.num_sms, config.num_xcds, config.chunk_size, config.allow_tf32) == (None, 1, 1, True)
+    assert (config.num_sms, config.num_xcds, config.chunk_size, config.allow_tf32) == (None, 1, 1, None)
     assert (config.cache_modifier_a, config.cache_modifier_b, config.all_reduce_num_rings) == (".ca", ".ca", 1)
     config.validate()
     config.validate(world_size=3)
@@ -61,7 +64,7 @@ def test_the_reference_systems_defaults():
         ({"num_warps": 1.5}, "num_warps"),
         ({"cache_modifier_a": ".wb"}, "cache_modifier_a must be one of"),
         ({"all_reduce_variant": "tree"}, "all_reduce_variant must be one of"),
-        ({"allow_tf32": 1}, "allow_tf32 must be True or False"),
+        ({"allow_tf32": 1}, "allow_tf32 must be True, False or None"),
         ({"algorithm": ""}, "algorithm must be a name"),
     ],
 )
@@ -166,14 +169,66 @@ def test_algorithms_say_what_they_cannot():
 def test_tiles_of_a_launch():
     large = tiling(REQUEST, 1024, 3584)
     assert (large.block_m, large.block_n, large.constants["EVEN_K"]) == (128, 256, True)
-    given = {"block_size_m": 64, "allow_tf32": False, "num_stages": 2, "num_warps": 4}
+    given = {"block_size_m": 64, "num_stages": 2, "num_warps": 4}
     mine = tiling(replace(REQUEST, dtype="float32", options={**REQUEST.options, "config": given}), 1024, 3580)
     assert (mine.block_m, mine.constants["PRECISION"], mine.constants["STAGES"]) == (64, "ieee", 2)
     assert (mine.constants["EVEN_K"], mine.options) == (False, {"num_warps": 4})
-    assert tiling(replace(REQUEST, dtype="float32"), 1024, 64).constants["PRECISION"] == "tf32"
+    faster = replace(REQUEST, dtype="float32", options={**REQUEST.options, "tf32": True})
+    assert tiling(faster, 1024, 64).constants["PRECISION"] == "tf32"
+    amd = DeviceTarget(DeviceType.HIP, 0, "gfx942", 64)
+    assert tiling(replace(faster, target=amd), 1024, 64).constants["PRECISION"] == "ieee"
     tiles = tiling(replace(REQUEST, options={**REQUEST.options, "layout": "tiles"}), 8192, 3584)
     assert (tiles.block_m, tiles.block_n, tiles.group) == (256, 64, 1)
     assert tiling(replace(REQUEST, target=CPU, n=5), 3, 200).tiles(3, 5) == (1, 1)
+
+
+@pytest.mark.parametrize("inherited", [False, True])
+def test_the_precision_of_one_call(inherited):
+    """torch's setting counts where the config says nothing, and is the same after a call that wants another one."""
+    setting = torch.backends.cuda.matmul
+    a, b, out = torch.ones(8, 4), torch.ones(4, 4), torch.ones(8, 4)
+
+    def allowed(dtype=torch.float32, target=H200, wish=None):
+        tensors = (each.to(dtype) for each in (out, a, b))
+        config = FusedConfig(allow_tf32=wish)
+        call = Call("matmul_all_reduce", *tensors, None, (0, 1), 0, None, "torch", config, False)
+        return request_of(call, target, lambda _: False).options["tf32"]
+
+    def fail():
+        with float32_products(False):
+            assert setting.fp32_precision == "ieee"
+            raise ZeroDivisionError
+
+    try:
+        setting.fp32_precision = "none"
+        assert not torch_allows_tf32()
+        assert (allowed(), allowed(wish=True)) == (False, True)
+        if inherited:
+            torch.backends.fp32_precision = "tf32"
+        else:
+            torch.set_float32_matmul_precision("high")
+        assert torch_allows_tf32()
+        assert (allowed(), allowed(wish=False)) == (True, False)
+        assert not allowed(torch.bfloat16)
+        assert not allowed(target=CPU)
+        with float32_products(True):
+            assert setting.fp32_precision == "tf32"
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        assert setting.fp32_precision == "tf32"
+        torch.backends.fp32_precision = "ieee"  # it is inherited again, or still torch's own
+        assert torch_allows_tf32() is not inherited
+    finally:
+        torch.backends.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
+        setting.fp32_precision = "none"
+    assert REQUEST.options["tf32"] is False
+    rows = FusedTable("GPU", 8, (measured(dtype="tf32"), measured(dtype="float32", algorithm="unfused")), "")
+    found = replace(REQUEST, dtype="float32")
+    assert [entry.algorithm for entry in rows.lookup(found)] == ["unfused"]
+    faster = replace(found, options={**REQUEST.options, "tf32": True})
+    assert [entry.algorithm for entry in rows.lookup(faster)] == ["push"]
+    assert product_s(faster) < product_s(found)
 
 
 def test_sizes_of_memory():

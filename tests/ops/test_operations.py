@@ -1,7 +1,7 @@
 """Every operation by every algorithm, with every dtype, shape and place, against torch in float64."""
 
 import pytest
-from jobs_ops import run_cases
+from jobs_ops import float32_precisions, run_cases
 from ops_cases import dtype_cases, layout_cases, piece_cases, place_cases, shape_cases
 
 
@@ -36,3 +36,13 @@ def test_layout_of_tiles(pool, num_ranks, device):
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_products_in_pieces(pool, num_ranks, device):
     check(pool, num_ranks, device, piece_cases(num_ranks), turns=2)
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_float32_is_multiplied_as_torch_does_it(pool, num_ranks, device):
+    for errors in pool.run(float32_precisions, num_ranks, device, ("unfused", "two_shot", "overlapped")):
+        assert len(errors) == 27
+        for (default, wish, name), (error, setting) in errors.items():
+            assert setting == default  # as it was
+            tf32 = device == "cuda" and (wish or (wish is None and default == "tf32"))
+            assert (1e-5 < error < 1e-2) if tf32 else error < 1e-6, (default, wish, name)

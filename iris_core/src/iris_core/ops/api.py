@@ -12,6 +12,7 @@ import torch
 from iris_core.errors import ArgumentError
 from iris_core.ops.binding import OperationBinder, Question
 from iris_core.ops.calls import OPS
+from iris_core.ops.precision import torch_allows_tf32
 from iris_core.ops.workspace import FusedWorkspace
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from iris_core.protocols import Work
 
 _TORCH = "torch"
+_FLOAT32 = torch.float32
 
 
 class Operations:
@@ -49,7 +51,8 @@ class Operations:
     Tensors may lie on the heap or not, and may be transposed or have gaps; what peers work on best lies on the heap
     with dense rows, else it goes through a workspace.  Element types are float32, float16 and bfloat16, the same
     everywhere, and 8-bit floats for A and B where an algorithm multiplies them on the device.  Products are added up
-    in float32.  Nothing is recorded for gradients: see `iris_core.nn`.
+    in float32; those of float32 are as exact as torch's, which it can be set to make faster (`FusedConfig.allow_tf32`);
+    members have the same setting.  Nothing is recorded for gradients: see `iris_core.nn`.
 
     Stream, graphs: as with `ctx.ccl`.  An operation can be captured once it was called with tensors of the same kind.
 
@@ -344,9 +347,11 @@ class Operations:
                 apart = apart and not (bias_at < out_end and out_at < bias_at + bias.nbytes)
                 plain = plain and not (torch.is_grad_enabled() and bias.requires_grad)
             if apart and plain:  # else the binder looks at it more closely, each time
+                # what torch is set to decides about some calls, and may have been changed since
+                follows = a.dtype is _FLOAT32 and a.is_cuda and (config is None or config.allow_tf32 is None)
                 key = (
                     op, self._facts(out, out_at), self._facts(a, a_at), self._facts(b, b_at), bias_facts, group, config,
-                    gather_dim, layout,
+                    gather_dim, layout, follows and torch_allows_tf32(),
                 )  # fmt: skip
                 bound = (self._bound if workspace is None else workspace.calls).get(key)
         except (AttributeError, TypeError):  # something is no tensor, or cannot be a key: the binder says what

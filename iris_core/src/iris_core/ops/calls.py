@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from iris_core.ccl.calls import check_tensor, check_written, extent
 from iris_core.errors import ArgumentError, UnsupportedError
-from iris_core.types import FusedRequest
+from iris_core.ops.precision import torch_allows_tf32
+from iris_core.types import DeviceType, FusedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -269,6 +270,7 @@ def request_of(call: Call, target: DeviceTarget, is_symmetric: Callable[[torch.T
     options: dict[str, Any] = {
         "layout": call.layout,
         "config": {} if call.config is None else call.config.given(call.op),
+        "tf32": _allows_tf32(call, target),
     }
     if call.gather_dim is not None:
         options["gather_dim"] = call.gather_dim
@@ -298,6 +300,14 @@ def request_of(call: Call, target: DeviceTarget, is_symmetric: Callable[[torch.T
     )
 
 
+def _allows_tf32(call: Call, target: DeviceTarget) -> bool:
+    """Whether the call's products of float32 may be of TF32; False for other elements, and on the CPU."""
+    if target.type is DeviceType.CPU or name_of(call.a.dtype) != "float32":
+        return False
+    wish = None if call.config is None else call.config.allow_tf32
+    return torch_allows_tf32() if wish is None else wish
+
+
 def shared_facts(request: FusedRequest) -> dict[str, str]:
     """Return what must be equal on all members, by name, for comparing and for messages."""
     options = request.options
@@ -306,6 +316,7 @@ def shared_facts(request: FusedRequest) -> dict[str, str]:
         "dtypes": f"{request.dtype} to {request.out_dtype}",
         "product": f"{request.m} x {request.k} times {request.k} x {request.n}",
         "bias along": options["bias"],
+        "TF32 for float32": "allowed" if options["tf32"] else "no",
     }
     for name in ("gather_dim", "layout"):
         if name in options:

@@ -26,6 +26,7 @@ _POSITIVE = (
 )
 _NULLABLE = ("num_sms", "num_warps", "num_stages", "num_fetch_sms", "num_pieces")
 _NAMING = ("algorithm", "all_reduce_variant", "use_gluon")
+_ANSWERED = (*_NAMING, "allow_tf32")
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class FusedConfig:
         num_xcds: number of accelerator dies among which tiles are distributed.
         chunk_size: tiles in a row on one die.
         cache_modifier_a, cache_modifier_b: how A and B are loaded: "", ".ca", ".cg" or ".cv".
-        allow_tf32: whether products of float32 may be of TF32 (19 bits); on NVIDIA.
+        allow_tf32: whether products of float32 may be of TF32 (10 bits of mantissa) on GPUs; None for what torch is
+            set to (`torch.backends.cuda.matmul.fp32_precision`, `torch.set_float32_matmul_precision`), which is not.
         all_reduce_variant: algorithm of matmul_all_reduce: "atomic", "ring", "one_shot", "two_shot" or "spinlock";
             "auto" for the library's choice.
         all_reduce_num_rings: number of rings that run side by side.
@@ -67,7 +69,7 @@ class FusedConfig:
     chunk_size: int = 1
     cache_modifier_a: str = ".ca"
     cache_modifier_b: str = ".ca"
-    allow_tf32: bool = True
+    allow_tf32: bool | None = None
     all_reduce_variant: str = AUTO
     all_reduce_num_rings: int = 1
     num_warps: int | None = None
@@ -93,9 +95,10 @@ class FusedConfig:
                 f"FusedConfig: all_reduce_variant must be one of {', '.join(_VARIANTS)}, "
                 f"not {self.all_reduce_variant!r}"
             )
-        for name in ("allow_tf32", "use_gluon"):
-            if not isinstance(getattr(self, name), bool):
-                raise ArgumentError(f"FusedConfig: {name} must be True or False, not {getattr(self, name)!r}")
+        if self.allow_tf32 is not None and not isinstance(self.allow_tf32, bool):
+            raise ArgumentError(f"FusedConfig: allow_tf32 must be True, False or None, not {self.allow_tf32!r}")
+        if not isinstance(self.use_gluon, bool):
+            raise ArgumentError(f"FusedConfig: use_gluon must be True or False, not {self.use_gluon!r}")
         if self.algorithm is not None and (not isinstance(self.algorithm, str) or not self.algorithm):
             raise ArgumentError(f"FusedConfig: algorithm must be a name or None, not {self.algorithm!r}")
         # a repeated call looks its config up: once is enough
@@ -137,12 +140,14 @@ class FusedConfig:
         return variant, "all_reduce_variant"
 
     def given(self, op: str) -> dict[str, Any]:
-        """Return the fields that differ from their defaults, without those that name algorithms.
+        """Return the fields that differ from their defaults.
+
+        Without those that name algorithms, and without `allow_tf32`: requests have the answer to that, "tf32".
 
         Args:
             op: the operation; rings are one's alone.
         """
-        skipped = _NAMING if op == "matmul_all_reduce" else (*_NAMING, "all_reduce_num_rings")
+        skipped = _ANSWERED if op == "matmul_all_reduce" else (*_ANSWERED, "all_reduce_num_rings")
         return {
             field.name: getattr(self, field.name)
             for field in fields(self)

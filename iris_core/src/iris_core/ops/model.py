@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 _FLOPS = {"sm_80": 2.5e14, "sm_90": 6.5e14, "sm_100": 1.4e15, "gfx942": 5e14, "gfx950": 1.2e15}
 """Of 16-bit floats per second, as a good library reaches them."""
 
+_FLOAT32_PART = {DeviceType.CUDA: 1 / 15, DeviceType.HIP: 1 / 8}
+"""Of that, for float32; for TF32 it is a half."""
+
 _OTHER_GPU_FLOPS, _CPU_FLOPS = 1e14, 2e10
 _GPU_LINK, _CPU_LINK = 3e11, 2e9
 _GPU_LAUNCH_S, _CPU_LAUNCH_S = 3e-6, 1e-4
@@ -28,7 +31,7 @@ def product_s(request: FusedRequest, efficiency: float = 1.0) -> float:
     on_cpu = request.target.type is DeviceType.CPU
     flops = _CPU_FLOPS if on_cpu else _FLOPS.get(request.target.arch, _OTHER_GPU_FLOPS)
     if request.dtype == "float32" and not on_cpu:
-        flops /= 4
+        flops *= 1 / 2 if request.options["tf32"] else _FLOAT32_PART[request.target.type]
     return 2.0 * request.m * request.n * request.k / (flops * efficiency)
 
 

@@ -39,12 +39,13 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Plan:
-    """What was prepared: the pieces; the second stream; whether the bias is added by the product, or afterwards."""
+    """What was prepared: the pieces; the second stream; whether the product adds the bias, or somebody later; TF32."""
 
     pieces: list[_Piece] = field(default_factory=list)
     side: Any = None
     fuses_bias: bool = True
     adds_bias: bool = False
+    tf32: bool = False
     aux_buffer: torch.Tensor | None = None
 
 
@@ -91,7 +92,7 @@ class Overlapped(Unfused):
         """Divide the product, and choose the collectives."""
         whole, direct = product_memory(request, host, request.m, request.n)
         flat = whole.view(-1)
-        plan = _Plan(aux_buffer=flat.view(torch.uint8))
+        plan = _Plan(tf32=request.options["tf32"], aux_buffer=flat.view(torch.uint8))
         by_columns = self.op == "matmul_reduce_scatter"
         known: dict[int, Bound] = {}
         for begin, end in self._bounds(request):
@@ -144,7 +145,8 @@ class Overlapped(Unfused):
                     right, target = b[:, piece.begin : piece.end], parts[:, piece.begin : piece.end]
                 else:
                     left, target = a[piece.begin : piece.end], parts[..., piece.begin : piece.end, :]
-                multiply(left, right, self._bias(bias, piece) if plan.fuses_bias else None, piece.product)
+                added = self._bias(bias, piece) if plan.fuses_bias else None
+                multiply(left, right, added, piece.product, plan.tf32)
                 if main is None:
                     piece.collective.launch(target, piece.product)
                     continue

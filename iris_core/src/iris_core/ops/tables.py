@@ -26,7 +26,7 @@ class Measured:
 
     Attributes:
         op: the operation.
-        dtype: torch's name of the operands' element type, or ANY_DTYPE.
+        dtype: torch's name of the operands' element type, or "tf32", or ANY_DTYPE; see `multiplied`.
         shape: (m, n, k) of the product that each rank computes.
         gather_dim: as in the call; None for operations that gather nothing.
         algorithm: name of an algorithm.
@@ -45,7 +45,7 @@ class Measured:
     def distance(self, request: FusedRequest) -> float:
         """How far a request's shape is from this one, in powers of two; infinite if it is another kind of call."""
         same = (self.op, self.gather_dim) == (request.op, request.options.get("gather_dim"))
-        if not same or self.dtype not in (ANY_DTYPE, request.dtype) or not all(request.shape):
+        if not same or self.dtype not in (ANY_DTYPE, multiplied(request)) or not all(request.shape):
             return math.inf
         return max(abs(math.log2(mine / its)) for mine, its in zip(self.shape, request.shape, strict=True))
 
@@ -76,7 +76,7 @@ class FusedTable:
         if least > NEAR:
             return []
         rows = [row for distance, row in near if distance == least]
-        own = [row for row in rows if row.dtype == request.dtype] or rows
+        own = [row for row in rows if row.dtype == multiplied(request)] or rows
         work = math.prod(request.shape)
         return [
             Entry(
@@ -90,6 +90,11 @@ class FusedTable:
             )
             for row in sorted(own, key=lambda row: row.seconds)
         ]
+
+
+def multiplied(request: FusedRequest) -> str:
+    """What a request's elements are multiplied as: their type, or "tf32" for float32 where that is allowed."""
+    return "tf32" if request.options["tf32"] else request.dtype
 
 
 def read_fused_table(path: Path) -> FusedTable:

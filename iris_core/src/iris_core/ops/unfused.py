@@ -6,6 +6,7 @@ The bias is added once: by the first member to its product, where the results of
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import torch
 
 from iris_core.ops.calls import PLAIN
 from iris_core.ops.model import fixed_s, moving_s, product_s
+from iris_core.ops.precision import float32_products
 from iris_core.types import Availability, CollectiveRequest, DeviceType, PluginInfo, PluginKind
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class _Plan:
         fuses_bias: the bias is added by the product.
         adds_bias: the bias is added to the output.
         rank: this rank in the group.
+        tf32: products of float32 may be of TF32.
         aux_buffer: see FusedWorkspace.
     """
 
@@ -52,6 +55,7 @@ class _Plan:
     fuses_bias: bool = True
     adds_bias: bool = False
     rank: int = 0
+    tf32: bool = False
     aux_buffer: torch.Tensor | None = None
 
 
@@ -83,12 +87,6 @@ class Unfused:
         if request.options["layout"] == "tiles":
             for name in _TILES:
                 config.pop(name, None)
-        tf32 = config.pop("allow_tf32", True)
-        if not tf32 and request.dtype == "float32" and request.target.type is not DeviceType.CPU:  # noqa: SIM102
-            if torch.backends.cuda.matmul.allow_tf32:
-                return Availability.no(
-                    "torch.matmul uses TF32, as torch.backends.cuda.matmul.allow_tf32 is set, and the config forbids it"
-                )
         unused = [name for name in config if name not in self.uses]
         if unused:
             return Availability.no(f"it has no use for {', '.join(unused)} of the config")
@@ -102,10 +100,13 @@ class Unfused:
     def prepare(self, request: FusedRequest, host: Host) -> Any:
         """Choose the collective, and find memory for what is between the two."""
         if self.op == "all_gather_matmul":
-            return self._gather_before(request, host)
-        if self.op == "matmul_all_gather":
-            return self._gather_after(request, host)
-        return self._reduce(request, host)
+            plan = self._gather_before(request, host)
+        elif self.op == "matmul_all_gather":
+            plan = self._gather_after(request, host)
+        else:
+            plan = self._reduce(request, host)
+        plan.tf32 = request.options["tf32"]
+        return plan
 
     def _reduce(self, request: FusedRequest, host: Host) -> _Plan:
         product, direct = product_memory(request, host, request.m, request.n)
@@ -199,14 +200,14 @@ class Unfused:
             local = plan.local
             if plan.matrix is not None:
                 plan.collective.launch(local, a)
-                multiply(plan.matrix, b, bias, out)
+                multiply(plan.matrix, b, bias, out, plan.tf32)
                 return
             if local is None:
                 part = out[plan.rank * a.shape[0] : (plan.rank + 1) * a.shape[0]]
-                multiply(a, b, bias, part)
+                multiply(a, b, bias, part, plan.tf32)
                 plan.collective.launch(out, part)
                 return
-            multiply(a, b, bias if plan.fuses_bias else None, local)
+            multiply(a, b, bias if plan.fuses_bias else None, local, plan.tf32)
             if self.op == "matmul_all_gather":
                 plan.collective.launch(_parts(out, local), local)
                 return
@@ -220,12 +221,13 @@ def unfused_operations(ops: tuple[str, ...]) -> list[Unfused]:
     return [Unfused(op) for op in ops]
 
 
-def multiply(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """Write a @ b, + bias if there is one, to `out`."""
-    if bias is None:
-        torch.mm(a, b, out=out)
-    else:
-        torch.addmm(bias, a, b, out=out)
+def multiply(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, tf32: bool) -> None:
+    """Write a @ b, + bias if there is one, to `out`; on GPUs `tf32` says whether float32 may be multiplied as that."""
+    with float32_products(tf32) if a.is_cuda and a.dtype is torch.float32 else nullcontext():
+        if bias is None:
+            torch.mm(a, b, out=out)
+        else:
+            torch.addmm(bias, a, b, out=out)
 
 
 def _parts(out: torch.Tensor, part: torch.Tensor) -> torch.Tensor:

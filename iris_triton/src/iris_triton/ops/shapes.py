@@ -26,7 +26,6 @@ USED_CONFIG = (
     "num_sms",
     "cache_modifier_a",
     "cache_modifier_b",
-    "allow_tf32",
     "num_warps",
     "num_stages",
 )
@@ -86,9 +85,8 @@ def tiling(request: FusedRequest, rows: int, inner: int) -> Tiling:
         m, n = TILE
     m, n = config.get("block_size_m", m), config.get("block_size_n", n)
     k = config.get("block_size_k", k)
-    precision = "ieee"
-    if request.dtype == "float32" and request.target.type is DeviceType.CUDA and config.get("allow_tf32", True):
-        precision = "tf32"
+    # tl.dot knows TF32 on NVIDIA; on AMD there is float32 itself in the matrix units
+    precision = "tf32" if request.options["tf32"] and request.target.type is DeviceType.CUDA else "ieee"
     group = config.get("group_size_m", 1 if request.options["layout"] == "tiles" else 8)
     stages = config.get("num_stages", stages)
     constants = {
