@@ -35,10 +35,15 @@ def example():
     return gemm_jobs.example()
 
 
-def compiled_gemm(config, dtype=BF16):
+STORED = {"rows": (False, False), "B by columns": (False, True), "A by columns": (True, False), "both": (True, True)}
+
+
+def compiled_gemm(config, dtype=BF16, turned=(False, False)):
     matrix = torch.empty(512, 512, dtype=dtype)
     c = gemm.descriptor(matrix, [config.block_m, config.block_n // config.parts])
-    return compile_for(gemm_kernel, [*config.operands(matrix, matrix), c, 17, 18, 19], config.options)
+    operands = config.operands(*(matrix.t() if each else matrix for each in turned))
+    options = {**config.options, "TURNED_A": turned[0], "TURNED_B": turned[1]}
+    return compile_for(gemm_kernel, [*operands, c, 17, 18, 19], options)
 
 
 def spilled_bytes(ptx, tmp_path):
@@ -58,12 +63,15 @@ def spilled_bytes(ptx, tmp_path):
 
 
 # -- what it compiles to ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("turned", STORED.values(), ids=STORED)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_core_for_hopper(config, tmp_path):
-    compiled = compiled_gemm(config)
+def test_core_for_hopper(config, turned, tmp_path):
+    compiled = compiled_gemm(config, turned=turned)
     ptx = assembly(compiled)
     per_group = config.block_m // (16 * config.num_warps)  # of 64 rows and 16 columns of A
     assert len(re.findall(r"wgmma\.mma_async", ptx)) == config.block_k // 16 * per_group
+    majors = set(re.findall(r"wgmma\.mma_async.*, ([01]), ([01]);", ptx))
+    assert majors == {(str(int(turned[0])), str(int(not turned[1])))}, "operands are read as they lie, not copied"
     assert re.search(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\.mbarrier", ptx)
     assert re.search(r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta\.bulk_group", ptx)
     assert "cp.async.bulk.wait_group 0;" in ptx, "stores are awaited, not only the reading of shared memory"
@@ -221,23 +229,36 @@ def test_out_of_another_shape():
 
 
 # -- on the CPU: the executor computes TMA and wgmma -------------------------------------------------------------------
-@pytest.mark.parametrize("programs", [1, 3])
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("dtype", [BF16, torch.float16])
-@pytest.mark.parametrize("shape", [(64, 64, 64), (200, 104, 136), (8, 8, 200)])
-def test_core_on_the_cpu(shape, dtype, parts, programs):
+def core_on_the_cpu(shape, dtype, parts, programs, turned):
+    """Largest error of a row of A @ B, computed by the executor."""
     from iris_triton import cpu
 
     cpu.enable()
     m, n, k = shape
     config = gemm.GemmConfig(block_m=64, block_n=64, parts=parts, stages=3, num_warps=4, group=2)
     a, b = gemm_jobs.matrix(m, k, 1, dtype), gemm_jobs.matrix(k, n, 2, dtype)
+    a, b = (each.t().contiguous().t() if turn else each for each, turn in zip((a, b), turned, strict=True))
     c = torch.full((m, n), float("nan"), dtype=dtype)
     tiles_m, tiles_n = -(-m // 64), -(-n // 64)
     gemm_kernel[(programs,)](
-        *config.operands(a, b), gemm.descriptor(c, [64, 64 // parts]), tiles_m, tiles_n, -(-k // 64), **config.options
-    )
-    assert gemm_jobs.largest_row_error(c, a, b) < TOLERANCE
+        *config.operands(a, b), gemm.descriptor(c, [64, 64 // parts]), tiles_m, tiles_n, -(-k // 64), **config.options,
+        TURNED_A=turned[0], TURNED_B=turned[1],
+    )  # fmt: skip
+    return gemm_jobs.largest_row_error(c, a, b)
+
+
+@pytest.mark.parametrize("programs", [1, 3])
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+@pytest.mark.parametrize("shape", [(64, 64, 64), (200, 104, 136), (8, 8, 200)])
+def test_core_on_the_cpu(shape, dtype, parts, programs):
+    assert core_on_the_cpu(shape, dtype, parts, programs, (False, False)) < TOLERANCE
+
+
+@pytest.mark.parametrize("turned", list(STORED.values())[1:], ids=list(STORED)[1:])
+@pytest.mark.parametrize("shape", [(64, 128, 64), (200, 104, 136)])
+def test_operands_by_columns_on_the_cpu(shape, turned):
+    assert core_on_the_cpu(shape, BF16, 1, 2, turned) < TOLERANCE
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
@@ -273,12 +294,27 @@ def test_product(hopper, shape, config, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("turned", list(STORED.values())[1:], ids=list(STORED)[1:])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("shape", [(1000, 520, 328), (2048, 4096, 1024)])
+def test_product_of_operands_by_columns(hopper, shape, config, turned):
+    m, n, k = shape
+    generator = torch.Generator("cuda").manual_seed(m + n + k)
+    a = torch.randn(m, k, generator=generator, device="cuda").to(BF16)
+    b = torch.randn(k, n, generator=generator, device="cuda").to(BF16)
+    a, b = (each.t().contiguous().t() if turn else each for each, turn in zip((a, b), turned, strict=True))
+    assert gemm_jobs.largest_row_error(gemm.matmul(a, b, config=config), a, b) < TOLERANCE
+
+
+@pytest.mark.gpu
 def test_what_the_core_refuses_on_hopper(hopper):
     a = torch.zeros(128, 128, dtype=BF16, device="cuda")
     assert gemm.unsupported(a, a, a) == ""
     assert "types must be equal" in gemm.unsupported(a, a.half(), a)
     assert "types must be equal" in gemm.unsupported(a.float(), a.float(), a.float())
-    assert "B has strides (1, 128)" in gemm.unsupported(a, a.t(), a)
+    assert gemm.unsupported(a.t(), a.t(), a) == ""
+    assert "C has strides (1, 128)" in gemm.unsupported(a, a, a.t())
+    assert "B has strides (256, 2)" in gemm.unsupported(a, torch.zeros(128, 256, dtype=BF16, device="cuda")[:, ::2], a)
     odd = torch.zeros(128, 129, dtype=BF16, device="cuda")
     assert "A has strides (129, 1)" in gemm.unsupported(odd, a, a)
     shifted = torch.zeros(128 * 128 + 1, dtype=BF16, device="cuda")[1:].view(128, 128)

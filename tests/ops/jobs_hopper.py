@@ -16,17 +16,21 @@ def cases(on_cpu):
     """Every algorithm in every form."""
     few, several = ({**TINY, "num_sms": n} for n in (2, 3)) if on_cpu else ({}, {"num_sms": 40})
     m, n, k = (128, 72, 80) if on_cpu else (512, 776, 520)
-    odd = (70, 72, 40) if on_cpu else (392, 776, 520)
+    turned = (72, 72, 40) if on_cpu else (392, 776, 520)  # columns of A are multiples of 16 bytes, too
     for number, (bias, config) in enumerate((("", several), ("columns", few), ("rows", several))):
         dtype = ("bfloat16", "float16")[number % 2]
-        place = ("ordinary", "heap", "gaps")[number]
-        yield Case("matmul_reduce_scatter", "hopper_push", (m, n, k), dtype, bias=bias, out_place=place, config=config)
-        yield Case("matmul_all_reduce", "hopper_two_shot", odd, dtype, bias=bias, out_place=place, config=config)
-    for dim, place in ((0, "heap"), (1, "heap"), (0, "ordinary")):
-        yield Case("matmul_all_gather", "hopper_push", odd, "bfloat16", out_place=place, dim=dim, config=several)
-    for place, fetchers in (("heap", 1), ("transposed", 2)):
+        how = {"place": ("heap", "transposed", "ordinary")[number], "bias": bias, "config": config}
+        how["out_place"] = ("ordinary", "heap", "gaps")[number]
+        yield Case("matmul_reduce_scatter", "hopper_push", (m, n, k), dtype, **how)
+        yield Case("matmul_all_reduce", "hopper_two_shot", turned, dtype, **how)
+    for number, (dim, bias) in enumerate(((0, ""), (1, "columns"), (1, "rows"))):
+        how = {"place": ("heap", "heap", "transposed")[number], "bias": bias, "dim": dim}
+        how["out_place"] = ("heap", "heap", "ordinary")[number]
+        how["config"] = {**several, "block_size_n": 128} if bias and not on_cpu else several
+        yield Case("matmul_all_gather", "hopper_push", turned, "bfloat16", **how)
+    for place, fetchers, bias in (("heap", 1, ""), ("transposed", 2, "columns"), ("ordinary", 1, "rows")):
         config = {**several, "num_fetch_sms": fetchers}
-        operands = {"place": place, "out_place": "ordinary"} if place == "heap" else {"out_place": "gaps"}
+        operands = {"place": place, "out_place": ("ordinary", "gaps")[fetchers - 1], "bias": bias}
         yield Case("all_gather_matmul", "hopper_fetch", (m, n, k), "float16", dim=0, config=config, **operands)
 
 
@@ -64,15 +68,14 @@ def refused(device):
 
         scatter, reduce = "matmul_reduce_scatter", "matmul_all_reduce"
         ask("float32", reduce, "hopper_two_shot", *(make(64, 64, dtype=torch.float32) for _ in range(3)))
-        ask("turned", reduce, "hopper_two_shot", make(64, 64), make(64, 64), make(64, 64).t())
+        ask("every other", reduce, "hopper_two_shot", make(64, 64), make(64, 64), make(64, 128)[:, ::2])
+        ask("expanded", reduce, "hopper_two_shot", make(64, 64), make(64, 64), make(1, 64).expand(64, 64))
         ask("odd", reduce, "hopper_two_shot", make(64, 60), make(64, 64), make(64, 60))
         ask("rows", scatter, "hopper_push", make(24, 64), make(24 * size, 64), make(64, 64))
         ask("tiles", scatter, "hopper_push", make(64, 64), make(64, 64), make(64, 64), layout="tiles")
         ask("block", reduce, "hopper_two_shot", make(64, 64), make(64, 64), make(64, 64), more={"block_size_n": 32})
-        ask("bias", "matmul_all_gather", "hopper_push", make(64 * size, 64), make(64, 64), make(64, 64), make(64))
         ask("columns", "all_gather_matmul", "hopper_fetch", make(64, 64), make(64, 64), make(64 * size, 64))
         out = make(64 * size, 64)
-        ask("bias after", "all_gather_matmul", "hopper_fetch", out, make(64, 64), make(64, 64), make(64), gather_dim=0)
         few = {"num_sms": 1}
         ask("few", "all_gather_matmul", "hopper_fetch", out, make(64, 64), make(64, 64), gather_dim=0, more=few)
         ctx.barrier()

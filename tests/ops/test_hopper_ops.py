@@ -27,14 +27,13 @@ def test_refused_calls(pool, num_ranks, device):
     for said in pool.run(refused, num_ranks, device):
         texts = {
             "float32": "its core multiplies bfloat16 and float16, not float32",
-            "turned": "TMA needs dense rows of B",
-            "odd": "TMA needs dense rows of B",
+            "every other": "TMA needs dense rows, or columns, of B",
+            "expanded": "TMA needs dense rows, or columns, of B",
+            "odd": "TMA needs dense rows, or columns, of B",
             "rows": "a member's 24 rows must be a multiple of the 64 rows",
             "tiles": "members own rows, not runs of tiles",
             "block": "block_n 64, 128 or 256",
-            "bias": "its core adds no bias",
             "columns": "it gathers rows of A",
-            "bias after": "its core adds no bias",
             "few": "num_sms must be the larger number",
         }
         assert said.keys() == texts.keys()
@@ -42,19 +41,21 @@ def test_refused_calls(pool, num_ranks, device):
 
 
 KERNELS = {
-    "push": (push_product, (BF16, BF16, BF16, I64, I64, 1, 1, 1000, 8192, 4096, 4096, 8192, 8192, 8, 32, 64, *END),
-             {"DIM": 1}),
+    "push": (push_product, (BF16, BF16, BF16, BF16, I64, I64, 1, 1, 1000, 8192, 4096, 4096, 8192, 8192, 1, 8, 32, 64,
+                            *END), {"DIM": 1, "BIAS": "columns"}),
     "reduce": (reduce_product, (BF16, BF16, BF16, BF16, I64, BF16, I64, 1, 1, 8192, 8192, 4096, 4096, 8192, 8192, 1, 1,
                                 1024, 32, 64, *END), {"FORM": "two_shot", "BIAS": "columns", "OUT_WIDE": True}),
-    "fetch": (fetch_product, (BF16, BF16, BF16, I64, I64, I64, 1, 1, 8192, 4096, 8192, 8192, 1024, 32, 64, *END),
-              {"FETCHERS": 16}),
+    "fetch": (fetch_product, (BF16, BF16, BF16, BF16, I64, I64, I64, 1, 1, 8192, 4096, 8192, 8192, 1, 1024, 32, 64,
+                              *END), {"FETCHERS": 16, "BIAS": "rows"}),
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("config", [GemmConfig(), GemmConfig(block_n=128, parts=1, stages=5)], ids=["256", "128"])
-def test_assembly(name, config):
+def test_assembly(name, config, turned):
     kernel, arguments, constants = KERNELS[name]
+    constants = {**constants, "TURNED_B": turned} | ({} if name == "fetch" else {"TURNED_A": turned})
     blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
     compiled = compile_for(kernel, arguments, {"SIZE": 8, **blocks, **constants, **config.options}, "sm_90")
     text = assembly(compiled)

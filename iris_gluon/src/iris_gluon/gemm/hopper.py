@@ -27,11 +27,14 @@ _LOADER_REGISTERS = gl.constexpr(40)
 
 
 @gluon.jit
-def _load(a_desc, b_desc, a_stages, b_stages, full, empty, order, first, tiles, every, k_tiles):
+def _load(
+    a_desc, b_desc, a_stages, b_stages, full, empty, order, first, tiles, every, k_tiles, TURNED_A: gl.constexpr,
+    TURNED_B: gl.constexpr
+):  # fmt: skip
     """The loading warp: fill the stages in turn, each as soon as it is empty."""
-    BLOCK_M: gl.constexpr = a_desc.block_type.shape[0]
-    BLOCK_K: gl.constexpr = a_desc.block_type.shape[1]
-    BLOCK_N: gl.constexpr = b_desc.block_type.shape[1]
+    BLOCK_M: gl.constexpr = a_desc.block_type.shape[1 if TURNED_A else 0]
+    BLOCK_K: gl.constexpr = a_desc.block_type.shape[0 if TURNED_A else 1]
+    BLOCK_N: gl.constexpr = b_desc.block_type.shape[0 if TURNED_B else 1]
     STAGES: gl.constexpr = a_stages.type.shape[0]
     NBYTES: gl.constexpr = a_desc.block_type.nbytes + b_desc.block_type.nbytes
     step = 0
@@ -42,9 +45,24 @@ def _load(a_desc, b_desc, a_stages, b_stages, full, empty, order, first, tiles, 
             stage = step % STAGES
             mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
             mbarrier.expect(full.index(stage), NBYTES)
-            tma_load(a_desc, [row * BLOCK_M, k * BLOCK_K], full.index(stage), a_stages.index(stage))
-            tma_load(b_desc, [k * BLOCK_K, column * BLOCK_N], full.index(stage), b_stages.index(stage))
+            if TURNED_A:
+                tma_load(a_desc, [k * BLOCK_K, row * BLOCK_M], full.index(stage), a_stages.index(stage))
+            else:
+                tma_load(a_desc, [row * BLOCK_M, k * BLOCK_K], full.index(stage), a_stages.index(stage))
+            if TURNED_B:
+                tma_load(b_desc, [column * BLOCK_N, k * BLOCK_K], full.index(stage), b_stages.index(stage))
+            else:
+                tma_load(b_desc, [k * BLOCK_K, column * BLOCK_N], full.index(stage), b_stages.index(stage))
             step += 1
+
+
+@gluon.jit
+def _as_stored(stage, TURNED: gl.constexpr):
+    """Look at a block of an operand as M x K, or K x N, however it was stored."""
+    if TURNED:
+        return stage.permute((1, 0))
+    else:
+        return stage
 
 
 @gluon.jit
@@ -58,12 +76,11 @@ def _store_part(part, values, sink, row, column):
 
 @gluon.jit
 def _multiply(
-    a_stages, b_stages, part, full, empty, order, sink, first, tiles, every, k_tiles, BLOCK_N: gl.constexpr,
-    NUM_WARPS: gl.constexpr
+    a_stages, b_stages, part, full, empty, order, sink, first, tiles, every, k_tiles, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr, NUM_WARPS: gl.constexpr, TURNED_A: gl.constexpr, TURNED_B: gl.constexpr
 ):  # fmt: skip
     """The other warps: multiply stage by stage, give each back, hand finished tiles to the sink."""
     STAGES: gl.constexpr = a_stages.type.shape[0]
-    BLOCK_M: gl.constexpr = a_stages.type.shape[1]
     PARTS: gl.constexpr = BLOCK_N // part.type.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NUM_WARPS, 1], instr_shape=[16, BLOCK_N, 16])
     step = 0
@@ -73,15 +90,16 @@ def _multiply(
         for k in range(k_tiles):
             stage = step % STAGES
             mbarrier.wait(full.index(stage), (step // STAGES) & 1)
-            acc = hopper.warpgroup_mma(a_stages.index(stage), b_stages.index(stage), acc, use_acc=k > 0, is_async=True)
+            left, right = _as_stored(a_stages.index(stage), TURNED_A), _as_stored(b_stages.index(stage), TURNED_B)
+            acc = hopper.warpgroup_mma(left, right, acc, use_acc=k > 0, is_async=True)
             # One multiplication stays under way; the one before it is done, and its stage is empty.
             acc = hopper.warpgroup_mma_wait(1, deps=(acc,))
             mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=k > 0)
             step += 1
         acc = hopper.warpgroup_mma_wait(0, deps=(acc,))
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
-        values = acc.to(part.dtype)
         first_row, first_column = row * BLOCK_M, column * BLOCK_N
+        values = sink.finish(acc, first_row, first_column).to(part.dtype)
         gl.static_assert(PARTS == 1 or PARTS == 2, "a tile is stored whole or in two parts")
         if PARTS == 1:
             _store_part(part, values, sink, first_row, first_column)
@@ -95,7 +113,7 @@ def _multiply(
 @gluon.jit
 def multiply_tiles(
     a_desc, b_desc, order, sink, tiles, k_tiles, STAGES: gl.constexpr, PARTS: gl.constexpr,
-    NUM_WARPS: gl.constexpr, aside: gl.constexpr = 0
+    NUM_WARPS: gl.constexpr, aside: gl.constexpr = 0, TURNED_A: gl.constexpr = False, TURNED_B: gl.constexpr = False
 ):  # fmt: skip
     """Compute tiles of A @ B and hand them to a sink; returns when all that the sink has begun is done.
 
@@ -104,10 +122,12 @@ def multiply_tiles(
     else and never come here, the others take the tiles as if they were all there are.
 
     Args:
-        a_desc: descriptor of A, row major, float16 or bfloat16; its block is BLOCK_M x BLOCK_K.
-        b_desc: descriptor of B, row major, the same type; its block is BLOCK_K x BLOCK_N.
+        a_desc: descriptor of A, row major, float16 or bfloat16; its block is BLOCK_M x BLOCK_K.  If A is stored by
+            columns, TURNED_A: the descriptor is of its transpose, with blocks of BLOCK_K x BLOCK_M.
+        b_desc: descriptor of B, row major, the same type; its block is BLOCK_K x BLOCK_N.  If B is stored by columns,
+            as the weight of a linear layer, TURNED_B: of its transpose, with blocks of BLOCK_N x BLOCK_K.
         order: aggregate with the methods of `RowGroups`.
-        sink: aggregate with the method of `StoreTile`; its descriptors are of parts, BLOCK_M x BLOCK_N / PARTS, in the
+        sink: aggregate with the methods of `StoreTile`; its descriptors are of parts, BLOCK_M x BLOCK_N / PARTS, in the
             default layout of such a block.
         tiles: number of tiles.
         k_tiles: number of blocks in the inner dimension; at least 1.
@@ -115,13 +135,13 @@ def multiply_tiles(
         PARTS: 1 or 2, the parts in which a tile goes to the sink.
         NUM_WARPS: the kernel's num_warps; 8 for BLOCK_M 128.
         aside: number of programs that take no tiles.
+        TURNED_A, TURNED_B: how the operands are stored.
     """
-    BLOCK_M: gl.constexpr = a_desc.block_type.shape[0]
-    BLOCK_N: gl.constexpr = b_desc.block_type.shape[1]
-    BLOCK_K: gl.constexpr = a_desc.block_type.shape[1]
+    BLOCK_M: gl.constexpr = a_desc.block_type.shape[1 if TURNED_A else 0]
+    BLOCK_N: gl.constexpr = b_desc.block_type.shape[0 if TURNED_B else 1]
     gl.static_assert(BLOCK_M % (16 * NUM_WARPS) == 0, "BLOCK_M must be a multiple of 16 rows for each warp")
-    a_stages = gl.allocate_shared_memory(a_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], a_desc.layout)
-    b_stages = gl.allocate_shared_memory(b_desc.dtype, [STAGES, BLOCK_K, BLOCK_N], b_desc.layout)
+    a_stages = gl.allocate_shared_memory(a_desc.dtype, [STAGES] + a_desc.block_type.shape, a_desc.layout)  # noqa: RUF005
+    b_stages = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)  # noqa: RUF005
     part_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_N // PARTS], a_desc.dtype)
     part = gl.allocate_shared_memory(a_desc.dtype, [BLOCK_M, BLOCK_N // PARTS], part_layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -132,22 +152,24 @@ def multiply_tiles(
     first, every = gl.program_id(0) - aside, gl.num_programs(0) - aside
     gl.warp_specialize(
         [
-            (
-                _multiply,
-                (a_stages, b_stages, part, full, empty, order, sink, first, tiles, every, k_tiles, BLOCK_N, NUM_WARPS),
-            ),
-            (_load, (a_desc, b_desc, a_stages, b_stages, full, empty, order, first, tiles, every, k_tiles)),
+            (_multiply, (a_stages, b_stages, part, full, empty, order, sink, first, tiles, every, k_tiles, BLOCK_M,
+                         BLOCK_N, NUM_WARPS, TURNED_A, TURNED_B)),
+            (_load, (a_desc, b_desc, a_stages, b_stages, full, empty, order, first, tiles, every, k_tiles, TURNED_A,
+                     TURNED_B)),
         ],
         [_LOADER_WARPS],
         [_LOADER_REGISTERS],
-    )
+    )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["tiles_m", "tiles_n", "k_tiles"])  # a 1 would be a constant, which no order can hold
 def gemm_kernel(
     a_desc, b_desc, c_desc, tiles_m, tiles_n, k_tiles,
-    GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr
+    GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr,
+    TURNED_A: gl.constexpr = False, TURNED_B: gl.constexpr = False
 ):  # fmt: skip
     """C = A @ B; see `multiply_tiles`."""
-    order = RowGroups(tiles_m, tiles_n, GROUP)
-    multiply_tiles(a_desc, b_desc, order, StoreTile(c_desc), tiles_m * tiles_n, k_tiles, STAGES, PARTS, NUM_WARPS)
+    order, sink = RowGroups(tiles_m, tiles_n, GROUP), StoreTile(c_desc)
+    multiply_tiles(
+        a_desc, b_desc, order, sink, tiles_m * tiles_n, k_tiles, STAGES, PARTS, NUM_WARPS, 0, TURNED_A, TURNED_B
+    )

@@ -83,11 +83,18 @@ class GemmConfig:
         return -(-m // self.block_m) * -(-n // self.block_n)
 
     def operands(self, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, Any]:
-        """Descriptors of A and B."""
-        return (
-            descriptor(a, [self.block_m, self.block_k]),
-            descriptor(b, [self.block_k, self.block_n]),
+        """Descriptors of A and B; of their transposes where they lie by columns."""
+        blocks = [self.block_m, self.block_k], [self.block_k, self.block_n]
+        left, right = (
+            descriptor(matrix.t(), block[::-1]) if by_columns(matrix) else descriptor(matrix, block)
+            for matrix, block in zip((a, b), blocks, strict=True)
         )
+        return left, right
+
+
+def by_columns(matrix: torch.Tensor) -> bool:
+    """Whether a matrix lies by columns, as the transpose of a row-major one does."""
+    return matrix.stride(1) != 1 and matrix.stride(0) == 1
 
 
 def choose_config(m: int, n: int, processors: int) -> GemmConfig:
@@ -115,9 +122,11 @@ def unsupported(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> str:
     if not a.dtype == b.dtype == c.dtype or a.dtype not in _DTYPES:
         return f"the types must be equal, and bfloat16 or float16, not {a.dtype}, {b.dtype} and {c.dtype}"
     for name, matrix in (("A", a), ("B", b), ("C", c)):
-        if matrix.stride(1) != 1 or matrix.stride(0) * matrix.element_size() % _ALIGNMENT:
+        lines, turned = ("rows", matrix) if name == "C" else ("rows (or columns)", _by_rows(matrix))
+        step = turned.stride(0) * matrix.element_size()
+        if turned.stride(1) != 1 or step <= 0 or step % _ALIGNMENT:
             return (
-                f"{name} has strides {tuple(matrix.stride())}: TMA needs rows without gaps between their elements, "
+                f"{name} has strides {tuple(matrix.stride())}: TMA needs {lines} without gaps between their elements, "
                 f"which begin at multiples of {_ALIGNMENT} bytes"
             )
         if matrix.data_ptr() % _ALIGNMENT:
@@ -131,8 +140,8 @@ def matmul(
     """Compute A @ B with the kernel for Hopper.
 
     Args:
-        a: M x K, bfloat16 or float16, row major.
-        b: K x N, the same type, row major.
+        a: M x K, bfloat16 or float16, its rows or its columns dense.
+        b: K x N, the same type, its rows or its columns dense: `weight.t()` of a linear layer will do.
         out: M x N, row major; a new tensor by default.
         config: of the launch; by default chosen by shape.
 
@@ -160,8 +169,9 @@ def matmul(
     part = [config.block_m, config.block_n // config.parts]
     tiles_m, tiles_n = -(-m // config.block_m), -(-n // config.block_n)
     gemm_kernel[(min(tiles_m * tiles_n, processors),)](
-        *config.operands(a, b), descriptor(out, part), tiles_m, tiles_n, -(-k // config.block_k), **config.options
-    )
+        *config.operands(a, b), descriptor(out, part), tiles_m, tiles_n, -(-k // config.block_k), **config.options,
+        TURNED_A=by_columns(a), TURNED_B=by_columns(b),
+    )  # fmt: skip
     return out
 
 
@@ -175,6 +185,10 @@ def descriptor(matrix: torch.Tensor, block: list[int]) -> Any:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     return TensorDescriptor.from_tensor(matrix, block, _shared_layout(block, matrix.dtype))
+
+
+def _by_rows(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix.t() if by_columns(matrix) else matrix
 
 
 def _shared_layout(block: list[int], dtype: torch.dtype) -> Any:

@@ -1,14 +1,16 @@
 """Where the finished tiles of `iris_gluon.gemm.multiply_tiles` go.
 
-A sink is any aggregate with a method `store(part, row, column)`, which begins to copy a part of a tile from shared
-memory by TMA.  `part` is reused as soon as the copies that were begun have read it.  `row` and `column` are where the
-part begins in C, in elements.
+A sink is any aggregate with two methods.  `store(part, row, column)` begins to copy a part of a tile from shared memory
+by TMA; `part` is reused as soon as the copies that were begun have read it.  `finish(acc, row, column)` returns what a
+tile's sums (float32) become before they are rounded: the sums themselves, unless something is added.  `row` and
+`column` are where the part, or the tile, begins in C, in elements.
 """
 # mypy: ignore-errors
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language.core import base_value
 
 from iris_gluon._compat import aggregate, tma_store
 from iris_gluon.bulk import peer_descriptor
@@ -33,6 +35,11 @@ class StoreTile:
         """Begin to copy a part to its place."""
         tma_store(self.matrix, [row, column], part)
 
+    @gluon.jit
+    def finish(self, acc, row, column):
+        """Return the sums as they are."""
+        return acc
+
 
 @aggregate
 class ScatterTile:
@@ -53,6 +60,56 @@ class ScatterTile:
         """Begin to copy a part to every rank."""
         for i in gl.static_range(len(self.matrices)):
             tma_store(self.matrices[i], [row, column], part)
+
+    @gluon.jit
+    def finish(self, acc, row, column):
+        """Return the sums as they are."""
+        return acc
+
+
+@aggregate
+class AddBias:
+    """Another sink, with a bias added to every tile.
+
+    Attributes:
+        sink: where the tiles go.
+        bias: pointer to the bias, of any float type.
+        step: elements from one value of the bias to the next (int64).
+        limit: rows, or columns, of C: what lies beyond them is not loaded (int32).
+        along: "columns" if the bias has a value for each column, "rows" for each row (constexpr).
+    """
+
+    sink: base_value
+    bias: gl.tensor
+    step: gl.tensor
+    limit: gl.tensor
+    along: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, sink, bias, step, limit, along):
+        self.sink = sink
+        self.bias = bias
+        self.step = step
+        self.limit = limit
+        self.along = gl.constexpr(along)
+
+    @gluon.jit
+    def store(self, part, row, column):
+        """Begin to copy a part."""
+        self.sink.store(part, row, column)
+
+    @gluon.jit
+    def finish(self, acc, row, column):
+        """Return the sums with the bias."""
+        gl.static_assert(self.along == "columns" or self.along == "rows", "a bias lies along rows or columns")
+        if self.along == "columns":
+            j = column + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, acc.type.layout))
+            values = gl.load(self.bias + j.to(gl.int64) * self.step, mask=j < self.limit, other=0.0)
+            return acc + values.to(gl.float32)[None, :]
+        else:
+            i = row + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, acc.type.layout))
+            values = gl.load(self.bias + i.to(gl.int64) * self.step, mask=i < self.limit, other=0.0)
+            return acc + values.to(gl.float32)[:, None]
 
 
 @gluon.jit

@@ -31,8 +31,13 @@ _EFFICIENCY_GPU, _EFFICIENCY_CPU = 0.9, 0.002
 """Of the core while it communicates, for the model; the executor computes every warp's instructions."""
 
 
+def _down(stride: tuple[int, ...]) -> int:
+    """Elements from row to row, or from column to column of a matrix that lies by columns."""
+    return stride[0] if stride[1] == 1 else stride[1]
+
+
 class _Hopper(Fused):
-    """What they have in common: the core multiplies row-major matrices of 16-bit floats."""
+    """What they have in common: the core multiplies matrices of 16-bit floats that lie by rows or by columns."""
 
     uses: tuple[str, ...] = _USED
 
@@ -58,8 +63,8 @@ class _Hopper(Fused):
             ("A", request.a_stride, request.aligned[0]),
             ("B", request.b_stride, request.aligned[1]),
         ):
-            if stride[1] != 1 or stride[0] % _UNIT or not aligned:
-                return Availability.no(f"TMA needs dense rows of {name} that begin at multiples of 16 bytes")
+            if 1 not in stride or _down(stride) <= 0 or _down(stride) % _UNIT or not aligned:
+                return Availability.no(f"TMA needs dense rows, or columns, of {name} at multiples of 16 bytes")
         if request.n % _UNIT:
             return Availability.no(f"rows of the product must be multiples of 16 bytes, and N is {request.n}")
         try:
@@ -91,7 +96,7 @@ class _Hopper(Fused):
     @staticmethod
     def _arguments(request: FusedRequest, host: Host, gemm: GemmConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         """(arguments of both kernels, options of the compiler)."""
-        team, options = host.team, dict(gemm.options)
+        team, options, along = host.team, dict(gemm.options), request.options["bias"]
         compiler = {name: options.pop(name) for name in ("num_warps", "maxnreg")}
         options["GROUP"] = request.options["config"].get("group_size_m", gemm.group)
         return {
@@ -102,18 +107,30 @@ class _Hopper(Fused):
             "m": request.m,
             "n": request.n,
             "k": request.k,
-            "a_down": request.a_stride[0],
-            "b_down": request.b_stride[0],
+            "a_down": _down(request.a_stride),
+            "b_down": _down(request.b_stride),
             "tiles_n": -(-request.n // gemm.block_n),
             "k_tiles": -(-request.k // gemm.block_k),
             "timeout_ns": team.timeout_ns,
             "status": team.status_ptr,
+            "bias_step": 0 if request.bias_stride is None else request.bias_stride[along == "columns"],
             "SIZE": team.size,
+            "BIAS": along,
+            "TURNED_A": request.a_stride[1] != 1,
+            "TURNED_B": request.b_stride[1] != 1,
             "BLOCK_M": gemm.block_m,
             "BLOCK_N": gemm.block_n,
             "BLOCK_K": gemm.block_k,
             **options,
         }, compiler
+
+    @staticmethod
+    def _names(request: FusedRequest, arguments: dict[str, Any], *names: str) -> tuple[str, ...]:
+        """Names of the kernel's arguments that change from call to call; the bias is one of them if there is one."""
+        if request.options["bias"] != "none":
+            return (*names, "bias")
+        arguments["bias"] = None
+        return names
 
     @staticmethod
     def _efficiency(request: FusedRequest) -> float:
@@ -125,13 +142,6 @@ class HopperPush(_Hopper):
 
     def __init__(self) -> None:
         super().__init__("matmul_all_gather", "hopper_push")
-
-    def supports(self, request: FusedRequest) -> Availability:
-        """Say whether this algorithm serves a call."""
-        answer = super().supports(request)
-        if answer and request.bias_stride is not None:
-            return Availability.no("its core adds no bias")
-        return answer
 
     def cost(self, request: FusedRequest) -> float:
         """Estimate seconds: the product hides what is sent, or the other way round."""
@@ -153,7 +163,8 @@ class HopperPush(_Hopper):
             "DIM": request.options["gather_dim"],
         }
         programs = programs_for(request, host, gemm.tiles(request.m, request.n), meeting=True)
-        kernel = WithScratch(push_product, programs, arguments, ("out", "a", "b"), host.team.device, compiler)
+        names = self._names(request, arguments, "out", "a", "b")
+        kernel = WithScratch(push_product, programs, arguments, names, host.team.device, compiler)
         return Plan(kernel, staged_out=staged, aux_buffer=memory)
 
 
@@ -199,23 +210,16 @@ class HopperReduce(_Hopper):
         memory = peer_memory(host, need, f"{self.op} ({self.name})")
         staged = staging(memory, slots_nbytes, request.m, request.n, request.out_dtype) if stages else None
         down, right = request.out_stride if staged is None else staged.stride()
-        along = request.options["bias"]
         arguments, compiler = self._arguments(request, host, gemm)
         arguments |= {
             "slots": memory[:slots_nbytes].view(getattr(torch, request.out_dtype)),
             "out_down": down,
             "out_right": right,
-            "bias_step": 0 if request.bias_stride is None else request.bias_stride[along == "columns"],
             "rows_each": rows_each,
             "FORM": "two_shot" if two_shot else "rows",
-            "BIAS": along,
             "OUT_WIDE": request.aligned[2] and right == 1 and down % _UNIT == 0,
         }
-        names: tuple[str, ...] = ("out", "a", "b")
-        if along == "none":
-            arguments["bias"] = None
-        else:
-            names = (*names, "bias")
+        names = self._names(request, arguments, "out", "a", "b")
         number = tiles_each * size * int(arguments["tiles_n"])
         programs = programs_for(request, host, number, meeting=True)
         kernel = WithScratch(reduce_product, programs, arguments, names, host.team.device, compiler)
@@ -238,8 +242,6 @@ class HopperFetch(_Hopper):
             return answer
         if request.options["gather_dim"] != 0:
             return Availability.no("it gathers rows of A (gather_dim=0)")
-        if request.bias_stride is not None:
-            return Availability.no("its core adds no bias")
         if request.k % _UNIT:
             return Availability.no(f"rows of A must be multiples of 16 bytes, and K is {request.k}")
         if request.out_stride[1] != 1 or request.out_stride[0] % _UNIT or not request.aligned[2]:
@@ -276,7 +278,7 @@ class HopperFetch(_Hopper):
         if not on_cpu:
             torch.cuda.current_stream(state.device).synchronize()  # it may first be used on another stream
         arguments, compiler = self._arguments(request, host, gemm)
-        for name in ("m", "a_down"):
+        for name in ("m", "a_down", "TURNED_A"):
             del arguments[name]
         arguments |= {
             "gathered": gathered,
@@ -285,7 +287,8 @@ class HopperFetch(_Hopper):
             "rows_each": rows,
             "FETCHERS": fetchers,
         }
-        kernel = WithScratch(fetch_product, fetchers + computing, arguments, ("out", "b"), host.team.device, compiler)
+        names = self._names(request, arguments, "out", "b")
+        kernel = WithScratch(fetch_product, fetchers + computing, arguments, names, host.team.device, compiler)
         own = gathered[host.team.rank * rows : (host.team.rank + 1) * rows]
         return Plan(kernel, staged_a=own, aux_buffer=memory, locks=state[fetchers + computing :])
 
@@ -295,4 +298,4 @@ class HopperFetch(_Hopper):
         """Put the own rows to the others, then launch."""
         assert plan.staged_a is not None
         plan.staged_a.copy_(a.detach())
-        plan.kernel(None, out, b)
+        plan.kernel(None, out, b, *(() if bias is None else (bias,)))

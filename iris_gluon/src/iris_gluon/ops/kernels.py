@@ -18,7 +18,7 @@ from triton.language.target_info import is_cuda
 
 from iris_gluon._compat import aggregate, tma_store
 from iris_gluon.bulk import get_bulk
-from iris_gluon.gemm import RowGroups, ScatterTile, StoreTile, multiply_tiles
+from iris_gluon.gemm import AddBias, RowGroups, ScatterTile, StoreTile, multiply_tiles
 from iris_gluon.lanes import default_layout
 from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
 from iris_triton.cpu.entries import cpu_entry
@@ -112,6 +112,11 @@ class OwnersSlot:
             if owner == i:
                 tma_store(self.matrices[i], [row - owner * self.rows_each, column], part)
 
+    @gluon.jit
+    def finish(self, acc, row, column):
+        """Return the sums as they are."""
+        return acc
+
 
 @gluon.jit
 def _order_before_loads():
@@ -189,12 +194,36 @@ def _matrix(address, like, rows, columns, down, BLOCK_M: gl.constexpr, BLOCK_N: 
     return tma.make_tensor_descriptor(pointer, [rows, columns], [down, 1], [BLOCK_M, BLOCK_N], layout)
 
 
+@gluon.jit
+def _operand(
+    matrix, rows, columns, down, BLOCK_ROWS: gl.constexpr, BLOCK_COLUMNS: gl.constexpr, TURNED: gl.constexpr
+):  # fmt: skip
+    """Describe an operand for TMA, by rows or, TURNED, by columns."""
+    if TURNED:
+        return _matrix(matrix.to(gl.int64), matrix, columns, rows, gl.cast(down, gl.int64), BLOCK_COLUMNS, BLOCK_ROWS)
+    else:
+        return _matrix(matrix.to(gl.int64), matrix, rows, columns, gl.cast(down, gl.int64), BLOCK_ROWS, BLOCK_COLUMNS)
+
+
+@gluon.jit
+def _with_bias(sink, bias, step, m, n, BIAS: gl.constexpr):
+    """Add the bias, if there is one, before the tiles go to the sink."""
+    if BIAS == "none":
+        return sink
+    else:
+        limit = n
+        if BIAS == "rows":
+            limit = m
+        return AddBias(sink, bias, gl.cast(step, gl.int64), limit, BIAS)
+
+
 @gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def push_product(
-    out, a, b, control, bases, me, rank, m, n, k, a_down, b_down, out_down, tiles_m, tiles_n, k_tiles, timeout_ns,
-    status,
-    SIZE: gl.constexpr, DIM: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
-    GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr
+    out, a, b, bias, control, bases, me, rank, m, n, k, a_down, b_down, out_down, bias_step, tiles_m, tiles_n, k_tiles,
+    timeout_ns, status,
+    SIZE: gl.constexpr, DIM: gl.constexpr, BIAS: gl.constexpr, TURNED_A: gl.constexpr, TURNED_B: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr,
+    PARTS: gl.constexpr, NUM_WARPS: gl.constexpr
 ):  # fmt: skip
     """Store A @ B into its place in the outputs of all members.
 
@@ -202,16 +231,20 @@ def push_product(
 
     Args:
         out: the output of this member, which others write to: dense rows.
-        a, b: the operands, row major.
+        a, b: the operands.
+        bias: or None; see BIAS.
         control: the team's control region (int64).
         bases: int64[SIZE], the members' heaps.
         me, rank: the caller's index in the team, and in the world.
         m, n, k: of the product.
-        a_down, b_down, out_down: elements from row to row; multiples of 16 bytes.
+        a_down, b_down, out_down: elements from row to row, or column to column; multiples of 16 bytes.
+        bias_step: elements between values of the bias.
         tiles_m, tiles_n, k_tiles: tiles of the product, and steps of the inner dimension.
         timeout_ns, status: bound of waits, and where they report.
         SIZE: number of members.
         DIM: 0 if the products lie below each other in the output, 1 if beside each other.
+        BIAS: what the bias lies along: "columns", "rows" (of this member's product) or "none".
+        TURNED_A, TURNED_B: the operand lies by columns, not by rows.
         BLOCK_M ... NUM_WARPS: see `iris_gluon.gemm.GemmConfig`.
     """
     ITEM: gl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
@@ -231,9 +264,9 @@ def push_product(
             address += gl.cast(me, gl.int64) * n * ITEM
         matrices = matrices + (_matrix(address, out, m, n, stride, BLOCK_M, BLOCK_N // PARTS),)  # noqa: RUF005
     multiply_tiles(
-        _matrix(a.to(gl.int64), a, m, k, gl.cast(a_down, gl.int64), BLOCK_M, BLOCK_K),
-        _matrix(b.to(gl.int64), b, k, n, gl.cast(b_down, gl.int64), BLOCK_K, BLOCK_N),
-        RowGroups(tiles_m, tiles_n, GROUP), ScatterTile(matrices), tiles_m * tiles_n, k_tiles, STAGES, PARTS, NUM_WARPS,
+        _operand(a, m, k, a_down, BLOCK_M, BLOCK_K, TURNED_A), _operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
+        RowGroups(tiles_m, tiles_n, GROUP), _with_bias(ScatterTile(matrices), bias, bias_step, m, n, BIAS),
+        tiles_m * tiles_n, k_tiles, STAGES, PARTS, NUM_WARPS, 0, TURNED_A, TURNED_B,
     )  # fmt: skip
     epoch += 1
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
@@ -287,9 +320,9 @@ def _add_up(
 def reduce_product(
     out, a, b, bias, control, slots, bases, me, rank, m, n, k, a_down, b_down, out_down, out_right, bias_step,
     rows_each, tiles_n, k_tiles, timeout_ns, status,
-    SIZE: gl.constexpr, FORM: gl.constexpr, BIAS: gl.constexpr, OUT_WIDE: gl.constexpr, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr,
-    NUM_WARPS: gl.constexpr
+    SIZE: gl.constexpr, FORM: gl.constexpr, BIAS: gl.constexpr, OUT_WIDE: gl.constexpr, TURNED_A: gl.constexpr,
+    TURNED_B: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr,
+    STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr
 ):  # fmt: skip
     """Add up A @ B over the members.
 
@@ -323,9 +356,9 @@ def reduce_product(
     per_owner = tiles_each * tiles_n
     order = OwnersInTurn(tiles_each, tiles_n, (me + 1) % SIZE * per_owner, GROUP, SIZE)
     multiply_tiles(
-        _matrix(a.to(gl.int64), a, m, k, gl.cast(a_down, gl.int64), BLOCK_M, BLOCK_K),
-        _matrix(b.to(gl.int64), b, k, n, gl.cast(b_down, gl.int64), BLOCK_K, BLOCK_N),
-        order, OwnersSlot(matrices, rows_each), per_owner * SIZE, k_tiles, STAGES, PARTS, NUM_WARPS,
+        _operand(a, m, k, a_down, BLOCK_M, BLOCK_K, TURNED_A), _operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
+        order, OwnersSlot(matrices, rows_each), per_owner * SIZE, k_tiles, STAGES, PARTS, NUM_WARPS, 0, TURNED_A,
+        TURNED_B,
     )  # fmt: skip
     epoch += 1
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
@@ -369,10 +402,11 @@ def _fetch(
 
 @gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def fetch_product(
-    out, b, gathered, state, control, bases, me, rank, n, k, b_down, out_down, rows_each, tiles_n, k_tiles,
-    timeout_ns, status,
-    SIZE: gl.constexpr, FETCHERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
-    GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr
+    out, b, bias, gathered, state, control, bases, me, rank, n, k, b_down, out_down, bias_step, rows_each, tiles_n,
+    k_tiles, timeout_ns, status,
+    SIZE: gl.constexpr, FETCHERS: gl.constexpr, BIAS: gl.constexpr, TURNED_B: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr,
+    NUM_WARPS: gl.constexpr
 ):  # fmt: skip
     """Multiply the rows of all members with B.
 
@@ -383,6 +417,7 @@ def fetch_product(
         state: int64 words of this plan alone, zero at first: how often each program has run, then the flags.
         rows_each: rows of a member, a multiple of BLOCK_M.
         FETCHERS: programs that copy; the others compute.
+        BIAS: what the bias lies along: "columns", "rows" (of the gathered matrix) or "none".
     """
     program = gl.program_id(0)
     generation = gl.load(state + program) + 1
@@ -403,8 +438,9 @@ def fetch_product(
             _matrix(out.to(gl.int64), out, rows, n, gl.cast(out_down, gl.int64), BLOCK_M, BLOCK_N // PARTS)
         )
         multiply_tiles(
-            _matrix(gathered.to(gl.int64), gathered, rows, k, gl.cast(k, gl.int64), BLOCK_M, BLOCK_K),
-            _matrix(b.to(gl.int64), b, k, n, gl.cast(b_down, gl.int64), BLOCK_K, BLOCK_N),
-            order, sink, tiles_each * SIZE * tiles_n, k_tiles, STAGES, PARTS, NUM_WARPS, FETCHERS,
+            _operand(gathered, rows, k, k, BLOCK_M, BLOCK_K, False),
+            _operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
+            order, _with_bias(sink, bias, bias_step, rows, n, BIAS), tiles_each * SIZE * tiles_n, k_tiles, STAGES,
+            PARTS, NUM_WARPS, FETCHERS, False, TURNED_B,
         )  # fmt: skip
     gl.store(state + program, generation)
