@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TRITON ?= 3.7.1
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 MANIFESTS := requirements-dev.txt $(wildcard iris_*/pyproject.toml)
 PYTEST_ARGS ?=
 TIERS ?=
@@ -15,13 +16,14 @@ OURS := iris_core.testing, iris_allocators.settings, iris_triton.settings, iris_
 NEEDED := torch, triton, numpy, pluggy, pydantic_settings, importlib_metadata, rich, pytest
 WITH_GPU_PYTHON = python=$$($(MAKE) --no-print-directory --silent gpu-python) && echo "running with $$python" &&
 
-.PHONY: help demo test test-all lint format gpu-test gpu-python test-triton bench gpu-bench clean
+.PHONY: help demo test test-all lint format docs gpu-test gpu-python test-triton bench gpu-bench clean
 
 help:
 	@echo "make demo         the main job: a multi-rank Triton program, on GPUs where there are any, else on the CPU"
 	@echo "make test         the whole test suite (no GPU needed)"
 	@echo "make test-all     the same with every combination of dtypes, reductions, shapes, places and ranks; much longer"
 	@echo "make lint         ruff and mypy"
+	@echo "make docs         the documentation, in build/docs/index.html; warnings are errors"
 	@echo "make gpu-test     the tests that need GPUs, in tiers of 1, 2, 4 and 8; TIERS=\"1 2\" for some of them"
 	@echo "make test-triton TRITON=3.6.0   the suite with another Triton, in its own environment"
 	@echo "make bench        the benchmarks of the CPU path; JSON under benchmarks/results"
@@ -50,6 +52,13 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+$(DOCS_STAMP): requirements-docs.txt $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+	@touch $@
+
+docs: $(DOCS_STAMP)
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs
 
 # Runs every tier that the visible GPUs allow; with TIERS="1 2" these, and fails if one of them does not run.
 #

@@ -1,0 +1,226 @@
+"""What the reference needs of Sphinx beyond its own extensions.
+
+- Functions of Triton and Gluon are shown like functions of Python: the compiled objects are replaced by what they wrap.
+- Docstrings are written for readers of the source; a few habits are turned into reStructuredText.
+- `iris-aliases` lists names of a module that are documented under another name.
+- `iris-settings` makes a table of a settings class.
+- README, CONTRIBUTING and CHANGELOG become pages; links to folders of the repository become text.
+- A build ends with an error when something public is missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pathlib
+import re
+from typing import TYPE_CHECKING, Any
+
+import inventory
+import settings_tables
+from docutils import nodes
+from sphinx.errors import ExtensionError
+from sphinx.util.docutils import SphinxDirective
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sphinx.application import Sphinx
+
+
+# -- kernels ---------------------------------------------------------------------------------------------------------
+def _plain(value: Any) -> Any:
+    """The Python function inside a compiled one; anything else unchanged."""
+    function = getattr(value, "fn", None)
+    if not inspect.isfunction(function) or isinstance(value, type):
+        return value
+    if type(value).__name__ == "SemanticFunction":  # the compiler fills in the first parameter
+        signature = inspect.signature(function)
+        function.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
+    return function
+
+
+def show_plain_functions() -> None:
+    """Replace compiled functions in public modules and in classes for kernels by the functions that they wrap."""
+    for name, home in inventory.public_names().items():
+        for full in (name, home):
+            module, _, last = full.rpartition(".")
+            holder = importlib.import_module(module)
+            value = getattr(holder, last)
+            setattr(holder, last, _plain(value))
+            if isinstance(value, type) and getattr(value, "__triton_aggregate__", False):
+                for member, each in list(vars(value).items()):
+                    if _plain(each) is not each:
+                        function = _plain(each)
+                        static = "self" not in inspect.signature(function).parameters
+                        type.__setattr__(value, member, staticmethod(function) if static else function)
+
+
+def skip(app: Sphinx, what: str, name: str, obj: Any, skipped: bool, options: Any) -> bool | None:
+    """Leave out what Triton adds to classes for kernels, and pydantic to classes of settings."""
+    return True if name in ("hash_attrs", "type", "model_config", "model_post_init") else None
+
+
+def signature(app: Sphinx, what: str, name: str, obj: Any, options: Any, given: str, returned: str) -> Any:
+    """Kernels make these classes by their own functions, settings are made from the environment."""
+    made = what == "class" and (hasattr(obj, "__triton_aggregate__") or hasattr(obj, "model_fields"))
+    return ("", returned) if made else None
+
+
+# -- docstrings ------------------------------------------------------------------------------------------------------
+_SECTION = re.compile(r"[A-Z][A-Za-z ]+:$")
+_PREFIX = re.compile(r"(?<![`\w])[A-Z][A-Z_<>]*_(?!\w)")
+
+
+def tidy(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Write a docstring as reStructuredText wants it: literal blocks, tables, names that end with an underscore."""
+    if what == "module":  # the pages introduce modules themselves
+        lines.clear()
+        return
+    lines[:] = [_PREFIX.sub(lambda match: match.group().replace("_", "\\_"), line) for line in lines]
+    _literal_blocks(lines)
+    _tables(lines)
+
+
+def _literal_blocks(lines: list[str]) -> None:
+    """Examples without prompts, and blocks behind a colon, are code."""
+    number = 0
+    while number < len(lines):
+        line = lines[number]
+        following = next((each for each in lines[number + 1 :] if each.strip()), "")
+        if line.strip() in ("Example:", "Examples:") and not following.strip().startswith(">>>"):
+            for inner in range(number + 1, len(lines)):
+                if lines[inner].strip() and _depth(lines[inner]) <= _depth(line):
+                    break
+                lines[inner] = "    " + lines[inner] if lines[inner].strip() else ""
+            lines[number + 1 : number + 1] = [" " * _depth(line) + "    ::", ""]
+            number += 2
+        elif line.endswith(":") and _depth(following) > _depth(line) and following is not lines[number + 1]:
+            lines[number] += "" if _SECTION.match(line.strip()) else ":"
+        number += 1
+
+
+def _tables(lines: list[str]) -> None:
+    """Markdown's tables become list-tables."""
+    number = 0
+    while number < len(lines):
+        end = number
+        while end < len(lines) and lines[end].strip().startswith("|"):
+            end += 1
+        if end - number > 2:
+            pad = " " * _depth(lines[number])
+            made = [f"{pad}.. list-table::", f"{pad}   :header-rows: 1", ""]
+            for line in (lines[number], *lines[number + 2 : end]):
+                cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+                made += [f"{pad}   {mark} - {cell}" for mark, cell in zip("*" + " " * len(cells), cells, strict=False)]
+            lines[number:end] = made
+            end = number + len(made)
+        number = end + 1
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+# -- directives ------------------------------------------------------------------------------------------------------
+class Aliases(SphinxDirective):
+    """`.. iris-aliases:: module`: the module's names that are documented elsewhere, each with a link."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        rows = inventory.aliases(self.arguments[0])
+        if not rows:
+            raise self.error(f"{self.arguments[0]} has no names that are documented elsewhere")
+        return self.parse_text_to_nodes("\n".join(f"- ``{name}``: :py:obj:`{target}`" for name, target in rows.items()))
+
+
+class Settings(SphinxDirective):
+    """`.. iris-settings:: class [plugin]`: variable, type, default and meaning of every field."""
+
+    required_arguments = 1
+    optional_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        rows = settings_tables.rows(*self.arguments)
+        return [table(("variable", "accepts", "default", "what it is for"), rows)] if rows else []
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> nodes.table:
+    """A table whose first column is code."""
+    group = nodes.tgroup(cols=len(head))
+    group += [nodes.colspec(colwidth=1) for _ in head]
+    thead, tbody = nodes.thead(), nodes.tbody()
+    for part, lines in ((thead, [head]), (tbody, rows)):
+        for line in lines:
+            row = nodes.row()
+            for column, text in enumerate(line):
+                code = part is tbody and column == 0
+                parts = ["", text] if code else text.split("`")
+                words = [nodes.literal(text=each) if odd % 2 else nodes.Text(each) for odd, each in enumerate(parts)]
+                row += nodes.entry("", nodes.paragraph("", "", *words))
+            part += row
+    group += [thead, tbody]
+    return nodes.table("", group)
+
+
+# -- links -----------------------------------------------------------------------------------------------------------
+_BORROWED = re.compile(r"<!-- (\S+\.md) stands here.*?-->")
+_LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:)([^)#\s]+)((?:#[^)]*)?)\)")
+_CODE = re.compile(r"^```.*?^```$", re.M | re.S)
+
+
+def borrow(app: Sphinx, page: str, source: list[str]) -> None:
+    """Put files from the repository's root where pages ask for them, and make links to folders text."""
+    docs = pathlib.Path(app.srcdir)
+
+    def whole(match: re.Match[str]) -> str:
+        path = docs.parent / match.group(1)
+        app.env.note_dependency(path)
+        return _outside_code(path.read_text(), lambda text: _LINK.sub(from_root, text))
+
+    def from_root(match: re.Match[str]) -> str:
+        text, target, anchor = match.groups()
+        inside = target.removeprefix("docs/")
+        if inside == target:  # what has a page is linked to that
+            page_of = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+            inside = page_of.get(target, f"../{target}")
+        return f"[{text}]({inside}{anchor})"
+
+    def unlinked(match: re.Match[str]) -> str:
+        return match.group(1) if (docs / page).parent.joinpath(match.group(2)).is_dir() else match.group(0)
+
+    text = _BORROWED.sub(whole, source[0])
+    source[0] = _outside_code(text, lambda part: _LINK.sub(unlinked, part))
+
+
+def _outside_code(text: str, change: Callable[[str], str]) -> str:
+    """Change a page, but not its code blocks."""
+    parts, end = [], 0
+    for block in _CODE.finditer(text):
+        parts += [change(text[end : block.start()]), block.group(0)]
+        end = block.end()
+    return "".join(parts) + change(text[end:])
+
+
+# -- completeness ----------------------------------------------------------------------------------------------------
+def check_complete(app: Sphinx, error: Exception | None) -> None:
+    """Everything public has its place in what was written."""
+    if error is not None or app.builder.name != "html":
+        return
+    missing = inventory.lacking(set(app.env.get_domain("py").data["objects"]))
+    if missing:
+        raise ExtensionError(f"the reference lacks {', '.join(missing)}")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register all of it."""
+    show_plain_functions()
+    app.add_directive("iris-aliases", Aliases)
+    app.add_directive("iris-settings", Settings)
+    app.connect("autodoc-skip-member", skip)
+    app.connect("autodoc-process-signature", signature)
+    app.connect("autodoc-process-docstring", tidy, priority=400)  # napoleon comes afterwards
+    app.connect("source-read", borrow)
+    app.connect("build-finished", check_complete)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
