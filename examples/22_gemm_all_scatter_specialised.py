@@ -1,0 +1,116 @@
+"""GEMM + all-scatter in one kernel whose programs have two professions: most compute tiles, some send them.
+
+As in 20, each rank computes a slab of columns of C = A @ B, and C is whole on every rank at the end.  As in 21, a tile
+goes through this rank's own C, and a flag says that it is there; but one launch holds both sides, so no second stream
+is needed, and how many programs do what is decided here, not by the device.
+
+Programs that wait for others of the same launch need care: those others must run.  Here those that compute have the
+lower numbers, which devices start first, and they wait for nobody; so the launch ends whatever its size.  One program
+for each multiprocessor lets all run at the same time, which is what makes the sending overlap.
+
+    python examples/22_gemm_all_scatter_specialised.py [ranks]
+"""
+
+import itertools
+import sys
+
+import torch
+import triton
+import triton.language as tl
+from example_tools import (
+    gemm_options,
+    multiply_tile,
+    num_programs,
+    num_tiles,
+    on_gpu,
+    place_tile,
+    product,
+    timing,
+    whole_numbers,
+)
+
+import iris_core
+from iris_triton import DeviceContext
+from iris_triton.tiles import tile_ptr
+
+LAUNCHES = 2
+
+
+@triton.jit(do_not_specialize=["turn", "computing"])
+def compute_or_send(
+    a, b, c, ready, turn, computing, context, M, N, K,
+    stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn, WORLD: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr
+):  # fmt: skip
+    """The first `computing` programs compute; the others send tile number i when ready[i] is `turn`."""
+    ctx = DeviceContext.from_tensor(context, WORLD)
+    slab = c + ctx.rank.to(tl.int64) * N * stride_cn
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    program = tl.program_id(0)
+    if program < computing:
+        for number in range(program, tiles_m * tiles_n, computing):
+            row, column = place_tile(number, tiles_m, tiles_n, GROUP)
+            acc = multiply_tile(
+                a, b, row, column, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, BLOCK_M, BLOCK_N, BLOCK_K
+            )
+            where, mask = tile_ptr(slab, M, N, stride_cm, stride_cn, row, column, BLOCK_M, BLOCK_N)
+            tl.store(where, acc.to(c.dtype.element_ty), mask=mask)
+            ctx.signal(ready + number, turn, ctx.rank, scope="gpu")
+    else:
+        for number in range(program - computing, tiles_m * tiles_n, tl.num_programs(0) - computing):
+            row, column = place_tile(number, tiles_m, tiles_n, GROUP)
+            where, mask = tile_ptr(slab, M, N, stride_cm, stride_cn, row, column, BLOCK_M, BLOCK_N)
+            ctx.wait(ready + number, turn, scope="gpu")
+            tile = tl.load(where, mask=mask)
+            for step in tl.static_range(1, WORLD):
+                ctx.store(where, tile, (ctx.rank + step) % WORLD, mask=mask)
+
+
+def gemm_all_scatter(ctx, a, b, c, ready, turn):
+    """C[:, slab of rank r] = A @ B of rank r, for all ranks r, on all ranks.  Collective: every rank calls it.
+
+    On the stream, C is whole behind the call, and may be used until the next call.
+
+    Args:
+        ctx: the open Iris.
+        a: M x K, any strides, the same on all ranks.
+        b: K x N, any strides, this rank's columns.
+        c: M x (N * ranks), on the symmetric heap.
+        ready: int32, at least one word for each tile of a slab, on the heap; zero before the first call.
+        turn: 1 in the first call, and 1 more in each later one; so nothing has to be reset.
+    """
+    (m, k), n, options = a.shape, b.shape[1], gemm_options(ctx)
+    tiles = num_tiles(m, n, options)
+    if b.shape[0] != k or c.shape != (m, n * ctx.num_ranks) or ready.numel() < tiles:
+        raise ValueError(f"{tuple(a.shape)} @ {tuple(b.shape)} on {ctx.num_ranks} ranks does not fit the other arguments")
+    programs = num_programs(ctx)
+    sending = max(programs // 8, 1)
+    ctx.device_barrier()  # all ranks have used their last C
+    compute_or_send[(programs,)](
+        a, b, c, ready, turn, programs - sending, ctx.get_device_context(), m, n, k,
+        *a.stride(), *b.stride(), *c.stride(), WORLD=ctx.num_ranks, **options,
+    )  # fmt: skip
+    ctx.device_barrier()  # all tiles have arrived
+
+
+def main():
+    with iris_core.Iris(heap_size="256MiB") as ctx:
+        rank, world = ctx.cur_rank, ctx.num_ranks
+        m, n, k = (4096, 1024, 4096) if on_gpu(ctx) else (137, 101, 77)
+        c = ctx.zeros(m, n * world, dtype=torch.bfloat16)
+        ready = ctx.zeros(num_tiles(m, n, gemm_options(ctx)), dtype=torch.int32)
+        turns = itertools.count(1)
+        ctx.barrier()
+        for launch in range(LAUNCHES):
+            a = whole_numbers(ctx, m, k, seed=launch)
+            whole_b = whole_numbers(ctx, k, n * world, seed=LAUNCHES + launch)
+            b = whole_b[:, rank * n : (rank + 1) * n]
+            gemm_all_scatter(ctx, a, b, c, ready, next(turns))
+            assert torch.equal(c, product(a, whole_b).to(c.dtype)), f"C is wrong in launch {launch}"
+        time = timing(ctx, lambda: gemm_all_scatter(ctx, a, b, c, ready, next(turns)), flops=2 * m * n * k)
+        ctx.barrier()
+        return f"rank {rank} of {world} on {ctx.device}: C is right {LAUNCHES} times{time}"
+
+
+if __name__ == "__main__":
+    print("\n".join(iris_core.run(main, int(sys.argv[1]) if len(sys.argv) > 1 else 2)))
