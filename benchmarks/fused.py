@@ -1,32 +1,33 @@
 """Fused operations: ctx.ops against cuBLAS followed by NCCL, and torch's asynchronous tensor parallelism.
 
     python benchmarks/fused.py [--ranks N] [--quick] [--only matmul_reduce_scatter] [--limit 1800]
-    python benchmarks/fused_table.py benchmarks/results/fused-8.json ~/.cache/iris/ops/mine.json
 
 One process per GPU; bf16; a weight of N x K divided among the ranks, M rows.  all_gather_matmul (gather_dim 0) gathers
 A (M / W, K) and multiplies with (K, N / W); the others multiply (M, N / W) with (N / W, K).
 
 "gemm" is torch.matmul alone, "cublas+nccl" it and NCCL one after the other, "cublas+iris" it and our collective,
 "async-tp" torch's operator; "iris" what ctx.ops chooses, "iris <algorithm>" one that was named.  Each is measured in
-CUDA graphs and, "eager", with the launches by the host.  Data is sparse and of -1, 0 and 1, so every sum is exact in
-bf16, and every element of the output is compared in the timed configuration.
+CUDA graphs and, "eager", with the launches by the host.  Data is that of `iris tune --ops`, whose sums are
+exact in bf16, and every element of the output is compared in the timed configuration.
 
-fused_table.py makes a measured table for ctx.ops of it (docs/ops.md).
+"iris" chooses by its tables: measure them first (`iris tune --ops`).
 
 On CPU ranks (--device cpu) the same code runs with tiny shapes, so that it is tested; the times say nothing then.
 """
 
 from __future__ import annotations
 
+import math
 import pathlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from iris_core import bench
 from iris_core.ops import FusedConfig
+from iris_core.ops.samples import SPOILED, FusedSample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 RESULTS = pathlib.Path(__file__).parent / "results"
 DTYPE = torch.bfloat16
 WEIGHTS = ("11008x4096", "14336x4096", "28672x8192")
-DENSITY = 1 / 16
-SPOILED = 77.0
 
 # How much faster than cuBLAS + NCCL the choice should be in a graph, on 8 x H200; elsewhere, never slower.
 TARGETS = {
@@ -70,7 +69,7 @@ def rows(options: RunOptions) -> list[int]:
 
 
 class Problem:
-    """Operands of all ranks, this rank's parts, and the result.
+    """This rank's tensors of an operation, and the result.
 
     Args:
         ctx: the context.
@@ -79,33 +78,16 @@ class Problem:
     """
 
     def __init__(self, ctx: Iris, op: str, m: int, n: int, k: int) -> None:
-        self.op, self.rank, self.size = op, ctx.cur_rank, ctx.num_ranks
-        generator = torch.Generator(ctx.device).manual_seed(5)
-
-        def sparse(*shape: int) -> torch.Tensor:
-            values = torch.rand(*shape, generator=generator, device=ctx.device)
-            return ((values > 1 - DENSITY / 2).to(DTYPE) - (values < DENSITY / 2).to(DTYPE)).contiguous()
-
+        dim = 0 if op == "all_gather_matmul" else None
+        sample = FusedSample.of_layer(op, dim, DTYPE, ctx.cur_rank, ctx.num_ranks, (m, n, k))
+        self.op, self.options = op, sample.options
+        self.out, self.a, self.b = sample.tensors(ctx)
+        self.want = sample.wanted(ctx.device)
         if op == "all_gather_matmul":
-            whole_a, whole_b = sparse(m, k), sparse(k, n)
-            self.a = ctx.empty(m // self.size, k, dtype=DTYPE).copy_(self._own(whole_a, 0))
-            self.b = self._own(whole_b, 1).contiguous()
-            self.want = whole_a @ self.b
-            self.gathered = torch.empty_like(whole_a)
+            self.gathered = torch.cat([sample.a(rank, ctx.device) for rank in range(ctx.num_ranks)])
         else:
-            whole_a, whole_b = sparse(m, n), sparse(n, k)
-            self.a, self.b = self._own(whole_a, 1).contiguous(), self._own(whole_b, 0).contiguous()
-            self.want = whole_a @ whole_b
-            self.product = torch.empty_like(self.want)
-            if op == "matmul_reduce_scatter":
-                self.want = self._own(self.want, 0).contiguous()
-        self.out = ctx.empty(*self.want.shape, dtype=DTYPE)
-        left = m if op == "all_gather_matmul" else self.a.shape[0]
-        self.flops = 2.0 * left * self.a.shape[1] * self.b.shape[1]
-        self.shape = (left, self.b.shape[1], self.b.shape[0])
-
-    def _own(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
-        return whole.chunk(self.size, dim)[self.rank]
+            self.product = torch.empty(*sample.shape[:2], dtype=DTYPE, device=ctx.device)
+        self.flops = 2.0 * math.prod(sample.shape)
 
     def is_right(self) -> bool:
         """Whether every element of the output is what it must be."""
@@ -168,8 +150,7 @@ def declare(state: State, ctx: Iris, op: str) -> None:
     state.enter(ctx.scope())
     problem = Problem(ctx, op, state["m"], n, k)
     state.set_flops(problem.flops)
-    options: dict[str, Any] = {"gather_dim": 0} if op == "all_gather_matmul" else {}
-    run = getattr(ctx.ops, op)
+    options, run = problem.options, getattr(ctx.ops, op)
     tensors = problem.out, problem.a, problem.b
     names = [found.name for found in ctx.ops.explain(op, *tensors, **options).candidates if found.ok]
     for timer in ("graph", "events") if state.on_gpu else (None,):

@@ -7,9 +7,10 @@ from jobs_tuning import chosen, samples, tune
 
 from iris_core.ccl.samples import OPS
 from iris_core.ccl.tables import Entry, read_table
-from iris_core.ccl.tuning import TuneOptions, file_name, merged
+from iris_core.ccl.tuning import TuneOptions, merged
 from iris_core.cli import main
 from iris_core.errors import ArgumentError
+from iris_core.tuning import file_name
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
@@ -74,6 +75,8 @@ def test_what_is_measured_again_replaces_the_old():
     old = [Entry("all_reduce", "*", 1, "a", 1.0, ""), Entry("all_reduce", "int8", 1, "a", 1.0, "")]
     new = [Entry("all_reduce", "*", 2, "b", 1.0, "")]
     assert merged(old, new) == [old[1], new[0]]
+    beyond = Entry("all_reduce", "*", 3, "c", 1.0, "")  # the limit came before this size
+    assert merged([beyond], new) == [beyond, new[0]]
     assert file_name("NVIDIA H200 (80 GB)", 8) == "nvidia-h200-80-gb-8.json"
 
 

@@ -1,15 +1,12 @@
 """Configs, workspaces, measured tables, and which algorithm is chosen."""
 
-import importlib.util
 import json
-import pathlib
 from dataclasses import replace
 
 import pytest
 import torch
 
 from iris_core import Iris
-from iris_core.bench import Report, Result
 from iris_core.errors import ArgumentError, SettingsError
 from iris_core.ops import FusedConfig, FusedWorkspace
 from iris_core.ops.calls import Call, request_of
@@ -113,7 +110,8 @@ def test_tables(tmp_path):
     assert [entry.algorithm for entry in nearer] == ["unfused"]
     assert nearer[0].seconds == pytest.approx(2e-4 * 3000 / 2048)
     assert tables.lookup(replace(REQUEST, m=512)) == []
-    assert tables.lookup(replace(REQUEST, dtype="float16")) == []
+    assert [entry.algorithm for entry in tables.lookup(replace(REQUEST, dtype="float16"))] == ["push", "unfused"]
+    assert tables.lookup(replace(REQUEST, dtype="float32")) == []
     assert [entry.algorithm for entry in tables.lookup(replace(REQUEST, members=(0, 1, 2, 3)))] == ["of four"]
     gathers = replace(REQUEST, op="all_gather_matmul", options={**REQUEST.options, "gather_dim": 0})
     assert [entry.algorithm for entry in tables.lookup(gathers)] == ["fetch"]
@@ -241,29 +239,3 @@ def test_an_unused_workspace():
     assert not workspace.matches("", (), torch.float32, 0)
     workspace.clear()
     assert repr(workspace).startswith("FusedWorkspace(operation=''")
-
-
-def test_a_table_of_results(tmp_path):
-    benchmarks = pathlib.Path(__file__).parents[2] / "benchmarks"
-    spec = importlib.util.spec_from_file_location("fused_table", benchmarks / "fused_table.py")
-    fused_table = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fused_table)
-
-    def result(provider, time_us, op="matmul_reduce_scatter", verified=True):
-        params = {"weight": "28672x8192", "m": 8192}
-        return Result(f"fused.{op}", provider, params, 8, "graph", time_us, verified=verified)
-
-    results = (
-        result("iris", 600.0), result("iris push", 700.0), result("iris push eager", 1.0), result("cublas+nccl", 900.0),
-        result("cublas+iris", 800.0), result("iris broken", 1.0, verified=False),
-        result("iris fetch", 500.0, "all_gather_matmul"),
-    )  # fmt: skip
-    machine = {"gpu": "NVIDIA H200", "versions": {"torch": "2.11", "triton": None}}
-    Report("fused", machine, {}, results).write(tmp_path / "fused-8.json")
-    assert fused_table.main(str(tmp_path / "fused-8.json"), str(tmp_path / "ops" / "t.json")) == 0
-    entries = FusedTables([tmp_path / "ops"], "NVIDIA H200").lookup(replace(REQUEST, n=8192))
-    assert [(entry.algorithm, entry.seconds) for entry in entries] == [("push", 7e-4), ("unfused", 8e-4)]
-    (fetch,) = (row for row in read_fused_table(tmp_path / "ops" / "t.json").rows if row.gather_dim == 0)
-    assert (fetch.shape, fetch.algorithm) == ((8192, 3584, 8192), "fetch")
-    Report("fused", machine, {}, results[:1]).write(tmp_path / "nothing.json")
-    assert fused_table.main(str(tmp_path / "nothing.json"), str(tmp_path / "none.json")) == 1

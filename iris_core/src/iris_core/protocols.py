@@ -331,7 +331,8 @@ class Collective(Protocol):
 class FusedOperation(Protocol):
     """One algorithm for one operation of `ctx.ops`: a product and communication; docs/ops.md says what it must keep to.
 
-    Plugins of the entry-point group iris.collectives may bring one, like a `Collective`.
+    Plugins of the entry-point group iris.collectives may bring one, like a `Collective`.  Optional members are those of
+    a `Collective`; `tunings(request)` returns fields of FusedConfig.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""`iris tune`: measure the collectives of this machine, so that the fastest is chosen."""
+"""`iris tune`: measure collectives, or fused operations, on this machine, so that the fastest algorithm is chosen."""
 
 from __future__ import annotations
 
@@ -10,39 +10,59 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from iris_core.bench import RunOptions
     from iris_core.ccl.tables import Entry
+    from iris_core.ops.tables import Measured
+    from iris_core.tuning import Tuned
 
 EXAMPLES = """\
-  iris tune                                   all operations on all GPUs, 1 KiB to 1 GiB, into the cache
-  iris tune --ranks 4 --op all_reduce         one operation, for groups of four
+  iris tune                                   all collectives on all GPUs, 1 KiB to 1 GiB, into the cache
+  iris tune --ranks 4 --op all_reduce         one collective, for groups of four
   iris tune --device cpu --ranks 2 --max 64KiB --out table.json
+  iris tune --ops --limit 1500                fused operations: weights of large models, for 25 minutes at most
+  iris tune --ops --op matmul_reduce_scatter --shape 4096x28672x8192
 """
+
+_OF_COLLECTIVES = ("min", "max", "factor")
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the subcommand to the command line."""
     parser = subparsers.add_parser(
         "tune",
-        help="measure the collectives on this machine, so that ctx.ccl chooses the fastest",
-        description="Measure every algorithm of every collective that this machine can run, with several launches "
-        "each, and write a table from which ctx.ccl chooses (docs/collectives.md). Operations that are measured "
-        "again replace what the table says of them. Exit status 1 if an algorithm delivered wrong data.",
+        help="measure collectives or fused operations on this machine, so that the fastest algorithm is chosen",
+        description="Measure every algorithm of every collective (with --ops: of every fused operation) that this "
+        "machine can run, with the launches that it offers, on data that is checked, and write a table from which "
+        "ctx.ccl (ctx.ops) chooses: docs/collectives.md, docs/ops.md. What is measured again replaces what the table "
+        "says of it. Exit status 1 if an algorithm delivered wrong data.",
         epilog=f"examples:\n{EXAMPLES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--ops", action="store_true", help="fused operations (ctx.ops) instead of collectives")
     parser.add_argument(
         "--ranks", type=int, default=None, help="ranks; the table is for groups of so many (default: all GPUs)"
     )
     parser.add_argument("--op", action="append", default=[], metavar="NAME", help="this operation only; repeatable")
     parser.add_argument(
         "--dtype", action="append", default=[], metavar="NAME",
-        help="element type (default bfloat16); repeatable: what the first one gives counts for all that are not named",
+        help="element type (default bfloat16); repeatable: of collectives, what the first one gives counts for all "
+        "that are not named; of fused operations, tf32 is float32 where TF32 is allowed",
     )  # fmt: skip
-    parser.add_argument("--min", default="1KiB", metavar="SIZE", help="smallest buffer (default 1KiB)")
-    parser.add_argument("--max", default="1GiB", metavar="SIZE", help="largest buffer (default 1GiB)")
-    parser.add_argument("--factor", type=int, default=2, help="from one size to the next (default 2)")
+    parser.add_argument("--min", default=None, metavar="SIZE", help="smallest buffer of collectives (default 1KiB)")
+    parser.add_argument("--max", default=None, metavar="SIZE", help="largest buffer of collectives (default 1GiB)")
+    parser.add_argument("--factor", type=int, default=None, help="from one of their sizes to the next (default 2)")
+    parser.add_argument(
+        "--shape", action="append", default=[], metavar="MxNxK",
+        help="of fused operations: M rows times a weight of N x K that the ranks divide; repeatable "
+        "(default: 512, 2048 and 8192 rows, weights of 11008x4096, 14336x4096 and 28672x8192)",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5, help="rounds of the final measurement (default 5)")
-    parser.add_argument("--limit", type=float, default=3600, metavar="S", help="bound of the whole (default 3600 s)")
+    parser.add_argument(
+        "--limit", type=float, default=3600, metavar="S",
+        help="no point is begun after so many seconds; the table has what was measured until then (default 3600)",
+    )  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), default=None, help="default: GPUs where there are two")
     parser.add_argument("--allocator", default="auto", help="allocator by name (default: auto)")
     parser.add_argument("--backend", default="auto", help="device backend by name (default: auto)")
@@ -51,22 +71,63 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and write; 1 if an algorithm was wrong."""
-    from iris_core.bench.options import RunOptions
-    from iris_core.ccl.tables import read_table, write_table
-    from iris_core.ccl.tuning import TuneOptions, file_name, merged, tune_on_this_rank
-    from iris_core.launch import run as start_ranks
-    from iris_core.settings import load_settings
+    return _tune_operations(args) if args.ops else _tune_collectives(args)
 
+
+def _tune_collectives(args: argparse.Namespace) -> int:
+    from iris_core.ccl.tables import read_table, write_table
+    from iris_core.ccl.tuning import TuneOptions, merged, tune_on_this_rank
+    from iris_core.errors import ArgumentError
+
+    if args.shape:
+        raise ArgumentError("--shape is one of fused operations: give --ops, too, or --min and --max")
     wanted = TuneOptions(
         ops=tuple(args.op) or TuneOptions.ops,
         dtypes=tuple(args.dtype) or TuneOptions.dtypes,
-        min_nbytes=_nbytes("--min", args.min),
-        max_nbytes=_nbytes("--max", args.max),
-        factor=args.factor,
+        min_nbytes=TuneOptions.min_nbytes if args.min is None else _nbytes("--min", args.min),
+        max_nbytes=TuneOptions.max_nbytes if args.max is None else _nbytes("--max", args.max),
+        factor=TuneOptions.factor if args.factor is None else args.factor,
     )
     ranks, device = _ranks(args.ranks, args.device)
     heap = max(64 << 20, 2 * wanted.max_nbytes + (wanted.max_nbytes >> 1) + (1 << 20) * ranks)
-    options = RunOptions(
+    found = _measure(tune_on_this_rank, wanted, _options(args, ranks, device, heap))
+    path = _path(args, found, "ccl", ranks)
+    if path is not None:
+        old = read_table(path).entries if path.exists() else ()
+        write_table(path, found.device, ranks, _versions(), merged(old, found.entries))
+        _print_collectives(found.entries)
+        print(f"written to {path}")
+    return int(bool(found.wrong))
+
+
+def _tune_operations(args: argparse.Namespace) -> int:
+    from iris_core.errors import ArgumentError
+    from iris_core.ops.tables import read_fused_table, write_fused_table
+    from iris_core.ops.tuning import FusedTuneOptions, merged, tune_operations_on_this_rank
+
+    if strange := [f"--{name}" for name in _OF_COLLECTIVES if getattr(args, name) is not None]:
+        raise ArgumentError(f"{', '.join(strange)}: fused operations have shapes (--shape), not sizes of buffers")
+    wanted = FusedTuneOptions(
+        ops=tuple(args.op) or FusedTuneOptions.ops,
+        dtypes=tuple(args.dtype) or FusedTuneOptions.dtypes,
+        layers=tuple(_shape(text) for text in args.shape) or FusedTuneOptions.layers,
+    )
+    ranks, device = _ranks(args.ranks, args.device)
+    heap = max(sample.heap_nbytes for _, sample in wanted.samples(0, ranks))
+    found = _measure(tune_operations_on_this_rank, wanted, _options(args, ranks, device, heap))
+    path = _path(args, found, "ops", ranks)
+    if path is not None:
+        old = read_fused_table(path).rows if path.exists() else ()
+        write_fused_table(path, found.device, ranks, _versions(), merged(old, found.entries))
+        _print_operations(found.entries)
+        print(f"written to {path}")
+    return int(bool(found.wrong))
+
+
+def _options(args: argparse.Namespace, ranks: int, device: str, heap: int) -> RunOptions:
+    from iris_core.bench.options import RunOptions
+
+    return RunOptions(
         num_ranks=ranks,
         device=device,
         allocator=args.allocator,
@@ -76,20 +137,28 @@ def run(args: argparse.Namespace) -> int:
         batch_ms=2.0,
         limit_s=args.limit,
     )
+
+
+def _measure(job: Callable[..., Tuned[Any]], wanted: object, options: RunOptions) -> Tuned[Any]:
+    """Run a job on ranks of its own, and say what it passed over and what was wrong."""
+    from iris_core.launch import run as start_ranks
+
     environ = {} if "IRIS_DEVICE_TIMEOUT" in os.environ else {"IRIS_DEVICE_TIMEOUT": str(options.device_timeout_s)}
-    found = start_ranks(tune_on_this_rank, ranks, wanted, options, environ=environ)[0]
+    found = start_ranks(job, options.num_ranks, wanted, options, environ=environ)[0]
     for line in (*found.passed_over, *(f"WRONG DATA, left out: {each}" for each in found.wrong)):
         print(line, file=sys.stderr)
+    return found
+
+
+def _path(args: argparse.Namespace, found: Tuned[Any], folder: str, ranks: int) -> Path | None:
+    """Where the table is to be; None if there is none."""
+    from iris_core.settings import load_settings
+    from iris_core.tuning import file_name
+
     if not found.entries:
         print("iris tune: there is nothing to choose from, no table was written", file=sys.stderr)
-        return int(bool(found.wrong))
-    name = file_name(found.device, ranks)
-    path = Path(args.out) if args.out else Path(load_settings().cache_dir) / "ccl" / name
-    old = read_table(path).entries if path.exists() else ()
-    write_table(path, found.device, ranks, _versions(), merged(old, found.entries))
-    _print(found.entries)
-    print(f"written to {path}")
-    return int(bool(found.wrong))
+        return None
+    return Path(args.out) if args.out else Path(load_settings().cache_dir) / folder / file_name(found.device, ranks)
 
 
 def _nbytes(option: str, text: str) -> int:
@@ -101,6 +170,16 @@ def _nbytes(option: str, text: str) -> int:
         return int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError:
         raise ArgumentError(f"{option} {text}: a size is a number of bytes or text such as 64MiB") from None
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    from iris_core.errors import ArgumentError
+
+    sizes = text.lower().split("x")
+    if len(sizes) != 3 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise ArgumentError(f"--shape {text}: a shape is three numbers such as 2048x28672x8192: rows, and N x K")
+    m, n, k = map(int, sizes)
+    return m, n, k
 
 
 def _ranks(ranks: int | None, device: str | None) -> tuple[int, str]:
@@ -127,7 +206,11 @@ def _versions() -> dict[str, str]:
     return {name: version for name, version in machine.versions().items() if version}
 
 
-def _print(entries: tuple[Entry, ...]) -> None:
+def _config(entry: Entry | Measured) -> str:
+    return json.dumps(dict(entry.config)) if entry.config else ""
+
+
+def _print_collectives(entries: Sequence[Entry]) -> None:
     from iris_core.cli._output import print_table
 
     seen = set()
@@ -136,6 +219,19 @@ def _print(entries: tuple[Entry, ...]) -> None:
         if (entry.op, entry.dtype, entry.max_nbytes) not in seen:  # the fastest
             seen.add((entry.op, entry.dtype, entry.max_nbytes))
             bound = "any" if entry.max_nbytes == float("inf") else str(entry.max_nbytes)
-            launch = json.dumps(dict(entry.config)) if entry.config else ""
-            rows.append((entry.op, entry.dtype, bound, entry.algorithm, f"{entry.seconds * 1e6:.2f}", launch))
+            rows.append((entry.op, entry.dtype, bound, entry.algorithm, f"{entry.seconds * 1e6:.2f}", _config(entry)))
     print_table(("OPERATION", "DTYPE", "BYTES UP TO", "ALGORITHM", "US", "CONFIG"), rows)
+
+
+def _print_operations(entries: Sequence[Measured]) -> None:
+    from iris_core.cli._output import print_table
+
+    seen = set()
+    rows = []
+    for row in sorted(entries, key=lambda r: (r.op, r.gather_dim or 0, r.dtype, r.shape, r.seconds)):
+        kind = row.op, row.gather_dim, row.dtype, row.shape
+        if kind not in seen:  # the fastest
+            seen.add(kind)
+            dim, product = "" if row.gather_dim is None else str(row.gather_dim), "x".join(map(str, row.shape))
+            rows.append((row.op, dim, row.dtype, product, row.algorithm, f"{row.seconds * 1e6:.2f}", _config(row)))
+    print_table(("OPERATION", "DIM", "DTYPE", "M x N x K OF A RANK", "ALGORITHM", "US", "CONFIG"), rows)

@@ -7,7 +7,7 @@ hidden at best; what the collective's programs take from the product's multiproc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,6 +80,15 @@ class Overlapped(Unfused):
         pieces = len(self._bounds(request))
         hidden = max(product, moving) + min(product, moving) / pieces
         return hidden + pieces * fixed_s(request, launches=2, meetings=2)
+
+    def tunings(self, request: FusedRequest) -> list[dict[str, Any]]:
+        """Return numbers of pieces that are worth measuring, the own choice first."""
+        found: dict[int, dict[str, Any]] = {}
+        for config in ({}, {"num_pieces": 2}, {"num_pieces": 8}):
+            wish = {**config, **request.options["config"]}
+            divided = replace(request, options={**request.options, "config": wish})
+            found.setdefault(len(self._bounds(divided)), config)
+        return list(found.values())
 
     def _bounds(self, request: FusedRequest) -> list[tuple[int, int]]:
         """Begin and end of the pieces; all but the last one are equally long."""

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
     from iris_core.types import FusedRequest
 
+TF32 = "tf32"
+"""What tables call float32 where TF32 is allowed."""
+
+_SAME_SPEED = {"float16": "bfloat16", "bfloat16": "float16"}
+
 NEAR = 1.0
 """A measured shape speaks of those that differ by at most this factor of two, up or down, in each dimension."""
 
@@ -26,7 +31,7 @@ class Measured:
 
     Attributes:
         op: the operation.
-        dtype: torch's name of the operands' element type, or "tf32", or ANY_DTYPE; see `multiplied`.
+        dtype: torch's name of the operands' element type, TF32, or ANY_DTYPE; see `spoken_of`.
         shape: (m, n, k) of the product that each rank computes.
         gather_dim: as in the call; None for operations that gather nothing.
         algorithm: name of an algorithm.
@@ -45,7 +50,7 @@ class Measured:
     def distance(self, request: FusedRequest) -> float:
         """How far a request's shape is from this one, in powers of two; infinite if it is another kind of call."""
         same = (self.op, self.gather_dim) == (request.op, request.options.get("gather_dim"))
-        if not same or self.dtype not in (ANY_DTYPE, multiplied(request)) or not all(request.shape):
+        if not same or self.dtype not in spoken_of(request) or not all(request.shape):
             return math.inf
         return max(abs(math.log2(mine / its)) for mine, its in zip(self.shape, request.shape, strict=True))
 
@@ -76,7 +81,8 @@ class FusedTable:
         if least > NEAR:
             return []
         rows = [row for distance, row in near if distance == least]
-        own = [row for row in rows if row.dtype == multiplied(request)] or rows
+        known = {row.dtype for row in rows}
+        named = next(name for name in spoken_of(request) if name in known)
         work = math.prod(request.shape)
         return [
             Entry(
@@ -88,13 +94,18 @@ class FusedTable:
                 source=self.source,
                 config=row.config,
             )
-            for row in sorted(own, key=lambda row: row.seconds)
+            for row in sorted(rows, key=lambda row: row.seconds)
+            if row.dtype == named
         ]
 
 
-def multiplied(request: FusedRequest) -> str:
-    """What a request's elements are multiplied as: their type, or "tf32" for float32 where that is allowed."""
-    return "tf32" if request.options["tf32"] else request.dtype
+def spoken_of(request: FusedRequest) -> tuple[str, ...]:
+    """The names of element types whose rows speak of a request, the best one first.
+
+    Its own, or TF32; then the other type of 16 bits, which takes as long; then all.
+    """
+    own = TF32 if request.options["tf32"] else request.dtype
+    return (own, *([_SAME_SPEED[own]] if own in _SAME_SPEED else []), ANY_DTYPE)
 
 
 def read_fused_table(path: Path) -> FusedTable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,6 +75,21 @@ class Fused:
         """Estimate seconds."""
         raise NotImplementedError
 
+    def tunings(self, request: FusedRequest) -> list[dict[str, Any]]:
+        """Return launches that are worth measuring, the own choice first.  The CPU executor's times say nothing."""
+        offered = [] if request.target.type is DeviceType.CPU else self._offered(request)
+        given = request.options["config"]
+        configs = [
+            config
+            for config in offered
+            if self.supports(replace(request, options={**request.options, "config": {**config, **given}}))
+        ]
+        return [{}, *configs]
+
+    def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
+        """Fields of configs, at most five, that may be faster than the own choice; impossible ones are left out."""
+        return []
+
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Make a plan.  Collective: every member calls it."""
         raise NotImplementedError
@@ -92,6 +107,20 @@ class Fused:
             plan.kernel(None, target, a, b, bias)
         if plan.staged_out is not None:
             out.detach().copy_(plan.staged_out)
+
+
+def tile_shapes(request: FusedRequest) -> list[dict[str, Any]]:
+    """Fields of configs: tiles that keep more or fewer programs busy than the own choice."""
+    if request.options["layout"] == "tiles":  # the shape of tiles belongs to the result
+        return []
+    square = {"block_size_m": 128, "block_size_n": 128}
+    deep = {"num_stages": 4} if request.target.type is DeviceType.CUDA else {}  # AMD has less shared memory
+    return [
+        {**square, "num_warps": 8},
+        {**square, "num_warps": 4, **deep},
+        {"block_size_m": 64, "block_size_n": 256, "num_warps": 8},
+        {"block_size_m": 64, "block_size_n": 128, "num_warps": 4},
+    ]
 
 
 def efficiency(request: FusedRequest) -> float:

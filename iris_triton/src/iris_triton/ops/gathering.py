@@ -18,6 +18,7 @@ from iris_triton.ops.fused import (
     programs_for,
     staging,
     staging_nbytes,
+    tile_shapes,
 )
 from iris_triton.ops.gather_kernels import fetch_product, pull_product, push_product
 from iris_triton.ops.shapes import USED_CONFIG, padded, tiling
@@ -36,6 +37,9 @@ class Push(Fused):
 
     def __init__(self) -> None:
         super().__init__("matmul_all_gather", "push")
+
+    def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
+        return tile_shapes(request)
 
     def cost(self, request: FusedRequest) -> float:
         """Estimate seconds: the product hides what is sent, or the other way round."""
@@ -113,6 +117,9 @@ class Pull(_GatherProduct):
     def __init__(self) -> None:
         super().__init__("all_gather_matmul", "pull")
 
+    def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
+        return tile_shapes(request)
+
     def cost(self, request: FusedRequest) -> float:
         """Estimate seconds: each column of tiles reads the shards again."""
         tiles = tiling(request, *self._shard(request))
@@ -148,6 +155,11 @@ class Fetch(_GatherProduct):
         if answer and config.get("num_sms", 2) <= config.get("num_fetch_sms", 1):
             return Availability.no("some programs fetch and the others compute: num_sms must be the larger number")
         return answer
+
+    def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
+        """Fields of configs: more or fewer programs that fetch."""
+        square = {"block_size_m": 128, "block_size_n": 128, "num_warps": 8}
+        return [{"num_fetch_sms": 8}, {"num_fetch_sms": 32}, square, {**square, "num_fetch_sms": 32}]
 
     def cost(self, request: FusedRequest) -> float:
         """Estimate seconds: the product hides the copies, but for the first block."""

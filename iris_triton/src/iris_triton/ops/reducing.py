@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,7 @@ from iris_triton.ops.fused import (
     programs_for,
     staging,
     staging_nbytes,
+    tile_shapes,
 )
 from iris_triton.ops.reduce_kernel import matmul_reduce
 from iris_triton.ops.shapes import tiling
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 class Reduce(Fused):
     """A product that is added up by tiles: "push", "two_shot" or "one_shot"."""
+
+    def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
+        return tile_shapes(request)
 
     def cost(self, request: FusedRequest) -> float:
         """Estimate seconds: the product hides what is sent, except in one step the sums."""

@@ -1,0 +1,75 @@
+"""What the ranks of test_tuning_ops do."""
+
+import contextlib
+import dataclasses
+import os
+
+import torch
+
+from iris_core import Iris
+from iris_core.bench import RunOptions
+from iris_core.ops import FusedConfig
+from iris_core.ops.samples import KINDS, SPOILED, FusedSample
+from iris_core.ops.tuning import FusedTuneOptions, tune_operations_on_this_rank
+
+
+def samples(device, dtype, algorithm=None):
+    """For each kind of call: whether the result was right, and whether a spoiled one and one wrong element were not."""
+    answers = {}
+    with Iris("16MiB", device=device) as ctx:
+        for op, dim in KINDS:
+            with ctx.scope():
+                layer = (10 * ctx.num_ranks, 16 * ctx.num_ranks, 48)
+                sample = FusedSample.of_layer(op, dim, getattr(torch, dtype), ctx.cur_rank, ctx.num_ranks, layer)
+                out, a, b = sample.tensors(ctx)
+                config = FusedConfig(algorithm=algorithm)
+                getattr(ctx.ops, op)(out, a, b, config=config, **sample.options)
+                want = sample.wanted(ctx.device)
+                seen = [torch.equal(out, want), bool(want.any()), bool(want.abs().max() < 100)]
+                out[-1, -1] += 1
+                seen.append(torch.equal(out, want))
+                out.fill_(SPOILED)
+                answers[op, dim] = (*seen, bool((out == want).any()))
+        ctx.barrier()
+    return answers
+
+
+@contextlib.contextmanager
+def _broken(op, name):
+    """Let an algorithm launch nothing."""
+    from iris_triton import ops as package
+
+    offered = package.operations
+
+    def operations():
+        found = offered()
+        for each in found:
+            if (each.op, each.name) == (op, name):
+                each.launch = lambda *_: None
+        return found
+
+    package.operations = operations
+    try:
+        yield
+    finally:
+        package.operations = offered
+
+
+def tune(device, wanted, broken="", limit_s=100.0):
+    """Tune; every rank's findings."""
+    options = RunOptions(num_ranks=2, device=device, heap_size="24MiB", rounds=1, batch_ms=0.1, limit_s=limit_s)
+    with _broken("matmul_all_reduce", broken) if broken else contextlib.nullcontext():
+        found = tune_operations_on_this_rank(FusedTuneOptions(**wanted), options)
+    return dataclasses.replace(found, entries=tuple(dataclasses.asdict(each) for each in found.entries))
+
+
+def chosen(cache, m, n, k):
+    """With tables in a folder: (algorithm, why) of a matmul_all_reduce."""
+    os.environ["IRIS_CACHE_DIR"] = cache
+    try:
+        with Iris("1MiB", device="cpu") as ctx:
+            out, a, b = (torch.ones(shape, dtype=torch.bfloat16) for shape in ((m, n), (m, k), (k, n)))
+            found = ctx.ops.explain("matmul_all_reduce", out, a, b)
+            return found.algorithm, found.why
+    finally:
+        del os.environ["IRIS_CACHE_DIR"]

@@ -1,0 +1,120 @@
+"""Tables of fused operations are measured on verified data, and used."""
+
+import pytest
+import torch
+from jobs_tuning_ops import chosen, samples, tune
+
+from iris_core.cli import main
+from iris_core.errors import ArgumentError
+from iris_core.ops.samples import KINDS, FusedSample
+from iris_core.ops.tables import Measured, read_fused_table
+from iris_core.ops.tuning import LAYERS, FusedTuneOptions, merged
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn"])
+def test_samples_tell_right_from_wrong(pool, num_ranks, dtype, device):
+    algorithm = None if dtype.startswith("float8") else "unfused"  # which does not multiply those
+    for answers in pool.run(samples, num_ranks, device, dtype, algorithm):
+        assert set(answers) == set(KINDS)
+        assert set(answers.values()) == {(True, True, True, False, False)}
+
+
+def test_all_ranks_find_the_same(pool, device):
+    wanted = {"ops": ("matmul_all_reduce", "matmul_all_gather"), "layers": ((16, 32, 48), (64, 32, 48))}
+    first, second = pool.run(tune, 2, device, wanted)
+    assert first == second
+    assert not first.wrong
+    assert not first.passed_over
+    kinds = {(row["op"], row["gather_dim"], row["shape"]) for row in first.entries}
+    products = {None: {(16, 48, 16), (64, 48, 16)}, 0: {(8, 32, 48), (32, 32, 48)}, 1: {(16, 16, 48), (64, 16, 48)}}
+    ops = {None: "matmul_all_reduce", 0: "matmul_all_gather", 1: "matmul_all_gather"}
+    assert kinds == {(ops[dim], dim, shape) for dim, shapes in products.items() for shape in shapes}
+    assert all(row["seconds"] > 0 and row["dtype"] == "bfloat16" for row in first.entries)
+
+
+def test_wrong_data_is_left_out_and_named(pool):
+    wanted = {"ops": ("matmul_all_reduce",), "dtypes": ("tf32",), "layers": ((16, 32, 48),)}
+    for found in pool.run(tune, 2, "cpu", wanted, "one_shot"):
+        assert found.entries
+        assert {row["dtype"] for row in found.entries} == {"tf32"}
+        assert "one_shot" not in {row["algorithm"] for row in found.entries}
+        start = "matmul_all_reduce one_shot at 16 x 16 times 16 x 48 tf32: rank 0: the data is wrong"
+        assert any(each.startswith(start) for each in found.wrong)
+
+
+def test_after_the_limit_nothing_is_begun(pool):
+    wanted = {"ops": ("matmul_all_reduce",), "layers": ((16, 32, 48), (32, 32, 48))}
+    for found in pool.run(tune, 2, "cpu", wanted, "", 1e-6):
+        assert found.entries == ()
+        assert len(found.passed_over) == 2
+        assert all("the limit of 0 s was reached" in each for each in found.passed_over)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"ops": ("all_reduce",)}, "no operation all_reduce can be tuned"),
+        ({"dtypes": ("float64",)}, "no element type float64"),
+        ({"ops": ("matmul_all_reduce",) * 2}, "each operation once"),
+        ({"layers": ()}, "layers must be given"),
+        ({"layers": ((0, 1, 1),)}, "of positive sizes"),
+    ],
+)
+def test_options_that_cannot_be(wrong, message):
+    with pytest.raises(ArgumentError, match=message):
+        FusedTuneOptions(**wrong)
+
+
+def test_what_is_measured():
+    found = FusedTuneOptions().samples(0, 8)
+    assert len(found) == len(KINDS) * len(LAYERS) == len(set(found))
+    sizes = [sample.heap_nbytes for _, sample in found]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] < 12 << 30
+    shapes = {(sample.op, sample.gather_dim): sample.shape for _, sample in found if 8192 in sample.shape}
+    assert FusedSample.of_layer("all_gather_matmul", 1, torch.half, 1, 8, (512, 64, 80)).a_shape == (512, 10)
+    assert set(shapes) == set(KINDS)
+    with pytest.raises(ArgumentError, match="3 ranks cannot divide 8192 rows and a weight of 28672 x 8192"):
+        FusedTuneOptions().samples(0, 3)
+    with pytest.raises(ArgumentError, match="2 ranks cannot divide 5"):
+        FusedSample("all_gather_matmul", 1, torch.half, 0, 2, (4, 4, 5))
+    with pytest.raises(ArgumentError, match="2 ranks cannot divide 5"):
+        FusedSample("matmul_reduce_scatter", None, torch.half, 0, 2, (5, 4, 4))
+
+
+def test_what_is_measured_again_replaces_the_old():
+    def row(algorithm, dim=None, m=8):
+        return Measured("matmul_all_gather", "float16", (m, 8, 8), dim, algorithm, 1.0, {})
+
+    old = [row("a", 0), row("a", 1), row("a", 1, 16)]
+    new = [row("b", 1)]
+    assert merged(old, new) == [old[0], old[2], new[0]]
+
+
+@pytest.mark.slow
+def test_the_command_writes_what_calls_use(pool, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
+    arguments = ["tune", "--ops", "--device", "cpu", "--ranks", "2", "--op", "matmul_all_reduce", "--rounds", "1"]
+    assert main([*arguments, "--shape", "40x32x48"]) == 0
+    path = tmp_path / "ops" / "cpu-2.json"
+    assert f"written to {path}" in capsys.readouterr().out
+    rows = sorted(read_fused_table(path).rows, key=lambda row: row.seconds)
+    (said, _) = pool.run(chosen, 2, str(tmp_path), 40, 48, 16)
+    assert said == (rows[0].algorithm, f"measured as the fastest in {path}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shape", "4x4x4"], "--shape is one of fused operations"),
+        (["--ops", "--shape", "4x4"], "--shape 4x4: a shape is three numbers"),
+        (["--ops", "--shape", "4x0x4"], "a shape is three numbers"),
+        (["--ops", "--max", "1MiB", "--factor", "2"], "--max, --factor: fused operations have shapes"),
+        (["--ops", "--op", "all_reduce"], "no operation all_reduce"),
+        (["--ops", "--device", "cpu", "--ranks", "3", "--shape", "6x4x4"], "3 ranks cannot divide"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be(arguments, message, capsys):
+    assert main(["tune", *arguments]) == 1
+    assert message in capsys.readouterr().err
