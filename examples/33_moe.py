@@ -38,7 +38,7 @@ BLOCK_ROWS, BLOCK_FFN = 32, 32
 def exchange(
     own, counts, met, table, state, slots, context, WORLD: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Fill `table`[rank, expert] on all ranks; one program.  `state`: calls so far, results that were ordered so far."""
+    """Fill `table`[rank, expert] on all ranks; one program.  `state`: calls so far, and results ordered so far."""
     ctx = DeviceContext.from_tensor(context, WORLD)
     turn = tl.load(state) + 1
     e = tl.arange(0, BLOCK)
