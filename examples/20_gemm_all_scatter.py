@@ -1,4 +1,4 @@
-"""GEMM + all-scatter in one kernel: each rank computes a slab of columns of C = A @ B and stores every tile to all ranks.
+"""GEMM + all-scatter in one kernel: a rank computes a slab of columns of C = A @ B and stores every tile to all ranks.
 
 A is the same on all ranks, B is split by columns, and C is whole on every rank at the end.  A tile travels while the
 next one is computed: stores are not waited for.  Nothing else has to be arranged, so this is the form to try first;
@@ -67,8 +67,9 @@ def gemm_all_scatter(ctx, a, b, c):
         raise ValueError(f"{tuple(a.shape)} @ {tuple(b.shape)} on {ctx.num_ranks} ranks does not make {tuple(c.shape)}")
     ctx.device_barrier()  # all ranks have used their last C
     gemm_all_scatter_kernel[(min(num_tiles(m, n, options), num_programs(ctx)),)](
-        a, b, c, ctx.get_device_context(), m, n, k, *a.stride(), *b.stride(), *c.stride(), WORLD=ctx.num_ranks, **options
-    )
+        a, b, c, ctx.get_device_context(), m, n, k, *a.stride(), *b.stride(), *c.stride(),
+        WORLD=ctx.num_ranks, **options,
+    )  # fmt: skip
     ctx.device_barrier()  # all tiles have arrived
 
 

@@ -90,7 +90,7 @@ def gemm_all_scatter(ctx, a, b, c, ready, turn):
     (m, k), n, options = a.shape, b.shape[1], gemm_options(ctx)
     tiles = num_tiles(m, n, options)
     if b.shape[0] != k or c.shape != (m, n * ctx.num_ranks) or ready.numel() < tiles:
-        raise ValueError(f"{tuple(a.shape)} @ {tuple(b.shape)} on {ctx.num_ranks} ranks does not fit the other arguments")
+        raise ValueError(f"{tuple(a.shape)} @ {tuple(b.shape)} on {ctx.num_ranks} ranks does not fit the other tensors")
     senders = max(num_programs(ctx) // 8, 1)
     context, tiling = ctx.get_device_context(), {name: options[name] for name in ("BLOCK_M", "BLOCK_N", "GROUP")}
     ctx.device_barrier()  # all ranks have used their last C
