@@ -15,7 +15,7 @@ from iris_core import Iris
 from iris_core.errors import DeviceTimeoutError
 from iris_gluon import IrisDeviceCtx, default_layout
 from iris_triton import DeviceContext, x
-from iris_triton.tiles import AllReduceConfig, Tile, TileView, make_locks, make_tensor_view
+from iris_triton.tiles import AllReduceConfig, Tile, TileView, lock_words, make_locks, make_tensor_view
 
 BLOCK_M, BLOCK_N = 8, 16
 LAUNCHES = 5
@@ -489,6 +489,11 @@ def reference_style(
     place = x.TileView(pid // tiles_n, pid % tiles_n, BLOCK_M, BLOCK_N)
     src = x.make_tensor_view(staging, M, N, stride_m, stride_n)
     dst = x.TensorView(out, M, N, stride_m, stride_n)
+    if op == "one_shot" or op == "two_shot" or op == "reduce_scatter":
+        part, inside = src.tile_ptr(tile)
+        tl.store(part, data, mask=inside)
+        tl.debug_barrier()
+        tl.atomic_xchg(locks + pid, 1, sem="release", scope="sys")
     if op == "atomic":
         x.all_reduce_atomic(tile, dst, ctx)
     elif op == "spinlock":
@@ -535,7 +540,8 @@ def run_reference_style(device):
         for op, result in want.items():
             with ctx.scope():
                 staging, out = ctx.zeros(m, n), ctx.zeros(m * world if op == "all_gather" else m, n)
-                locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N, "spinlock" if op == "spinlock" else "two_shot")
+                words = tiles if op != "ring" else lock_words(m, n, BLOCK_M, BLOCK_N, world)
+                locks = ctx.zeros(words, dtype=torch.int32)
                 if op in ("gather", "all_to_all"):
                     staging.copy_(inp)
                 ctx.barrier()

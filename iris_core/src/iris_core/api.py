@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from iris_core import bootstrap, device_context, selection
 from iris_core.ccl.api import Collectives
@@ -78,6 +78,10 @@ class Iris(TensorFactories):
         ...     ctx.is_symmetric(x)
         True
     """
+
+    # what `ccl` and `ops` are made of; contexts with another face have their own
+    _collectives: ClassVar[type[Collectives]] = Collectives
+    _operations: ClassVar[type[Operations]] = Operations
 
     def __init__(
         self,
@@ -160,10 +164,10 @@ class Iris(TensorFactories):
                 provides=self._allocator.info.provides,
             )
             undo.callback(collectives.close)
-            self._ccl = Collectives(collectives)
+            self._ccl = self._collectives(collectives)
             operations = OperationBinder(collectives)
             undo.callback(operations.close)
-            self._ops = Operations(operations)
+            self._ops = self._operations(operations)
             self._tracing = Tracing(self, self._world)
             self._world.barrier()
             closing = undo.pop_all()

@@ -41,7 +41,7 @@ class PluginError(IrisError):
     """Base of the errors about finding, loading and choosing plugins."""
 
 
-class PluginNotFoundError(PluginError, LookupError):
+class PluginNotFoundError(PluginError, LookupError, ValueError):
     """No installed plugin has the requested name; the message lists what is installed and close matches."""
 
     def __init__(self, message: str, *, name: str = "", close_matches: Sequence[str] = ()) -> None:

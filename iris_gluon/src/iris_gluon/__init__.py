@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from iris_gluon.context import GluonDeviceTracing as GluonDeviceTracing
     from iris_gluon.context import IrisDeviceCtx as IrisDeviceCtx
+    from iris_gluon.host import iris as iris
     from iris_gluon.lanes import blocked_layout as blocked_layout
     from iris_gluon.lanes import default_layout as default_layout
     from iris_gluon.lanes import warp_size as warp_size
@@ -37,6 +38,7 @@ _HOMES = {
     "TraceEvent": "iris_triton.tracing",
     "blocked_layout": "iris_gluon.lanes",
     "default_layout": "iris_gluon.lanes",
+    "iris": "iris_gluon.host",
     "warp_size": "iris_gluon.lanes",
 }
 
@@ -47,6 +49,7 @@ __all__ = [
     "__version__",
     "blocked_layout",
     "default_layout",
+    "iris",
     "warp_size",
 ]
 

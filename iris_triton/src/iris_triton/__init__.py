@@ -9,6 +9,8 @@
         dev = iris.DeviceContext.initialize(context_tensor, rank, world_size)
         dev.store(x, 1.0, (rank + 1) % world_size)
 
+Scripts of the reference system find its names here; docs/porting.md says what is different.
+
 Importing this package pulls in neither torch nor triton; its names are loaded on first use.
 """
 
@@ -18,16 +20,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from iris_core.api import Iris as Iris
+    from iris_core import tensors as tensor_creation
+    from iris_core.bench.once import do_bench as do_bench
     from iris_core.logs import DEBUG as DEBUG
     from iris_core.logs import ERROR as ERROR
     from iris_core.logs import INFO as INFO
     from iris_core.logs import WARNING as WARNING
     from iris_core.logs import logger as logger
     from iris_core.logs import set_logger_level as set_logger_level
+    from iris_triton.context import DeviceContext as Context
     from iris_triton.context import DeviceContext as DeviceContext
     from iris_triton.host import get_device_id_for_rank as get_device_id_for_rank
     from iris_triton.host import iris as iris
+    from iris_triton.host import is_simulation_env as is_simulation_env
     from iris_triton.language import atomic_add as atomic_add
     from iris_triton.language import atomic_and as atomic_and
     from iris_triton.language import atomic_cas as atomic_cas
@@ -46,6 +51,10 @@ if TYPE_CHECKING:
     from iris_triton.language import signal as signal
     from iris_triton.language import store as store
     from iris_triton.language import wait as wait
+    from iris_triton.porting.context import Iris as Iris
+    from iris_triton.porting.engines import quiet as quiet
+    from iris_triton.porting.pointers import CUDAArrayInterface as CUDAArrayInterface
+    from iris_triton.porting.pointers import tensor_from_ptr as tensor_from_ptr
     from iris_triton.tiles import AllReduceConfig as AllReduceConfig
     from iris_triton.tiles import TensorView as TensorView
     from iris_triton.tiles import Tile as Tile
@@ -57,11 +66,13 @@ __version__ = "0.2.0"
 
 _HOMES = {
     "AllReduceConfig": "iris_triton.tiles",
+    "CUDAArrayInterface": "iris_triton.porting.pointers",
+    "Context": "iris_triton.context",
     "DEBUG": "iris_core.logs",
     "DeviceContext": "iris_triton.context",
     "ERROR": "iris_core.logs",
     "INFO": "iris_core.logs",
-    "Iris": "iris_core.api",
+    "Iris": "iris_triton.porting.context",
     "TensorView": "iris_triton.tiles",
     "Tile": "iris_triton.tiles",
     "TileView": "iris_triton.tiles",
@@ -78,19 +89,34 @@ _HOMES = {
     "atomic_xor": "iris_triton.language",
     "barrier": "iris_triton.language",
     "copy": "iris_triton.language",
+    "do_bench": "iris_core.bench.once",
     "get": "iris_triton.language",
     "get_device_id_for_rank": "iris_triton.host",
     "iris": "iris_triton.host",
+    "is_simulation_env": "iris_triton.host",
     "load": "iris_triton.language",
     "logger": "iris_core.logs",
     "make_tensor_view": "iris_triton.tiles",
     "put": "iris_triton.language",
     "put_signal": "iris_triton.language",
+    "quiet": "iris_triton.porting.engines",
     "set_logger_level": "iris_core.logs",
     "signal": "iris_triton.language",
     "store": "iris_triton.language",
+    "tensor_from_ptr": "iris_triton.porting.pointers",
     "wait": "iris_triton.language",
 }
+_MODULES = {
+    "bench": "iris_triton.bench",
+    "ccl": "iris_triton.ccl",
+    "experimental": "iris_triton.experimental",
+    "gluon": "iris_gluon",
+    "hip": "iris_triton.hip",
+    "ops": "iris_triton.ops",
+    "tensor_creation": "iris_core.tensors",
+    "x": "iris_triton.x",
+}
+_NAMES_THERE = {"Context": "DeviceContext"}
 
 __all__ = [
     "DEBUG",
@@ -98,6 +124,8 @@ __all__ = [
     "INFO",
     "WARNING",
     "AllReduceConfig",
+    "CUDAArrayInterface",
+    "Context",
     "DeviceContext",
     "Iris",
     "TensorView",
@@ -115,30 +143,54 @@ __all__ = [
     "atomic_xchg",
     "atomic_xor",
     "barrier",
+    "bench",
+    "ccl",
     "copy",
+    "do_bench",
+    "experimental",
     "get",
     "get_device_id_for_rank",
+    "hip",
     "iris",
+    "is_simulation_env",
     "load",
     "logger",
     "make_tensor_view",
+    "ops",
     "put",
     "put_signal",
+    "quiet",
     "set_logger_level",
     "signal",
     "store",
+    "tensor_creation",
+    "tensor_from_ptr",
     "wait",
+    "x",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    if name in _MODULES:
+        value = _module(name)
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), _NAMES_THERE.get(name, name))
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
     globals()[name] = value  # kernels look the device functions up often
     return value
 
 
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(_MODULES[name])
+    except ModuleNotFoundError as error:
+        if error.name != _MODULES[name]:
+            raise
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}, because {error.name} is not installed"
+        ) from error
+
+
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_HOMES, *_MODULES])

@@ -7,26 +7,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from iris_core.api import Iris
+    from iris_triton.porting.context import Iris
 
 
 def iris(
-    heap_size: int | str = 1 << 30, allocator_type: str = "auto", engines: str | Iterable[str] | None = ()
+    heap_size: int | str | None = None, allocator_type: str = "auto", engines: str | Iterable[str] | None = ()
 ) -> Iris:
-    """Open a context with the Triton backend.
+    """Open a context with the Triton backend; see `iris_triton.Iris`.
 
     Collective: every rank calls it, with the same arguments.
 
     Args:
-        heap_size: size of each rank's heap in bytes, or text such as "1GiB".
+        heap_size: size of each rank's heap in bytes, or text such as "1GiB"; IRIS_HEAP_SIZE or 1 GiB by default.
         allocator_type: name of an allocator plugin ("host", "torch", ...); "auto" takes the best that is usable.
-        engines: copy engines; there are none yet, so anything but None or nothing is refused.
+        engines: copy engines; there are none, so anything but None or nothing is refused.
 
     Returns:
         The context; `close()` it, or use it in a `with` statement.
 
     Raises:
-        UnsupportedError: a copy engine was asked for.
+        ArgumentError: (a ValueError) nobody knows the engine.
+        UnsupportedError: (a RuntimeError) a copy engine was asked for.
         PluginNotFoundError: there is no such allocator; the message lists those that are installed.
         IrisError: everything that `iris_core.Iris` raises.
 
@@ -34,13 +35,9 @@ def iris(
         >>> import iris_triton as iris
         >>> ctx = iris.iris(1 << 20)  # doctest: +SKIP
     """
-    from iris_core.api import Iris
-    from iris_core.errors import UnsupportedError
+    from iris_triton.porting.context import Iris
 
-    wanted = [engines] if isinstance(engines, str) else list(engines or ())
-    if wanted:
-        raise UnsupportedError(f"engines={wanted}: there are no copy engines in this version; leave engines out")
-    return Iris(heap_size, allocator=allocator_type, backend="triton")
+    return Iris(heap_size, allocator_type, engines)
 
 
 def get_device_id_for_rank(rank: int) -> int:
@@ -53,3 +50,13 @@ def get_device_id_for_rank(rank: int) -> int:
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return rank % count if count else 0
+
+
+def is_simulation_env() -> bool:
+    """Return whether contexts compute on the CPU: there is no GPU, or IRIS_DEVICE says so."""
+    import torch
+
+    from iris_core.settings import load_settings
+
+    device = load_settings().device
+    return not torch.cuda.is_available() if device is None else device.startswith("cpu")

@@ -86,6 +86,8 @@ class Runner:
         """
         num_ranks = 0 if self._ctx is None else self._world.world_size
         state = State(benchmark.name, params, on_gpu=self._on_gpu, rounds=self._options.rounds)
+        state.warmup = state.warmup if self._options.warmup is None else self._options.warmup
+        state.repeat = self._options.repeat
         with contextlib.ExitStack() as stack:
             if self._ctx is not None:
                 stack.enter_context(self._ctx.scope())

@@ -1,0 +1,221 @@
+"""`iris.bench` of the reference system: its decorators and its command line, on top of `iris_core.bench`.
+
+    import iris_triton.bench as bench
+
+    @bench.register
+    @bench.axis("num_ranks", [2, 4, 8])
+    @bench.axis("n", bench.power_of_two(1024, 65536))
+    def all_gather(state, ctx):
+        ...
+        state.set_bytes(...)
+        state.exec(lambda: ctx.ccl.all_gather(out, inp), preamble_fn=...)
+
+    if __name__ == "__main__":
+        bench.main()
+
+Data is not verified by such benchmarks; `state.exec(..., check=...)` and `state.provider` do that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from iris_core.bench import registry
+from iris_core.bench.axes import parse_axis
+from iris_core.bench.options import RunOptions
+from iris_core.bench.registry import linear_range, power_of_two
+from iris_core.bench.state import State
+from iris_core.errors import BenchmarkError, IrisError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from iris_core.bench.registry import Benchmark
+    from iris_core.bench.results import Report, Result
+
+__all__ = ["State", "axis", "linear_range", "main", "power_of_two", "register"]
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+_RANKS, _WANTED = "num_ranks", "__iris_bench_num_ranks__"
+_MOST_RANKS = 8
+_CPU_RANKS = 2
+_CONTEXT = "iris_triton.porting.context:Iris"
+_HEAP_NBYTES = 1 << 34
+_DTYPES = {"fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
+_AXIS, _SKIP = "--axis_", "--skip_"
+
+
+# -- declaring --------------------------------------------------------------------------------------------------------
+def axis(name: str, values: Iterable[Any]) -> Callable[[F], F]:
+    """Give a benchmark a parameter, as `iris_core.bench.axis`; stands below `@register`.
+
+    Args:
+        name: of the parameter; "num_ranks" is with how many ranks the benchmark is run, one run for each number.
+        values: its values.
+
+    Raises:
+        BenchmarkError: as there.
+    """
+    if name != _RANKS:
+        return registry.axis(name, values)
+    numbers = tuple(values)
+    if not numbers or not all(isinstance(each, int) and each > 0 for each in numbers):
+        raise BenchmarkError(f"axis {name!r}: needs numbers of ranks, not {list(numbers)}")
+
+    def decorate(function: F) -> F:
+        setattr(function, _WANTED, numbers)
+        return function
+
+    return decorate
+
+
+def register(function: F) -> F:
+    """Register a benchmark, a function of (state, ctx); the outermost decorator.
+
+    `state["num_ranks"]` is the number of ranks.
+
+    Raises:
+        BenchmarkError: another function has this name.
+    """
+    ranks = registry.Axis(_RANKS, lambda options: [options.num_ranks])
+    setattr(function, registry._AXES, (ranks, *getattr(function, registry._AXES, ())))
+    return registry.register(function)
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+def main(argv: Sequence[str] | None = None) -> int:
+    """Be a program: run the benchmarks of the file that was started, print the results, write them.
+
+    Each number of ranks is a run of its own, on new processes; under torchrun the ranks that there are take part, and
+    other numbers are left out with a warning.
+
+    Args:
+        argv: the arguments; sys.argv's by default.
+
+    Returns:
+        The exit status: 0 if all is well, 1 if data was wrong, 2 if the run could not be made.
+    """
+    from iris_core.bench.suites import finish
+
+    try:
+        args, axes, skipped = _parsed(argv)
+        chosen = registry.registered(pattern=args.benchmark_filter)
+        report = _run(chosen, args, axes, skipped)
+    except IrisError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if report is None:
+        return 0
+    return finish(report, out=args.benchmark_out, style=args.benchmark_format)
+
+
+def _parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, list[Any]], dict[str, list[Any]]]:
+    parser = argparse.ArgumentParser(
+        epilog="--axis_NAME=VALUES: other values of an axis; --skip_NAME=VALUES: values that are left out. VALUES is a "
+        "list 1,2,fp16, pow2:FIRST:LAST or lin:FIRST:LAST:STEP."
+    )
+    parser.add_argument("--benchmark_filter", default="", metavar="REGEX", help="benchmarks whose names match")
+    parser.add_argument("--benchmark_format", choices=("console", "json", "csv"), default="console")
+    parser.add_argument("--benchmark_out", default="", metavar="FILE", help="JSON, or CSV if it ends in .csv")
+    parser.add_argument("--heap_size", type=int, default=_HEAP_NBYTES, metavar="BYTES", help="heap of each rank")
+    parser.add_argument("--use_gluon", action="store_true", help="open contexts with the Gluon backend")
+    parser.add_argument("--n_warmup", type=int, default=25, help="calls before the timed ones (default 25)")
+    parser.add_argument("--n_repeat", type=int, default=100, help="timed calls (default 100)")
+    parser.add_argument("--rounds", type=int, default=1, help="how often all of that is done (default 1)")
+    args, rest = parser.parse_known_args(argv)
+    found: dict[str, dict[str, list[Any]]] = {_AXIS: {}, _SKIP: {}}
+    for text in rest:
+        kind = next((each for each in found if text.startswith(each)), None)
+        if kind is None:
+            parser.error(f"unrecognized argument: {text}")
+        name, values = parse_axis(text.removeprefix(kind))
+        found[kind][name] = [_value(each) for each in values]
+    return args, found[_AXIS], found[_SKIP]
+
+
+def _value(given: Any) -> Any:
+    if given not in _DTYPES:
+        return given
+    return getattr(importlib.import_module("torch"), _DTYPES[given])
+
+
+def _run(
+    chosen: Sequence[Benchmark], args: argparse.Namespace, axes: dict[str, list[Any]], skipped: dict[str, list[Any]]
+) -> Report | None:
+    """Run everything; None on the ranks that have nothing to say."""
+    from iris_core.bench.results import Report
+
+    reports: list[Report] = []
+    numbers: Sequence[int] | None = axes.pop(_RANKS, None)
+    without = skipped.pop(_RANKS, [])
+    world = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
+    known = {each.name for benchmark in chosen for each in benchmark.axes}
+    for name in (*axes, *skipped):
+        if name not in known:
+            raise BenchmarkError(f"no chosen benchmark has an axis {name!r}; there are: {', '.join(sorted(known))}")
+    for benchmark in chosen:
+        wanted: Sequence[int] = numbers or getattr(benchmark.function, _WANTED, None) or [_usual_ranks()]
+        for ranks in _possible([each for each in wanted if each not in without], world, benchmark):
+            options = RunOptions(
+                num_ranks=ranks,
+                backend="gluon" if args.use_gluon else "triton",
+                heap_size=args.heap_size,
+                rounds=args.rounds,
+                warmup=args.n_warmup,
+                repeat=args.n_repeat,
+                context=_CONTEXT,
+                axes={name: values for name, values in axes.items() if name in {each.name for each in benchmark.axes}},
+            )
+            reports.append(_one_run(benchmark, _narrowed(benchmark, options, skipped), world))
+    if not reports:
+        raise BenchmarkError("nothing is left to run")
+    if world is not None and os.environ["RANK"] != "0":
+        return None
+    rows: list[Result] = [row for each in reports for row in each.results]
+    return Report(reports[0].name, reports[0].machine, reports[0].run, tuple(rows))
+
+
+def _usual_ranks() -> int:
+    from iris_triton.hip import count_devices
+
+    return min(count_devices(), _MOST_RANKS) or _CPU_RANKS
+
+
+def _possible(wanted: Sequence[int], world: int | None, benchmark: Benchmark) -> Iterator[int]:
+    for ranks in wanted:
+        if world is None or ranks == world:
+            yield ranks
+        else:
+            warnings.warn(f"{benchmark.name}: num_ranks={ranks} is left out: this world has {world}", stacklevel=4)
+    if world is not None and world not in wanted:
+        yield world
+
+
+def _narrowed(benchmark: Benchmark, options: RunOptions, skipped: dict[str, list[Any]]) -> RunOptions:
+    """The options without the values that are to be left out."""
+    import dataclasses
+
+    axes = dict(options.axes)
+    for each in benchmark.axes:
+        if each.name in skipped:
+            axes[each.name] = [value for value in each.resolve(options) if value not in skipped[each.name]]
+            if not axes[each.name]:
+                raise BenchmarkError(f"{benchmark.name}: no value of axis {each.name!r} is left")
+    return dataclasses.replace(options, axes=axes)
+
+
+def _one_run(benchmark: Benchmark, options: RunOptions, world: int | None) -> Report:
+    from iris_core.bench import machine, session
+    from iris_core.bench.results import Report
+
+    if world is None:
+        return session.run([benchmark], options, name="benchmarks")
+    results, facts = session.run_on_this_rank([benchmark.name], [benchmark.source], options)
+    about = {"num_ranks": world, **facts}
+    return Report("benchmarks", machine.describe(), about, tuple(results[benchmark.name]))

@@ -1,0 +1,207 @@
+"""`ctx.ccl` as scripts of the reference system call it.
+
+Where shapes say which layout is meant, they decide; `all_to_all` of matrices exchanges chunks of columns.  An
+asynchronous operation returns its handle, and `ctx.barrier()` waits for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from iris_core.ccl.api import Collectives
+from iris_core.ccl.calls import COLUMNS, TILES, TORCH
+from iris_triton.porting.configs import Obliging
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    import torch.distributed as dist
+
+    from iris_core.ccl.binding import Binder
+    from iris_core.ccl.choice import Explanation
+    from iris_core.ccl.config import Config
+    from iris_core.ccl.reduce_op import ReduceOp
+    from iris_core.protocols import Work
+
+
+@dataclass(eq=False)
+class AllReduceWorkspace:
+    """What `ctx.ccl.all_reduce` returns: a description of the call and, of an asynchronous one, its handle.
+
+    Buffers and flags belong to the library: they are made once, and never reset by the caller.  So `ring_buffer`,
+    `flags` and `locks` are None, and a workspace may be passed on to the next call, or left out.
+
+    Attributes:
+        variant: what the config names; "auto" where it leaves the choice.
+        shape, dtype: of the tensors of the last call.
+        ring_buffer, flags, locks: None.
+        num_rings: as the config says.
+        flags_per_tile: 0: there are no flags of the caller's.
+        prepared: whether nothing remains to be done before the next call, which is always so.
+    """
+
+    variant: str = "auto"
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None
+    ring_buffer: torch.Tensor | None = None
+    flags: torch.Tensor | None = None
+    locks: torch.Tensor | None = None
+    num_rings: int = 1
+    flags_per_tile: int = 0
+    prepared: bool = True
+    work: Work | None = field(default=None, repr=False)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for an asynchronous call; see `iris_core.protocols.Work`."""
+        if self.work is not None:
+            self.work.wait(timeout_s)
+
+    def is_completed(self) -> bool:
+        """Whether an asynchronous call is done; True of one that was none."""
+        return self.work is None or self.work.is_completed()
+
+    def describe(self, tensor: torch.Tensor, config: Config | None, work: Work | None) -> AllReduceWorkspace:
+        """Take over a call."""
+        self.shape, self.dtype, self.work = tuple(tensor.shape), tensor.dtype, work
+        self.variant = (config and config.named("all_reduce")[0]) or "auto"
+        self.num_rings = config.all_reduce_num_rings if config is not None else 1
+        return self
+
+
+class PortedCollectives(Collectives):
+    """`Collectives` with the reference system's layouts, workspaces and free-handed configs."""
+
+    def __init__(self, binder: Binder) -> None:
+        super().__init__(binder)
+        self._under_way: list[Work] = []
+        self._obliging = Obliging()
+
+    def all_reduce(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: ReduceOp | Any = None,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+        config: Config | None = None,
+        workspace: AllReduceWorkspace | None = None,
+    ) -> AllReduceWorkspace:
+        """Reduce the inputs of all members into the output of each; see `iris_core.ccl.api.Collectives`.
+
+        Args:
+            output, input, op, group, async_op, config: see there.
+            workspace: of an earlier call or of `all_reduce_preamble`; it is returned again.
+
+        Returns:
+            The workspace, or a new one; with `async_op` it is the handle as well.
+        """
+        work = super().all_reduce(output, input, op, group, async_op, config)
+        return _checked(workspace).describe(input, config, work)
+
+    def all_reduce_preamble(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        config: Config | None = None,
+        workspace: AllReduceWorkspace | None = None,
+    ) -> AllReduceWorkspace:
+        """Check a call, and return its workspace.  Nothing else is needed: outputs and flags are not to be zeroed.
+
+        Local.  Raises what the call would raise for its arguments.
+        """
+        self._obliging.run("all_reduce", config, lambda c: self._checked_choice(output, input, c))
+        return _checked(workspace).describe(input, config, None)
+
+    def _checked_choice(self, output: torch.Tensor, input: torch.Tensor, config: Config | None) -> None:
+        from iris_core.errors import UnsupportedError
+
+        chosen = super().explain("all_reduce", output, input, config=config)
+        if not chosen.algorithm:
+            raise UnsupportedError(f"all_reduce: {chosen.why}")
+
+    def all_to_all(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+        config: Config | None = None,
+        *,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        layout: str | None = None,
+    ) -> Work | None:
+        """Give each member its part of the input; see `iris_core.ccl.api.Collectives`.
+
+        Args:
+            output, input, group, async_op, config, output_split_sizes, input_split_sizes: see there.
+            layout: "columns" or "torch".  By default matrices without split sizes exchange chunks of columns, as in
+                the reference system, and everything else exchanges rows, as in torch.
+        """
+        return super().all_to_all(
+            output,
+            input,
+            group,
+            async_op,
+            config,
+            output_split_sizes=output_split_sizes,
+            input_split_sizes=input_split_sizes,
+            layout=layout or _exchanged(output, input, output_split_sizes, input_split_sizes),
+        )
+
+    def explain(self, op: str, /, *tensors: torch.Tensor | None, **options: Any) -> Explanation:
+        """Return which algorithm serves a call; see `iris_core.ccl.api.Collectives`."""
+        if op == "all_to_all" and not options.get("layout") and len(tensors) > 1:
+            splits = options.get("output_split_sizes"), options.get("input_split_sizes")
+            options["layout"] = _exchanged(tensors[0], tensors[1], *splits)
+        if op == "reduce_scatter" and not options.get("layout") and len(tensors) > 1:
+            options["layout"] = _scattered(tensors[0], tensors[1], TORCH)
+        return super().explain(op, *tensors, **options)
+
+    def join(self) -> None:
+        """Let the current stream, on the CPU the caller, wait for all asynchronous operations."""
+        works, self._under_way = self._under_way, []
+        for work in works:
+            work.wait()
+
+    def _run(
+        self,
+        op: str,
+        out: torch.Tensor | None,
+        inp: torch.Tensor | None,
+        group: dist.ProcessGroup | None,
+        async_op: bool,
+        config: Config | None,
+        first: Any = None,
+        second: Any = None,
+    ) -> Work | None:
+        if op == "reduce_scatter":
+            second = _scattered(out, inp, second)
+        run = super()._run
+        work = self._obliging.run(op, config, lambda c: run(op, out, inp, group, async_op, c, first, second))
+        if work is not None:
+            self._under_way = [each for each in self._under_way if not each.is_completed()]
+            self._under_way.append(work)
+        return work
+
+
+def _checked(workspace: AllReduceWorkspace | None) -> AllReduceWorkspace:
+    if workspace is not None and not isinstance(workspace, AllReduceWorkspace):
+        raise TypeError(f"all_reduce: workspace must be an AllReduceWorkspace, not {type(workspace).__name__}")
+    return workspace or AllReduceWorkspace()
+
+
+def _scattered(out: Any, inp: Any, layout: str) -> str:
+    """Matrices of the same shape are the whole for every member: each gets some tiles.  torch's parts are smaller."""
+    return TILES if _are_equal_matrices(out, inp) else layout
+
+
+def _exchanged(out: Any, inp: Any, out_splits: Any, in_splits: Any) -> str:
+    return COLUMNS if out_splits is None and in_splits is None and _are_equal_matrices(out, inp) else TORCH
+
+
+def _are_equal_matrices(out: Any, inp: Any) -> bool:
+    shape = getattr(inp, "shape", None)
+    return shape is not None and len(shape) == 2 and getattr(out, "shape", None) == shape

@@ -1,0 +1,117 @@
+"""Configs as scripts of the reference system use them: fields are assigned after the fact, and are advice.
+
+`ctx.ccl` and `ctx.ops` refuse a config of which they cannot fulfil every field.  Scripts that were tuned for other
+kernels set fields that ours have no use for; contexts of `iris_triton.iris()` leave those out and say so once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from iris_core.ccl.config import Config as CoreConfig
+from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.logs import logger
+from iris_core.ops.config import FusedConfig as CoreFusedConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+R = TypeVar("R")
+
+_ADVICE = (
+    "swizzle_size",
+    "comm_sms",
+    "num_sms",
+    "num_xcds",
+    "chunk_size",
+    "group_size_m",
+    "cache_modifier_a",
+    "cache_modifier_b",
+    "all_reduce_distribution",
+    "num_stages",
+    "num_warps",
+    "threads_per_warp",
+    "waves_per_eu",
+)
+"""How fast it is to be.  Tiles are not among them: a layout may depend on their size."""
+
+_VARIANTS = ("all_reduce_variant", "all_reduce_num_rings", "all_reduce_ring_slice_n")
+
+
+def _assign(config: Any, name: str, value: Any) -> None:
+    """Give a field of a frozen config another value, checked as in its constructor."""
+    if name not in {field.name for field in dataclasses.fields(config)}:
+        raise AttributeError(f"{type(config).__name__} has no field {name!r}")
+    changed = dataclasses.replace(config, **{name: value})
+    object.__setattr__(config, name, value)
+    object.__setattr__(config, "_hash", hash(changed))  # calls are looked up by value
+
+
+class Config(CoreConfig):
+    """`iris_core.ccl.Config` whose fields can be assigned; every assignment is checked.
+
+    Example:
+        >>> from iris_triton.ccl import Config
+        >>> config = Config(block_size_m=64)
+        >>> config.comm_sms = 16
+        >>> config.comm_sms
+        16
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _assign(self, name, value)
+
+
+class FusedConfig(CoreFusedConfig):
+    """`iris_core.ops.FusedConfig` whose fields can be assigned; every assignment is checked."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _assign(self, name, value)
+
+
+class Obliging:
+    """Runs calls with as much of their config as the algorithms here can fulfil.
+
+    The same on every rank: what is refused depends on what all ranks agree on.
+    """
+
+    def __init__(self) -> None:
+        self._plainer: dict[Any, Any] = {}
+
+    def known(self, op: str, config: Any) -> Any:
+        """Return the config with which `run` has run such a call."""
+        return self._plainer.get((op, config), config) if config is not None else None
+
+    def run(self, op: str, config: Any, call: Callable[[Any], R]) -> R:
+        """Return call(config), or call(a plainer config) where the first is refused for the config's sake.
+
+        Raises:
+            UnsupportedError, ArgumentError: of the call with the whole config, if nothing helps.
+        """
+        if not isinstance(config, CoreConfig | CoreFusedConfig):
+            return call(config)
+        try:
+            return call(self.known(op, config))
+        except (UnsupportedError, ArgumentError):
+            for plain, left_out in _plainer(config):
+                try:
+                    result = call(plain)
+                except (UnsupportedError, ArgumentError):
+                    continue
+                logger.warning("%s: no algorithm here can fulfil %s; left out", op, left_out)
+                self._plainer[op, dataclasses.replace(config)] = plain
+                return result
+            raise
+
+
+def _plainer(config: Any) -> list[tuple[Any, str]]:
+    """The config without what is advice, and also without a variant; each with what it lacks."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    found = []
+    for names in (_ADVICE, _VARIANTS, (*_ADVICE, *_VARIANTS)):
+        dropped = [name for name in names if getattr(config, name, None) != defaults.get(name)]
+        if dropped:
+            said = ", ".join(f"{name}={getattr(config, name)!r}" for name in dropped)
+            found.append((dataclasses.replace(config, **{name: defaults[name] for name in dropped}), said))
+    return found

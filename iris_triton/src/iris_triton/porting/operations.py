@@ -1,0 +1,377 @@
+"""`ctx.ops` as scripts of the reference system call it, and the same as functions of a context."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from iris_core.errors import UnsupportedError
+from iris_core.ops.api import Operations
+from iris_core.ops.workspace import FusedWorkspace
+from iris_triton.porting.configs import FusedConfig, Obliging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    import torch.distributed as dist
+
+    from iris_core.api import Iris
+    from iris_core.ops.binding import OperationBinder
+    from iris_core.ops.config import FusedConfig as CoreFusedConfig
+    from iris_core.protocols import Work
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+_NAMES = {"output_tensor": "output", "A_sharded": "A"}
+_TORCH, _TILES = "torch", "tiles"
+
+
+@dataclass(eq=False)
+class PendingWorkspace(FusedWorkspace):
+    """A workspace that is the handle of an asynchronous call as well.
+
+    Attributes:
+        work: the handle.
+    """
+
+    work: Work | None = field(default=None, repr=False)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for the call; see `iris_core.protocols.Work`."""
+        if self.work is not None:
+            self.work.wait(timeout_s)
+
+    def is_completed(self) -> bool:
+        """Whether the call is done."""
+        return self.work is None or self.work.is_completed()
+
+
+def _by_either_name(method: F) -> F:
+    """Let a method take its arguments by the reference system's names, too."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for theirs, ours in _NAMES.items():
+            if theirs in kwargs:
+                if ours in kwargs:
+                    raise TypeError(f"{method.__name__}() got {ours} twice, as {theirs} as well")
+                kwargs[ours] = kwargs.pop(theirs)
+        return method(self, *args, **kwargs)
+
+    return cast("F", call)
+
+
+class PortedOperations(Operations):
+    """`Operations` with the reference system's names, layouts, workspaces and free-handed configs.
+
+    `matmul_reduce_scatter` into an output of the whole product's shape gives each member its tiles.  Asynchronous calls
+    return a workspace that is the handle as well, and `ctx.barrier()` waits for them.
+    """
+
+    def __init__(self, binder: OperationBinder) -> None:
+        super().__init__(binder)
+        self._under_way: list[Work] = []
+        self._obliging = Obliging()
+
+    matmul_all_reduce = _by_either_name(Operations.matmul_all_reduce)
+    all_gather_matmul = _by_either_name(Operations.all_gather_matmul)
+    matmul_all_gather = _by_either_name(Operations.matmul_all_gather)
+    matmul_reduce_scatter = _by_either_name(Operations.matmul_reduce_scatter)
+
+    def join(self) -> None:
+        """Let the current stream, on the CPU the caller, wait for all asynchronous operations."""
+        works, self._under_way = self._under_way, []
+        for work in works:
+            work.wait()
+
+    def _run(
+        self,
+        op: str,
+        out: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        group: dist.ProcessGroup | None,
+        async_op: bool,
+        config: CoreFusedConfig | None,
+        workspace: FusedWorkspace | None,
+        gather_dim: int | None = None,
+        layout: str = _TORCH,
+    ) -> FusedWorkspace | Work:
+        layout = _scattered(op, out, a, b, layout)
+        run = super()._run
+        result = self._obliging.run(
+            op,
+            config,
+            lambda c: run(op, out, a, b, bias, group, async_op, c, workspace, gather_dim, layout),
+        )
+        if not async_op:
+            return result
+        work = cast("Work", result)
+        self._under_way = [each for each in self._under_way if not each.is_completed()]
+        self._under_way.append(work)
+        if isinstance(workspace, PendingWorkspace):
+            workspace.work = work
+            return workspace
+        if workspace is not None:  # the caller has it already; what it does not have is the handle
+            return work
+        pending = PendingWorkspace(work=work)
+        bound = self._find(op, out, a, b, bias, group, self._obliging.known(op, config), None, gather_dim, layout)
+        if bound.facts is not None:
+            pending.describe(*bound.facts)
+        return pending
+
+    def _prepare(
+        self,
+        op: str,
+        out: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        group: dist.ProcessGroup | None,
+        config: CoreFusedConfig | None,
+        workspace: FusedWorkspace | None,
+        gather_dim: int | None = None,
+        layout: str = _TORCH,
+    ) -> FusedWorkspace:
+        layout = _scattered(op, out, a, b, layout)
+        prepare = super()._prepare
+        return self._obliging.run(
+            op, config, lambda c: prepare(op, out, a, b, bias, group, c, workspace, gather_dim, layout)
+        )
+
+
+def _scattered(op: str, out: Any, a: Any, b: Any, layout: str) -> str:
+    """An output as large as the product means tiles: torch's is a part of its rows."""
+    if op != "matmul_reduce_scatter" or any(len(getattr(each, "shape", ())) != 2 for each in (out, a, b)):
+        return layout
+    return _TILES if tuple(out.shape) == (a.shape[0], b.shape[1]) else layout
+
+
+# -- functions of a context -------------------------------------------------------------------------------------------
+def matmul_all_reduce(
+    shmem: Iris,
+    output_tensor: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    async_op: bool = False,
+    config: CoreFusedConfig | None = None,
+    workspace: FusedWorkspace | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+) -> FusedWorkspace | Work:
+    """Add up the products of all ranks; `ctx.ops.matmul_all_reduce`.
+
+    Args:
+        shmem: the open context.
+        output_tensor: (M, N).
+        A, B: (M, K) and (K, N).
+        async_op, config, workspace, bias: see `iris_core.ops.api.Operations`.
+    """
+    return shmem.ops.matmul_all_reduce(output_tensor, A, B, bias, async_op, config, workspace)
+
+
+def all_gather_matmul(
+    shmem: Iris,
+    output_tensor: torch.Tensor,
+    A_sharded: torch.Tensor,
+    B: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    async_op: bool = False,
+    config: CoreFusedConfig | None = None,
+    workspace: FusedWorkspace | None = None,
+) -> FusedWorkspace | Work:
+    """Multiply the shards of all ranks, put side by side, with B; `ctx.ops.all_gather_matmul`.
+
+    Args:
+        shmem: the open context.
+        output_tensor: (M, N).
+        A_sharded, B: (M, K / world_size) and (K, N).
+        bias, async_op, config, workspace: see `iris_core.ops.api.Operations`.
+    """
+    return shmem.ops.all_gather_matmul(output_tensor, A_sharded, B, bias, async_op, config, workspace)
+
+
+def matmul_all_gather(
+    shmem: Iris,
+    output_tensor: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    async_op: bool = False,
+    config: CoreFusedConfig | None = None,
+    workspace: FusedWorkspace | None = None,
+) -> FusedWorkspace | Work:
+    """Put the products of all ranks below each other; `ctx.ops.matmul_all_gather`.
+
+    Args:
+        shmem: the open context.
+        output_tensor: (world_size * M, N).
+        A, B: (M, K) and (K, N).
+        bias, async_op, config, workspace: see `iris_core.ops.api.Operations`.
+    """
+    return shmem.ops.matmul_all_gather(output_tensor, A, B, bias, async_op, config, workspace)
+
+
+def matmul_reduce_scatter(
+    shmem: Iris,
+    output_tensor: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    async_op: bool = False,
+    config: CoreFusedConfig | None = None,
+    workspace: FusedWorkspace | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+) -> FusedWorkspace | Work:
+    """Add up the products of all ranks; each gets its tiles, or its rows; `ctx.ops.matmul_reduce_scatter`.
+
+    Args:
+        shmem: the open context.
+        output_tensor: (M, N) for this rank's tiles at their places, or (M / world_size, N) for its rows.
+        A, B: (M, K) and (K, N).
+        async_op, config, workspace, bias: see `iris_core.ops.api.Operations`.
+    """
+    layout = _scattered("matmul_reduce_scatter", output_tensor, A, B, _TORCH)
+    return shmem.ops.matmul_reduce_scatter(output_tensor, A, B, bias, async_op, config, workspace, layout=layout)
+
+
+_STAGED = ("k_contiguous", "m_contiguous")
+_FETCH = "fetch"  # of iris_triton.ops.gathering: programs that fetch beside programs that multiply
+
+
+def all_gather_matmul_hbm_buffer(
+    ctx: Iris,
+    output_tensor: torch.Tensor,
+    A_sharded: torch.Tensor,
+    B: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    async_op: bool = False,
+    config: CoreFusedConfig | None = None,
+    workspace: FusedWorkspace | None = None,
+    num_fetch_sms: int | None = None,
+    k_per_flag: int | None = None,
+    fetch_block_m: int | None = None,
+    fetch_block_k: int | None = None,
+    staged_a_layout: str = "k_contiguous",
+    num_warps: int | None = None,
+    num_stages: int | None = None,
+    num_fetch_stages: int | None = None,
+    first_stage_fetch_sms: int | None = None,
+    trace: bool = False,
+) -> FusedWorkspace | Work:
+    """`all_gather_matmul` by programs that fetch shards into a buffer, beside others that multiply.
+
+    Args:
+        ctx: the open context.
+        output_tensor, A_sharded, B, bias, async_op, config, workspace: as in `all_gather_matmul`.
+        num_fetch_sms, num_warps, num_stages: see `iris_core.ops.FusedConfig`.
+        k_per_flag, fetch_block_m, fetch_block_k, num_fetch_stages, first_stage_fetch_sms: must be None: the shape of
+            what is fetched at a time is the algorithm's own.
+        staged_a_layout: must be "k_contiguous", which is how shards are staged.
+        trace: must be False: use `ctx.tracing`.
+
+    Raises:
+        UnsupportedError: one of those is set.
+    """
+    _refuse(
+        k_per_flag=k_per_flag,
+        fetch_block_m=fetch_block_m,
+        fetch_block_k=fetch_block_k,
+        num_fetch_stages=num_fetch_stages,
+        first_stage_fetch_sms=first_stage_fetch_sms,
+        trace=trace or None,
+        staged_a_layout=None if staged_a_layout == _STAGED[0] else staged_a_layout,
+    )
+    given = {"num_fetch_sms": num_fetch_sms, "num_warps": num_warps, "num_stages": num_stages}
+    wanted: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    how = dataclasses.replace(FusedConfig() if config is None else config, algorithm=_FETCH, **wanted)
+    return ctx.ops.all_gather_matmul(output_tensor, A_sharded, B, bias, async_op, how, workspace)
+
+
+def _refuse(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise UnsupportedError(
+                f"all_gather_matmul_hbm_buffer: {name}={value!r} cannot be chosen here; leave it out, and see "
+                "ctx.ops.explain(...) for what is offered"
+            )
+
+
+# -- preambles --------------------------------------------------------------------------------------------------------
+def matmul_all_reduce_preamble(
+    shmem: Iris,
+    C: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    config: CoreFusedConfig | None = None,
+    workspace: FusedWorkspace | None = None,
+) -> FusedWorkspace:
+    """Prepare `matmul_all_reduce`.  Collective.  It need not be called."""
+    return shmem.ops.matmul_all_reduce_preamble(C, A, B, None, config, workspace)
+
+
+def matmul_reduce_scatter_preamble(
+    shmem: Iris,
+    C: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    config: CoreFusedConfig | None = None,
+    workspace: FusedWorkspace | None = None,
+) -> FusedWorkspace:
+    """Prepare `matmul_reduce_scatter`.  Collective.  It need not be called."""
+    layout = _scattered("matmul_reduce_scatter", C, A, B, _TORCH)
+    return shmem.ops.matmul_reduce_scatter_preamble(C, A, B, None, config, workspace, layout=layout)
+
+
+def all_gather_matmul_preamble(
+    shmem: Iris, A_sharded: torch.Tensor, B: torch.Tensor, config: CoreFusedConfig | None = None
+) -> FusedWorkspace:
+    """Return an empty workspace, which the first `all_gather_matmul` fills.
+
+    Local.  What a call needs depends on its output, which is not known here; so operands are checked, no more.
+
+    Raises:
+        ArgumentError: the operands do not fit.
+    """
+    return _checked_later(shmem, "all_gather_matmul", A_sharded, B, (A_sharded.shape[0], B.shape[-1]), config)
+
+
+def matmul_all_gather_preamble(
+    shmem: Iris, A: torch.Tensor, B: torch.Tensor, config: CoreFusedConfig | None = None
+) -> FusedWorkspace:
+    """Return an empty workspace, which the first `matmul_all_gather` fills; see `all_gather_matmul_preamble`."""
+    shape = A.shape[0] * shmem.get_num_ranks(), B.shape[-1]
+    return _checked_later(shmem, "matmul_all_gather", A, B, shape, config)
+
+
+def all_gather_matmul_hbm_buffer_preamble(
+    ctx: Iris,
+    A_sharded: torch.Tensor,
+    B: torch.Tensor,
+    config: CoreFusedConfig | None = None,
+    k_per_flag: int | None = None,
+    staged_a_layout: str = "k_contiguous",
+) -> FusedWorkspace:
+    """Return an empty workspace, which the first call fills; see `all_gather_matmul_preamble`.
+
+    Raises:
+        ArgumentError: the operands do not fit.
+        UnsupportedError: `k_per_flag` is not None, or `staged_a_layout` not "k_contiguous".
+    """
+    _refuse(k_per_flag=k_per_flag, staged_a_layout=None if staged_a_layout == _STAGED[0] else staged_a_layout)
+    return all_gather_matmul_preamble(ctx, A_sharded, B, config)
+
+
+def _checked_later(
+    shmem: Iris, op: str, a: torch.Tensor, b: torch.Tensor, shape: tuple[int, int], config: CoreFusedConfig | None
+) -> FusedWorkspace:
+    import torch
+
+    if config is not None:
+        config.validate(shmem.get_num_ranks())
+    shmem.ops.explain(op, torch.empty(shape, dtype=a.dtype, device=a.device), a, b)
+    return FusedWorkspace()

@@ -1,0 +1,115 @@
+"""Tensors made of addresses: memory that somebody else owns."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris_core.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SIGNED = {1: "i1", 2: "i2", 4: "i4", 8: "i8"}
+_KINDS = {
+    **{getattr(torch, f"int{bits}"): f"i{bits // 8}" for bits in (8, 16, 32, 64)},
+    **{getattr(torch, f"uint{bits}"): f"u{bits // 8}" for bits in (8, 16, 32, 64)},
+    torch.bool: "b1",
+    torch.float16: "f2",
+    torch.float32: "f4",
+    torch.float64: "f8",
+    torch.complex64: "c8",
+    torch.complex128: "c16",
+}
+"""Element types that the protocol has a name for."""
+
+
+class CUDAArrayInterface:
+    """Memory of a GPU in the form that torch, cupy and numba take (CUDA Array Interface, version 3).
+
+    Element types that the protocol does not know, such as bfloat16, are given as integers of the same size; see
+    `tensor_from_ptr`, which gives them their type back.
+
+    Args:
+        ptr: address on the device.
+        size_bytes: bytes of memory there.
+        dtype: torch's element type.
+        device: where the memory is; torch asks the driver, others may look here.
+        shape: sizes of a contiguous array; None for one dimension with all that there is room for.
+
+    Raises:
+        ArgumentError: (a ValueError) the shape needs more bytes than there are, or an address or size is negative.
+    """
+
+    def __init__(
+        self,
+        ptr: int,
+        size_bytes: int,
+        dtype: torch.dtype,
+        device: str | int | torch.device | None = None,
+        shape: Sequence[int] | None = None,
+    ) -> None:
+        if ptr < 0 or size_bytes < 0:
+            raise ArgumentError(f"memory at {ptr:#x} of {size_bytes} bytes: neither can be negative")
+        self.ptr, self.size_bytes, self.dtype, self.device = ptr, size_bytes, dtype, device
+        self.shape = (size_bytes // dtype.itemsize,) if shape is None else tuple(int(size) for size in shape)
+        needed = math.prod(self.shape) * dtype.itemsize
+        if needed > size_bytes:
+            raise ArgumentError(
+                f"a tensor of shape {self.shape} and {dtype} needs {needed} bytes, and there are {size_bytes}"
+            )
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        kind = _KINDS.get(self.dtype) or _SIGNED[self.dtype.itemsize]
+        order = "|" if self.dtype.itemsize == 1 else "<"
+        return {
+            "shape": self.shape,
+            "typestr": f"{order}{kind}",
+            "data": (self.ptr, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+def tensor_from_ptr(
+    ptr: int,
+    size_bytes: int,
+    dtype: torch.dtype,
+    device: str | int | torch.device = "cuda",
+    shape: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """Return a tensor of memory at an address; the memory stays its owner's, who must outlive the tensor.
+
+    Args:
+        ptr: address: on the device, or in this process for the CPU.  A peer's address (`ctx.heap.translate`) will do.
+        size_bytes: bytes of memory there.
+        dtype: any element type.
+        device: "cuda", "cuda:1", 1, or "cpu".
+        shape: sizes of a contiguous tensor; None for one dimension with all that there is room for.
+
+    Raises:
+        ArgumentError: (a ValueError) the shape needs more bytes than there are, or the memory cannot be there.
+
+    Example:
+        >>> import torch
+        >>> from iris_triton import tensor_from_ptr
+        >>> x = torch.arange(4)
+        >>> tensor_from_ptr(x.data_ptr(), 32, torch.int64, "cpu", (2, 2))
+        tensor([[0, 1],
+                [2, 3]])
+    """
+    view = CUDAArrayInterface(ptr, size_bytes, dtype, device, shape)
+    where = torch.device(device)
+    nbytes = math.prod(view.shape) * dtype.itemsize
+    if nbytes == 0:
+        return torch.empty(view.shape, dtype=dtype, device=where)
+    if ptr == 0:
+        raise ArgumentError("there is no memory at address 0")
+    if where.type == "cpu":
+        return torch.frombuffer((ctypes.c_byte * nbytes).from_address(ptr), dtype=dtype).view(view.shape)
+    raw = torch.as_tensor(view, device=where)
+    return raw if raw.dtype is dtype else raw.view(dtype)
