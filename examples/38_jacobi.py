@@ -109,7 +109,7 @@ def plate(height, width):
     return start, solution
 
 
-def main(tiles=(1, 2), cells=(8, 8), steps=50, tolerance=1e-4):
+def main(tiles=(1, 2), cells=(4, 8), steps=50, tolerance=1e-4):
     """Solve.  `tiles`: of a rank, down and across; `cells`: of a tile, powers of two; `steps`: between two looks."""
     with iris_core.Iris(heap_size="64MiB") as ctx:
         rank, world = ctx.cur_rank, ctx.num_ranks
