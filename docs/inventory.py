@@ -31,6 +31,13 @@ OPEN = (
     "iris_allocators.settings",
     "iris_triton.settings",
     "iris_triton.launcher",
+    "iris_triton.ccl.all_gather",
+    "iris_triton.ccl.all_reduce",
+    "iris_triton.ccl.all_to_all",
+    "iris_triton.ccl.reduce_scatter",
+    "iris_triton.experimental",
+    "iris_triton.hip",
+    "iris_triton.porting.operations",
     "iris_gluon.settings",
     "iris_gluon.bulk",
 )
@@ -45,6 +52,8 @@ OBJECTS = (
     "iris_core.ops.host.Host",
     "iris_core.ops.host.Scratch",
     "iris_core.tracing.recorder.Tracing",
+    "iris_triton.porting.collectives.PortedCollectives",
+    "iris_triton.porting.configs.FusedConfig",
     "iris_triton.tracing.DeviceTracing",
 )
 
@@ -108,7 +117,7 @@ def public_modules() -> list[str]:
 
 
 def home(name: str) -> str:
-    """Where what is imported as `name` is defined."""
+    """Where what is imported as `name` is defined; the module's name, if it is a module."""
     module, _, last = name.rpartition(".")
     while module in sources() and last not in sources()[module].defined and last in sources()[module].imported:
         module, _, last = sources()[module].imported[last].rpartition(".")
@@ -139,10 +148,11 @@ def bases(name: str) -> list[str]:
     node, (module, _, _) = definition(name), name.rpartition(".")
     own = [each.id for each in getattr(node, "bases", []) if isinstance(each, ast.Name)]
     found = [home(f"{module}.{each}") for each in own]
-    return [each for each in found if _is_defined(each)]
+    return [each for each in found if is_defined(each)]
 
 
-def _is_defined(name: str) -> bool:
+def is_defined(name: str) -> bool:
+    """Whether a home is a name at the top of one of our modules."""
     module, _, last = name.rpartition(".")
     return module in sources() and last in sources()[module].defined
 
@@ -192,7 +202,7 @@ def objects() -> set[str]:
         names = [f"{argument}.{name}" for name in sources()[argument].public] if kind == "automodule" else [argument]
         for name in names:
             origins = [home(name), *(bases(home(name)) if ":inherited-members:" in options else ())]
-            for each in origins if _is_defined(home(name)) else ():
+            for each in origins if is_defined(home(name)) else ():
                 found |= {f"{name}.{member}" for member, node in members(each).items() if ast.get_docstring(node)}
     return found
 
@@ -208,12 +218,12 @@ def lacking(found: set[str]) -> list[str]:
     for module in public_modules():
         other = aliases(module) if module in listed else {}
         for name in (f"{module}.{each}" for each in sources()[module].public):
-            named = not _is_defined(home(name)) and f"`{name}`" in text
+            named = not is_defined(home(name)) and f"`{name}`" in text  # a module, or of another library
             if not (named or name in found or other.get(name) in found):
                 missing.append(name)
     missing += [name for name in (*OBJECTS, *errors()) if not _known(name) & found]
     for name in shown():
-        for origin in (home(name), *bases(home(name))) if _is_defined(home(name)) else ():
+        for origin in (home(name), *bases(home(name))) if is_defined(home(name)) else ():
             for member in members(origin):
                 if not {f"{each}.{member}" for each in (name, *_known(origin))} & found:
                     missing.append(f"{name}.{member}")
@@ -225,10 +235,15 @@ def _known(name: str) -> set[str]:
     return {each for each in shown() if home(each) == name} | {name}
 
 
+@functools.cache
+def places() -> dict[str, str]:
+    """The name under which the reference shows what is defined under another one, or the same."""
+    return {home(name): name for name in sorted(shown(), key=len, reverse=True)}  # the shortest name wins
+
+
 def aliases(module: str) -> dict[str, str]:
     """Public names of a module that the pages show under another name, and that name."""
-    by_home = {home(name): name for name in sorted(shown(), key=len, reverse=True)}  # the shortest name wins
-    found = {}
+    by_home, found = places(), {}
     for name in sources()[module].public:
         full = f"{module}.{name}"
         if full not in shown() and home(full) in by_home:

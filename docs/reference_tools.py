@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import inventory
 import settings_tables
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
@@ -203,6 +204,38 @@ def _outside_code(text: str, change: Callable[[str], str]) -> str:
     return "".join(parts) + change(text[end:])
 
 
+def aim(app: Sphinx, doctree: nodes.document) -> None:
+    """Let a name in a docstring or signature mean what it means in the module that it stands in.
+
+    Sphinx looks for any object whose name ends so, and complains when there are two.
+    """
+    places = inventory.places()
+    for reference in doctree.findall(addnodes.pending_xref):
+        target = reference["reftarget"].lstrip(".~")
+        if reference.get("refdomain") != "py":
+            continue
+        reference.attributes.pop("refspecific", None)  # its presence means: search
+        source = _module_of(reference)
+        first, _, rest = target.partition(".")
+        known = places.get(target) or places.get(inventory.home(f"{source}.{target}"))
+        if known is None and rest:  # a member of a class
+            known = places.get(inventory.home(f"{source}.{first}"))
+            known = f"{known}.{rest}" if known else None
+        if known is not None:
+            reference["reftarget"] = known
+
+
+def _module_of(reference: nodes.Node) -> str:
+    """The module that defines what a reference is in the description of."""
+    parent = reference.parent
+    while parent is not None and not (isinstance(parent, addnodes.desc) and parent[0].get("ids")):
+        parent = parent.parent
+    name = parent[0]["ids"][0] if parent is not None else ""
+    while name and not inventory.is_defined(inventory.home(name)):
+        name = name.rpartition(".")[0]
+    return inventory.home(name).rpartition(".")[0]
+
+
 # -- completeness ----------------------------------------------------------------------------------------------------
 def check_complete(app: Sphinx, error: Exception | None) -> None:
     """Everything public has its place in what was written."""
@@ -222,5 +255,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", tidy, priority=400)  # napoleon comes afterwards
     app.connect("source-read", borrow)
+    app.connect("doctree-read", aim)
     app.connect("build-finished", check_complete)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
