@@ -17,7 +17,14 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iris_core.agreement import name_ranks
-from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError, UnsupportedError
+from iris_core.errors import (
+    CollectiveTimeoutError,
+    GroupError,
+    IrisError,
+    PeerLostError,
+    RankMismatchError,
+    UnsupportedError,
+)
 from iris_core.fdchannel import FdChannel
 
 if TYPE_CHECKING:
@@ -143,7 +150,7 @@ class TorchWorld:
 
         rank = dist.get_rank(group)
         if rank < 0:
-            raise IrisError("this process is not a member of the process group that was passed as group=")
+            raise GroupError("this process is not a member of the process group that was passed as group=")
         members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
         name = _next_name(dist.distributed_c10d._get_default_store(), "" if group is None else group.group_name, rank)
         self._open(name, rank, members, timeout_s)
@@ -290,7 +297,7 @@ class TorchWorld:
         if group is None:
             return tuple(range(self.world_size))
         if self._dist.get_rank(group) < 0:
-            raise IrisError(f"rank {self.rank} is not a member of the process group that was passed as group=")
+            raise GroupError(f"rank {self.rank} is not a member of the process group that was passed as group=")
         members = self._dist.get_process_group_ranks(group)
         strangers = [rank for rank in members if rank not in self._members]
         if strangers:

@@ -9,7 +9,7 @@ derive from it as well: `except MemoryError` catches an exhausted heap, `except 
       SettingsError, CapabilityError, ArgumentError, UnsupportedError -> LayoutError
       DeviceError -> DriverError, PeerAccessError, DeviceTimeoutError
       HeapError   -> HeapExhaustedError, NotOnHeapError, SymmetryError, HeapClosedError
-      RankMismatchError, CollectiveTimeoutError, PeerLostError
+      RankMismatchError, GroupError, CollectiveTimeoutError, PeerLostError
       BenchmarkError
 """
 
@@ -157,6 +157,10 @@ class HeapClosedError(HeapError):
 # -- world ------------------------------------------------------------------------------------------------------------
 class RankMismatchError(IrisError, RuntimeError):
     """The ranks were opened with different plugins, versions or sizes; the message shows the table."""
+
+
+class GroupError(IrisError, RuntimeError):
+    """A rank was asked to act in a process group that it is not a member of."""
 
 
 class CollectiveTimeoutError(IrisError, TimeoutError):

@@ -24,6 +24,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from iris_core.bench.once import do_bench as do_bench
     from iris_core.bench.options import RunOptions as RunOptions
     from iris_core.bench.registry import Benchmark as Benchmark
     from iris_core.bench.registry import axis as axis
@@ -51,6 +52,7 @@ _HOMES = {
     "Suite": "suites",
     "Target": "results",
     "axis": "registry",
+    "do_bench": "once",
     "find": "registry",
     "finish": "suites",
     "linear_range": "registry",
@@ -71,6 +73,7 @@ __all__ = [
     "Suite",
     "Target",
     "axis",
+    "do_bench",
     "find",
     "finish",
     "linear_range",

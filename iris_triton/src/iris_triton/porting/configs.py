@@ -33,6 +33,7 @@ _ADVICE = (
     "num_warps",
     "threads_per_warp",
     "waves_per_eu",
+    "use_gluon",
 )
 """How fast it is to be.  Tiles are not among them: a layout may depend on their size."""
 

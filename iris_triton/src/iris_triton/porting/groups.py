@@ -41,7 +41,7 @@ def extract_group_info(group: dist.ProcessGroup | None, ctx: Iris) -> GroupInfo:
         ctx: the open context.
 
     Raises:
-        IrisError: (a RuntimeError) this rank is not a member.
+        GroupError: (a RuntimeError) this rank is not a member.
         UnsupportedError: (a NotImplementedError) the members are not the same distance apart.
     """
     members = ctx.ops.members_of(group)

@@ -1,0 +1,235 @@
+"""Scripts in the manner of the reference system: ctx.ccl with Config, ctx.ops and iris.ops, iris.x.
+
+Only the import lines below are ours.  Every script raises if something is wrong.
+"""
+
+import pytest
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+
+import iris_triton as iris
+from iris_triton.ccl import Config, ReduceOp
+from iris_triton.ccl.all_gather import all_gather
+
+M, N = 24, 96
+VARIANTS = ("atomic", "ring", "two_shot", "one_shot", "spinlock")
+
+
+def _part(rank, shape=(M, N)):
+    return torch.arange(shape[0] * shape[1], dtype=torch.float32).view(shape) % 61 + rank
+
+
+def all_reduce(dtypes=(torch.float32, torch.bfloat16)):
+    """All variants, with and without preamble, twice, with a config that is changed in between."""
+    shmem = iris.iris(1 << 24)
+    rank, world = shmem.get_rank(), shmem.get_num_ranks()
+    config = Config(block_size_m=32, block_size_n=64, comm_sms=8, num_xcds=1, swizzle_size=2)
+    for i, variant in enumerate(VARIANTS):
+        dtype = dtypes[i % len(dtypes)]
+        want = sum(_part(r).to(dtype).float() for r in range(world)).to(dtype)
+        inp, out = shmem.empty((M, N), dtype=dtype), shmem.zeros((M, N), dtype=dtype)
+        inp.copy_(_part(rank))
+        config.all_reduce_variant = variant
+        config.all_reduce_num_rings = 2 if variant == "ring" else 1
+        config.all_reduce_distribution = i % 2
+        shmem.barrier()
+        workspace = shmem.ccl.all_reduce_preamble(out, inp, config=config)
+        assert workspace.variant == variant
+        again = shmem.ccl.all_reduce(out, inp, config=config, workspace=workspace)
+        assert again is workspace
+        assert again.shape == (M, N)
+        assert torch.equal(out.cpu(), want), variant
+        out.zero_()
+        shmem.ccl.all_reduce(out, inp, op=ReduceOp.SUM, async_op=True, config=config)
+        shmem.barrier()
+        assert torch.equal(out.cpu(), want), variant
+    shmem.barrier()
+
+
+def gathers_and_scatters():
+    """all_gather, all_to_all by columns, reduce_scatter by tiles; with Gluon's config where there is one."""
+    shmem = iris.iris(1 << 24)
+    rank, world = shmem.get_rank(), shmem.get_num_ranks()
+    inp, out = shmem.zeros((M, N)), shmem.zeros((M * world, N))
+    inp.copy_(_part(rank))
+    want = torch.cat([_part(r) for r in range(world)])
+    shmem.barrier()
+    configs = (None, Config(all_gather_variant="partitioned", comm_sms=4 * world), Config(use_gluon=True))
+    for turn, config in enumerate(configs):
+        out.zero_()
+        shmem.barrier()
+        if turn == 1:
+            all_gather(out, inp, shmem, config=config)
+        else:
+            shmem.ccl.all_gather(out, inp, config=config, async_op=turn == 0)
+        shmem.barrier()
+        assert torch.equal(out.cpu(), want), turn
+
+    wide, swapped = shmem.zeros((M, N * world)), shmem.zeros((M, N * world))
+    wide.copy_(_part(rank, (M, N * world)))
+    shmem.barrier()
+    shmem.ccl.all_to_all(swapped, wide)
+    chunks = [_part(r, (M, N * world)).chunk(world, dim=1)[rank] for r in range(world)]
+    assert torch.equal(swapped.cpu(), torch.cat(chunks, dim=1))
+
+    # each rank has whole tiles of the sum at their places, nobody has a tile twice, and together they have all
+    total, part = sum(_part(r) for r in range(world)), shmem.zeros((M, N))
+    shmem.ccl.reduce_scatter(part, inp, config=Config(block_size_m=8, block_size_n=32))
+    shmem.barrier()
+    mine = part.cpu()
+    assert torch.equal(torch.where(mine != 0, total, 0), mine)
+    assert 0 < int((mine != 0).sum()) < M * N or world == 1
+    pieces = shmem.zeros((M * world, N))
+    shmem.ccl.all_gather(pieces, part)
+    assert torch.equal(pieces.cpu().view(world, M, N).sum(0), total)
+    shmem.barrier()
+
+
+def groups():
+    """A collective of a part of the ranks; the others go on."""
+    shmem = iris.iris(1 << 22)
+    rank, world = shmem.get_rank(), shmem.get_num_ranks()
+    evens = list(range(0, world, 2))
+    group = dist.new_group(evens)
+    out, inp = shmem.zeros(4, 4), shmem.full((4, 4), float(rank + 1))
+    shmem.barrier()
+    if rank in evens:
+        assert tuple(iris.ccl.extract_group_info(group, shmem)) == (
+            evens.index(rank), rank, len(evens), 0, 2 if len(evens) > 1 else 1
+        )  # fmt: skip
+        shmem.ccl.all_reduce(out, inp, group=group)
+        assert out[0, 0] == sum(r + 1 for r in evens)
+    else:
+        with pytest.raises(RuntimeError, match="member"):
+            shmem.ccl.all_reduce(out, inp, group=group)
+    shmem.barrier()
+
+
+# -- fused products ---------------------------------------------------------------------------------------------------
+def _operand(seed, *shape):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator)
+
+
+def fused():
+    """Methods and functions, by the reference's argument names, with FusedConfig, workspaces and preambles."""
+    shmem = iris.iris(1 << 24)
+    rank, world = shmem.get_rank(), shmem.get_num_ranks()
+    m, n, k = 32 * world, 32, 64 * world
+    config = iris.ops.FusedConfig(block_size_m=32, block_size_n=32, block_size_k=32, num_xcds=1, group_size_m=2)
+
+    def on_heap(tensor):
+        there = shmem.empty(tuple(tensor.shape), dtype=tensor.dtype)
+        there.copy_(tensor)
+        return there
+
+    def check(found, want):
+        torch.testing.assert_close(found.cpu(), want, rtol=1e-2, atol=0.1)
+
+    A, B = on_heap(_operand(rank, m, k)), on_heap(_operand(99, k, n))
+    products = [_operand(r, m, k) @ _operand(99, k, n) for r in range(world)]
+    shmem.barrier()
+    for variant in ("two_shot", "one_shot", "atomic"):
+        C = shmem.zeros((m, n))
+        config.all_reduce_variant = variant
+        workspace = iris.ops.matmul_all_reduce_preamble(shmem, C, A, B, config)
+        workspace = iris.ops.matmul_all_reduce(shmem, C, A, B, False, config, workspace)
+        assert workspace.operation == "matmul_all_reduce"
+        assert workspace.matches("matmul_all_reduce", (m, n, k), torch.float32, world)
+        check(C, sum(products))
+    C.zero_()
+    handle = shmem.ops.matmul_all_reduce(output_tensor=C, A=A, B=B, async_op=True)
+    shmem.barrier()
+    check(C, sum(products))
+    shmem.ops.matmul_all_reduce(C, A, B, workspace=handle)
+    check(C, sum(products))
+
+    bias = _operand(5, n).to(shmem.device)
+    shards = [_operand(40 + r, m, k // world) for r in range(world)]
+    shard, C = on_heap(shards[rank]), shmem.zeros((m, n))
+    shmem.barrier()
+    iris.ops.all_gather_matmul_preamble(shmem, shard, B, None)
+    iris.ops.all_gather_matmul(shmem, C, shard, B, bias)
+    check(C, torch.cat(shards, dim=1) @ _operand(99, k, n) + bias.cpu())
+    C.zero_()
+    shmem.ops.all_gather_matmul(output_tensor=C, A_sharded=shard, B=B)
+    check(C, torch.cat(shards, dim=1) @ _operand(99, k, n))
+
+    C = shmem.zeros((m * world, n))
+    iris.ops.matmul_all_gather(shmem, C, A, B)
+    check(C, torch.cat(products))
+
+    C, pieces = shmem.zeros((m, n)), shmem.zeros((m * world, n))
+    shmem.barrier()
+    iris.ops.matmul_reduce_scatter_preamble(shmem, C, A, B, None)
+    iris.ops.matmul_reduce_scatter(shmem, C, A, B, config=iris.ops.FusedConfig(block_size_m=16, block_size_n=16))
+    shmem.ccl.all_gather(pieces, C)
+    check(pieces.view(world, m, n).sum(0), sum(products))
+    assert int((C != 0).sum()) < m * n or world == 1
+    shmem.barrier()
+
+
+# -- tiles in kernels -------------------------------------------------------------------------------------------------
+@triton.jit
+def reduce_tiles(
+    op: tl.constexpr, inp, staging, out, locks, M, N, stride_m, stride_n, context, rank: tl.constexpr,
+    world: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """The kernel stores its tile, raises the tile's flag, and calls the function of iris.x."""
+    ctx = iris.DeviceContext.initialize(context, rank, world)
+    pid = tl.program_id(0)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    pid_m, pid_n = pid // tiles_n, pid % tiles_n
+    rm, rn, mask = iris.x.tile_layout(pid_m, pid_n, M, N, BLOCK_M, BLOCK_N)
+    offsets = rm[:, None] * stride_m + rn[None, :] * stride_n
+    data = tl.load(inp + offsets, mask=mask, other=0.0)
+    tile = iris.Tile(pid_m, pid_n, BLOCK_M, BLOCK_N, data)
+    src_view = iris.make_tensor_view(staging, M, N, stride_m, stride_n)
+    dst_view = iris.x.make_tensor_view(out, M, N, stride_m, stride_n)
+    if op == "atomic":
+        iris.x.all_reduce_atomic(tile, dst_view, ctx)
+    elif op == "spinlock":
+        iris.x.all_reduce_spinlock(tile, dst_view, locks, ctx)
+    elif op == "gather":
+        view = iris.TileView(pid_m, pid_n, BLOCK_M, BLOCK_N)
+        tl.store(out + offsets, iris.x.gather(view, src_view, (rank + 1) % world, ctx), mask=mask)
+    else:
+        tl.store(staging + offsets, data, mask=mask)
+        tl.debug_barrier()
+        tl.atomic_xchg(locks + pid, 1, sem="release", scope="sys")
+        if op == "one_shot":
+            iris.x.all_reduce_one_shot(tile, src_view, dst_view, locks, ctx)
+        elif op == "two_shot":
+            iris.x.all_reduce_two_shot(tile, src_view, dst_view, locks, rank, world, ctx)
+        else:
+            iris.x.reduce_scatter(tile, src_view, dst_view, locks, ctx)
+
+
+def tiles():
+    """Functions of iris.x with one word of locks for each tile, which the host zeroes between launches."""
+    shmem = iris.iris(1 << 22)
+    rank, world = shmem.get_rank(), shmem.get_num_ranks()
+    m, n, block_m, block_n = 21, 40, 8, 16
+    grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
+    inp, staging, out = (shmem.zeros((m, n)) for _ in range(3))
+    locks = shmem.zeros(grid[0], dtype=torch.int32)
+    inp.copy_(_part(rank, (m, n)))
+    total = sum(_part(r, (m, n)) for r in range(world))
+    for op in ("atomic", "spinlock", "one_shot", "two_shot", "gather", "reduce_scatter", "one_shot"):
+        out.zero_()
+        locks.zero_()
+        staging.copy_(inp) if op == "gather" else staging.zero_()
+        shmem.barrier()
+        reduce_tiles[grid](
+            op, inp, staging, out, locks, m, n, n, 1, shmem.get_device_context(), rank, world, block_m, block_n
+        )
+        shmem.barrier()
+        if op == "reduce_scatter":
+            parts = shmem.zeros((world * m, n))
+            shmem.ccl.all_gather(parts, out)
+            assert torch.equal(parts.cpu().view(world, m, n).sum(0), total)
+        else:
+            assert torch.equal(out.cpu(), _part((rank + 1) % world, (m, n)) if op == "gather" else total), op
+        shmem.barrier()

@@ -1,0 +1,94 @@
+"""Scripts in the manner of the reference system, in Gluon: the context's class is a constexpr argument.
+
+Only the import lines below are ours.  Every script raises if something is wrong.
+"""
+
+import json
+import pathlib
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+import iris_gluon as iris_gl
+import iris_triton as iris
+from iris_gluon import IrisDeviceCtx
+
+BLOCK = 256
+
+
+@gluon.jit
+def producer(
+    IrisDeviceCtx: gl.constexpr, context, source, target, flags, n, to_rank: gl.constexpr, LANES: gl.constexpr,
+    BLOCK: gl.constexpr, TRACING: gl.constexpr
+):  # fmt: skip
+    """Put a block, then raise its flag."""
+    ctx = IrisDeviceCtx.initialize(context, tracing=TRACING)
+    layout: gl.constexpr = gl.BlockedLayout([1], [LANES], [4], [0])
+    pid = gl.program_id(0)
+    offsets = pid * BLOCK + gl.arange(0, BLOCK, layout=layout)
+    if TRACING:
+        handle = ctx.tracing.record_event_start(
+            iris.TraceEvent().compute, to_rank, target + offsets, pid, 7, offsets < n
+        )
+        ctx.tracing.record_event_end(handle)
+    ctx.put(source + offsets, target + offsets, to_rank, mask=offsets < n)
+    ctx.atomic_add(flags + pid, 1, to_rank, sem="release", scope="sys")
+
+
+@gluon.jit
+def consumer(
+    IrisDeviceCtx: gl.constexpr, context, source, result, flags, n, LANES: gl.constexpr, BLOCK: gl.constexpr
+):  # fmt: skip
+    """Spin, then read what has come and what the other rank still has."""
+    ctx = IrisDeviceCtx.initialize(context)
+    layout: gl.constexpr = gl.BlockedLayout([1], [LANES], [4], [0])
+    pid = gl.program_id(0)
+    done = 0
+    while done == 0:
+        done = ctx.atomic_cas(flags + pid, 1, 0, ctx.cur_rank, sem="acquire", scope="sys")
+    offsets = pid * BLOCK + gl.arange(0, BLOCK, layout=layout)
+    mask = offsets < n
+    own = gl.load(source + offsets, mask=mask)
+    theirs = ctx.load(source + offsets, (ctx.cur_rank + ctx.num_ranks - 1) % ctx.num_ranks, mask=mask)
+    gl.store(result + offsets, own + theirs, mask=mask)
+
+
+def pipeline(folder=None):
+    """Every rank sends to the next one; with a folder, traced by hand-made events as well."""
+    shmem = iris_gl.iris(1 << 22)
+    rank, world = shmem.get_rank(), shmem.get_num_ranks()
+    n = 3 * BLOCK - 11
+    lanes = 64 if torch.version.hip else 32
+    source = shmem.full((n,), float(rank))
+    inbox, result = shmem.zeros(n), shmem.zeros(n)
+    flags = shmem.zeros(3, dtype=torch.int32)
+    if folder is not None:
+        shmem.tracing.enable(max_events=1000)
+    context = shmem.get_device_context()
+    shmem.barrier()
+    producer[(3,)](
+        IrisDeviceCtx, context, source, inbox, flags, n, (rank + 1) % world, lanes, BLOCK, folder is not None
+    )
+    consumer[(3,)](IrisDeviceCtx, context, inbox, result, flags, n, lanes, BLOCK)
+    shmem.barrier()
+    before = (rank + world - 1) % world
+    assert torch.equal(inbox.cpu(), torch.full((n,), float(before)))
+    assert result[0] >= before  # the other rank's inbox may have been empty still
+    if folder is not None:
+        shmem.tracing.export(str(pathlib.Path(folder) / "trace.json"), merge=True)
+        trace = json.loads((pathlib.Path(folder) / f"trace_rank{rank}.json").read_text())
+        assert trace["displayTimeUnit"] == "ns"
+        assert trace["metadata"]["schema_version"] == "1.2"
+        events = [each for each in trace["traceEvents"] if each["name"] == "compute"]
+        assert len(events) == 3
+        assert {each["cat"] for each in events} == {"iris"}
+        assert {each["pid"] for each in events} == {rank}
+        assert {each["ph"] for each in events} == {"X"}
+        assert {each["args"]["pid_n"] for each in events} == {7}
+        assert sorted(each["args"]["payload_size"] for each in events) == [(BLOCK - 11) * 4, BLOCK * 4, BLOCK * 4]
+        shmem.barrier()
+        if rank == 0:
+            merged = json.loads((pathlib.Path(folder) / "trace.json").read_text())
+            assert {each["pid"] for each in merged["traceEvents"]} == set(range(world))
+    shmem.barrier()

@@ -1,0 +1,217 @@
+"""Scripts in the manner of the reference system: messages, atomics, context tensor, GEMM + all-scatter.
+
+Only the import line below is ours.  Every script raises if something is wrong.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+import iris_triton as iris
+
+BLOCK = 128
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+@triton.jit
+def send_stored(buffer, flags, n, producer: tl.constexpr, consumer: tl.constexpr, heap_bases, BLOCK: tl.constexpr):
+    """Load, store, then raise the flag of the block by compare-and-swap."""
+    pid = tl.program_id(0)
+    offsets = pid * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    values = iris.load(buffer + offsets, producer, producer, heap_bases, mask=mask)
+    iris.store(buffer + offsets, values, producer, consumer, heap_bases, mask=mask)
+    iris.atomic_cas(flags + pid, 0, 1, producer, consumer, heap_bases, sem="release", scope="sys")
+
+
+@triton.jit
+def send_put(source, target, flags, n, producer: tl.constexpr, consumer: tl.constexpr, heap_bases, BLOCK: tl.constexpr):
+    """Put from a buffer of its own."""
+    pid = tl.program_id(0)
+    offsets = pid * BLOCK + tl.arange(0, BLOCK)
+    iris.put(source + offsets, target + offsets, producer, consumer, heap_bases, mask=offsets < n)
+    iris.atomic_xchg(flags + pid, 1, producer, consumer, heap_bases, sem="release", scope="sys")
+
+
+@triton.jit
+def send_context(source, target, flags, n, context, rank: tl.constexpr, world: tl.constexpr, BLOCK: tl.constexpr):
+    """The same with the object."""
+    ctx = iris.Context.initialize(context, rank, world)
+    pid = tl.program_id(0)
+    offsets = pid * BLOCK + tl.arange(0, BLOCK)
+    ctx.put(source + offsets, target + offsets, to_rank=1, mask=offsets < n)
+    iris.quiet(None, 1)
+    ctx.atomic_cas(flags + pid, 0, 1, to_rank=1, sem="release", scope="sys")
+
+
+@triton.jit
+def receive(buffer, result, flags, n, consumer: tl.constexpr, heap_bases, BLOCK: tl.constexpr):
+    """Spin until the block is there, add 1, and lower the flag."""
+    pid = tl.program_id(0)
+    done = 0
+    while done == 0:
+        done = iris.atomic_cas(flags + pid, 1, 0, consumer, consumer, heap_bases, sem="acquire", scope="sys")
+    offsets = pid * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    values = iris.load(buffer + offsets, consumer, consumer, heap_bases, mask=mask)
+    tl.store(result + offsets, values + 1, mask=mask)
+
+
+def messages():
+    """Rank 0 produces, rank 1 consumes; three ways to send, on a heap of 1 MiB."""
+    shmem = iris.iris(1 << 20)
+    cur_rank, num_ranks = shmem.get_rank(), shmem.get_num_ranks()
+    assert (cur_rank, num_ranks) == (shmem.cur_rank, shmem.num_ranks)
+    heap_bases = shmem.get_heap_bases()
+    n = 5 * BLOCK - 17
+    grid = (triton.cdiv(n, BLOCK),)
+    source = shmem.arange(n, dtype=torch.float32)
+    for how in ("store", "put", "context"):
+        buffer = shmem.zeros(n, dtype=torch.float32)
+        result = shmem.zeros(n, device=shmem.device)
+        flags = shmem.zeros(grid, dtype=torch.int32)
+        shmem.barrier()
+        if cur_rank == 0 and how == "store":
+            buffer.copy_(source)
+            send_stored[grid](buffer, flags, n, 0, 1, heap_bases, BLOCK)
+        elif cur_rank == 0 and how == "put":
+            send_put[grid](source, buffer, flags, n, 0, 1, heap_bases, BLOCK)
+        elif cur_rank == 0:
+            send_context[grid](source, buffer, flags, n, shmem.get_device_context(), 0, num_ranks, BLOCK)
+        elif cur_rank == 1:
+            receive[grid](buffer, result, flags, n, 1, heap_bases, BLOCK)
+        shmem.barrier()
+        if cur_rank == 1:
+            torch.testing.assert_close(result.cpu(), torch.arange(n, dtype=torch.float32) + 1)
+            assert not flags.any()
+    shmem.info("messages are right")
+    shmem.barrier()
+
+
+# -- remote accesses, with the partner of the reference's tests -------------------------------------------------------
+@triton.jit
+def exchange(
+    data, got, put, copied, sums, cur_rank: tl.constexpr, partner: tl.constexpr, heap_bases, context,
+    world: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Every function once, in the positional order of the reference system."""
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < BLOCK
+    iris.get(data + offsets, got + offsets, cur_rank, partner, heap_bases, mask=mask)
+    iris.put(data + offsets, put + offsets, cur_rank, partner, heap_bases, mask=mask)
+    iris.copy(data + offsets, copied + offsets, partner, cur_rank, cur_rank, heap_bases, mask)
+    iris.atomic_add(sums, cur_rank + 1, cur_rank, partner, heap_bases, sem="relaxed", scope="sys")
+    iris.atomic_max(sums + 1, cur_rank, cur_rank, 0, heap_bases)
+    iris.atomic_or(sums + 2, 1 << cur_rank, cur_rank, 0, heap_bases, None, "acq_rel", "sys")
+    ctx = iris.DeviceContext.initialize(context, cur_rank, world, tracing=False)
+    ctx.atomic_xor(sums + 3, 1 << cur_rank, 0)
+    value = ctx.load(data + offsets, partner, mask, hint=(16,))
+    fresh = iris.load(data + offsets, cur_rank, partner, heap_bases, mask, 0, ".cv", True)
+    ctx.store(copied + BLOCK + offsets, value + fresh, cur_rank, mask, ".wt")
+
+
+def accesses(dtypes=(torch.int8, torch.float16, torch.bfloat16, torch.float32)):
+    """Get, put, copy and atomics against what the partner must have given."""
+    shmem = iris.Iris(1 << 20)
+    rank, world = shmem.cur_rank, shmem.num_ranks
+    partner = (rank + world // 2) % world
+    for dtype in dtypes:
+        data = shmem.full((BLOCK,), rank + 1, dtype=dtype)
+        got, put = shmem.zeros((BLOCK,), dtype=dtype), shmem.zeros(BLOCK, dtype=dtype)
+        copied = shmem.zeros((2, BLOCK), dtype=dtype)
+        sums = shmem.zeros(4, dtype=torch.int32)
+        shmem.barrier()
+        exchange[(1,)](
+            data, got, put, copied, sums, rank, partner, shmem.heap_bases, shmem.get_device_context(), world, BLOCK
+        )
+        shmem.barrier()
+        want = torch.full((BLOCK,), partner + 1, dtype=dtype)
+        for found in (got, put, copied[0]):
+            assert torch.equal(found.cpu(), want), dtype
+        assert torch.equal(copied[1].cpu(), want * 2)
+        assert sums[0] == partner + 1
+        if rank == 0:
+            assert sums[1:].tolist() == [world - 1, (1 << world) - 1, (1 << world) - 1]
+        shmem.barrier()
+
+
+def context_tensor():
+    """The words that tests of the reference system look at, and addresses."""
+    shmem = iris.iris(heap_size=1 << 20)
+    words = shmem.get_device_context()
+    world = shmem.get_num_ranks()
+    assert words.dtype == torch.int64
+    assert words[:2].tolist() == [shmem.get_rank(), world]
+    assert torch.equal(words[2 : 2 + world], shmem.get_heap_bases())
+    tensor, peers = shmem.allocate_symmetric(3, 5, dtype=torch.float16)
+    assert peers.shape == (world,)
+    assert peers[shmem.cur_rank] == tensor.data_ptr()
+    for rank in range(world):
+        assert peers[rank] == shmem.heap.translate(tensor.data_ptr(), shmem.cur_rank, rank)
+    assert shmem.is_symmetric(tensor)
+    assert shmem.heap.is_symmetric(tensor)
+    assert not shmem.is_symmetric(torch.zeros(3))
+    view = iris.tensor_from_ptr(tensor.data_ptr(), tensor.nbytes, tensor.dtype, shmem.get_device(), tensor.shape)
+    tensor.fill_(3)
+    assert torch.equal(view, tensor)
+    shmem.barrier()
+    from_other = shmem.broadcast(torch.arange(4) if shmem.cur_rank == 1 else None, src_rank=1)
+    assert from_other.tolist() == [0, 1, 2, 3]
+    assert type(from_other).__name__ == "ndarray"
+    assert shmem.broadcast({"rank": shmem.cur_rank}, 1) == {"rank": 1}
+    shmem.device_barrier()
+    shmem.barrier()
+
+
+# -- GEMM + all-scatter -----------------------------------------------------------------------------------------------
+@triton.jit
+def gemm_all_scatter(
+    A, B, C, M, N, K, stride_am, stride_bk, stride_cm, column, heap_bases, cur_rank: tl.constexpr,
+    world: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SMS: tl.constexpr
+):  # fmt: skip
+    """A persistent product of A and this rank's columns of B; each tile is stored to every rank when it is there."""
+    columns = tl.cdiv(N, BLOCK_N)
+    for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK_M) * columns, SMS):
+        rm = tile // columns * BLOCK_M + tl.arange(0, BLOCK_M)
+        rn = tile % columns * BLOCK_N + tl.arange(0, BLOCK_N)
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for k in range(0, tl.cdiv(K, BLOCK_K)):
+            rk = k * BLOCK_K + tl.arange(0, BLOCK_K)
+            a = tl.load(A + rm[:, None] * stride_am + rk[None, :], mask=(rm[:, None] < M) & (rk < K), other=0.0)
+            b = tl.load(B + rk[:, None] * stride_bk + rn[None, :], mask=(rk[:, None] < K) & (rn < N), other=0.0)
+            acc += tl.dot(a, b)
+        inside = (rm[:, None] < M) & (rn[None, :] < N)
+        place = C + rm[:, None] * stride_cm + column + rn[None, :]
+        for remote in range(world):
+            if remote == cur_rank:
+                tl.store(place, acc.to(C.type.element_ty), mask=inside)
+            else:
+                iris.store(place, acc.to(C.type.element_ty), cur_rank, remote, heap_bases, mask=inside)
+
+
+def all_scatter():
+    """Every rank has the whole product behind the barrier; timed once with do_bench."""
+    shmem = iris.iris(1 << 22)
+    rank, world = shmem.get_rank(), shmem.get_num_ranks()
+    m, n, k = 70, 33 * world, 50
+    torch.manual_seed(123)
+    whole_a, whole_b = torch.randn(m, k), torch.randn(k, n)
+    A = shmem.empty(m, k, dtype=torch.float32)
+    A.copy_(whole_a)
+    B = whole_b.chunk(world, dim=1)[rank].contiguous().to(shmem.device)
+    C = shmem.zeros((m, n))
+
+    def run():
+        gemm_all_scatter[(2,)](
+            A, B, C, m, n // world, k, k, n // world, n, rank * (n // world), shmem.get_heap_bases(), rank, world,
+            32, 32, 32, 2
+        )  # fmt: skip
+
+    shmem.barrier()
+    run()
+    shmem.barrier()
+    torch.testing.assert_close(C.cpu(), whole_a @ whole_b, rtol=2e-2, atol=2e-2)
+    times = iris.do_bench(run, shmem.barrier, lambda: C.zero_(), n_warmup=0, n_repeat=2, return_mode="all")
+    assert len(times) == 2
+    assert min(times) > 0
+    shmem.barrier()

@@ -1,0 +1,106 @@
+"""Whole scripts in the manner of the reference system, with nothing changed but their import lines."""
+
+import ast
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from jobs_compat import run_script
+
+HERE = pathlib.Path(__file__).parent
+SCRIPTS = [
+    ("ported_rma", "messages"),
+    ("ported_rma", "accesses"),
+    ("ported_rma", "context_tensor"),
+    ("ported_rma", "all_scatter"),
+    ("ported_collectives", "all_reduce"),
+    ("ported_collectives", "gathers_and_scatters"),
+    ("ported_collectives", "groups"),
+    ("ported_collectives", "fused"),
+    ("ported_collectives", "tiles"),
+    ("ported_gluon", "pipeline"),
+]
+OURS = {
+    "import iris_triton as iris",
+    "import iris_gluon as iris_gl",
+    "import iris_triton.bench as bench",
+    "from iris_triton.ccl import Config",
+    "from iris_triton.ccl import Config, ReduceOp",
+    "from iris_triton.ccl.all_gather import all_gather",
+    "from iris_gluon import IrisDeviceCtx",
+}
+"""In the reference system: import iris, iris.experimental.iris_gluon, iris.bench, iris.ccl, iris.gluon."""
+
+
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(("module", "script"), SCRIPTS, ids=lambda name: name)
+def test_script(pool, module, script, num_ranks, device):
+    pool.run(run_script, num_ranks, module, script, device)
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_traced_by_hand(pool, num_ranks, device, tmp_path):
+    pool.run(run_script, num_ranks, "ported_gluon", "pipeline", device, str(tmp_path))
+
+
+def test_only_the_import_lines_are_ours():
+    for path in HERE.glob("ported_*.py"):
+        lines = {
+            ast.unparse(node)
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        }
+        assert {line for line in lines if "iris" in line} <= OURS, path.name
+
+
+def test_every_script_is_run():
+    defined = {
+        (path.stem, node.name)
+        for path in HERE.glob("ported_*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and not node.decorator_list and not node.name.startswith("_")
+    }
+    assert defined == set(SCRIPTS)
+
+
+def run_benchmark(folder, *arguments):
+    out = folder / "result.json"
+    environ = {**os.environ, "IRIS_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "ported_bench.py"), f"--benchmark_out={out}", *arguments],
+        capture_output=True, text=True, env=environ, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text())["results"]
+
+
+def test_benchmark_on_the_command_line(tmp_path):
+    results = run_benchmark(
+        tmp_path,
+        "--benchmark_filter=gather",
+        "--heap_size=4194304",
+        "--n_warmup=1",
+        "--n_repeat=2",
+        "--axis_dtype=fp16,bf16",
+        "--skip_n=1024",
+        "--use_gluon",
+    )
+    points = [(each["params"]["n"], each["params"]["dtype"], each["params"]["num_ranks"]) for each in results]
+    dtypes = ("torch.float16", "torch.bfloat16")
+    assert points == [(n, dtype, 2) for n in (256, 512) for dtype in dtypes]
+    assert [bool(each.get("skipped")) for each in results] == [False, False, True, True]
+    assert results[0]["counters"] == {"backend": len("gluon")}
+    assert results[0]["time_us"] > 0
+
+
+def test_benchmark_refuses(tmp_path):
+    environ = {**os.environ, "IRIS_DEVICE": "cpu"}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "ported_bench.py"), "--axis_m=3"],
+        capture_output=True, text=True, env=environ, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "no chosen benchmark has an axis 'm'" in done.stderr
