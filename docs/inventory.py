@@ -232,7 +232,15 @@ def lacking(found: set[str]) -> list[str]:
 
 def _known(name: str) -> set[str]:
     """The names under which the reference shows what is defined as `name`."""
-    return {each for each in shown() if home(each) == name} | {name}
+    return _names_of_homes().get(name, set()) | {name}
+
+
+@functools.cache
+def _names_of_homes() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for name in shown():
+        found.setdefault(home(name), set()).add(name)
+    return found
 
 
 @functools.cache

@@ -69,7 +69,6 @@ def signature(app: Sphinx, what: str, name: str, obj: Any, options: Any, given: 
 
 
 # -- docstrings ------------------------------------------------------------------------------------------------------
-_SECTION = re.compile(r"[A-Z][A-Za-z ]+:$")
 _PREFIX = re.compile(r"(?<![`\w])[A-Z][A-Z_<>]*_(?!\w)")
 
 
@@ -97,7 +96,7 @@ def _literal_blocks(lines: list[str]) -> None:
             lines[number + 1 : number + 1] = [" " * _depth(line) + "    ::", ""]
             number += 2
         elif line.endswith(":") and _depth(following) > _depth(line) and following is not lines[number + 1]:
-            lines[number] += "" if _SECTION.match(line.strip()) else ":"
+            lines[number] += ":"  # a section's text stands right below its name
         number += 1
 
 
