@@ -134,43 +134,52 @@ def declare_peers(state: State, sample: Sample, out: torch.Tensor, inp: torch.Te
     """Declare the other libraries, with ordinary tensors of their own."""
     op = sample.op
 
-    def provider(name: str, call: Callable[[], object], own_out: torch.Tensor, own_inp: torch.Tensor) -> None:
-        # NCCL's all_reduce is timed in place: repeated, its sums grow, so what is checked is one call on fresh data.
-        in_place = op == "all_reduce" and name.startswith("nccl")
-
+    def provider(
+        name: str, call: Callable[[], object], own_out: torch.Tensor, refill: Callable[[], object] | None = None
+    ) -> None:
+        # Who adds up in its input is checked by one call on fresh data: repeated, the sums grow.
         def prepare() -> None:
-            own_out.copy_(own_inp) if in_place else own_out.fill_(SPOILED)
+            own_out.fill_(SPOILED)
+            if refill is not None:
+                refill()
 
         def check() -> bool:
-            if in_place:
-                own_out.copy_(own_inp)
+            if refill is not None:
+                prepare()
                 call()
                 torch.cuda.synchronize()
             return sample.is_right(own_out)
 
         state.provider(name + suffix, call, check=check, prepare=prepare, peer=not suffix)
 
+    def nccl(name: str, call: Callable[[], object], own_out: torch.Tensor, own_inp: torch.Tensor) -> None:
+        in_place = op == "all_reduce"
+        provider(name, call, own_out, (lambda: own_out.copy_(own_inp)) if in_place else None)
+
     own_out, own_inp = torch.empty_like(out), inp.clone()
-    provider("nccl", nccl_call(op, own_out, own_inp), own_out, own_inp)
+    call = nccl_call(op, own_out, own_inp)
+    call()  # its communicator exists from here on, which registering windows needs
+    nccl("nccl", call, own_out, own_inp)
     try:
         window_out, window_inp, pool = window_tensors(out, inp)
         window_inp.copy_(inp)
-        call = nccl_call(op, window_out, window_inp)
-        kernels = kernels_of(call)
+        call_windows = nccl_call(op, window_out, window_inp)
+        kernels = kernels_of(call_windows)
         if not any(is_symmetric_kernel(kernel) for kernel in kernels):
             raise Unavailable(f"NCCL did not use the windows, it launched {', '.join(kernels) or 'no kernel'}")
 
         def windowed(pool: Any = pool) -> object:  # the pool must live as long as the call
-            return call()
+            return call_windows()
 
-        provider("nccl-windows", windowed, window_out, window_inp)
+        nccl("nccl-windows", windowed, window_out, window_inp)
     except Unavailable as error:
         state.skip_provider(f"nccl-windows{suffix}", str(error))
     if op == "all_reduce":
         for kind in ("one_shot", "two_shot"):
             target = torch.empty_like(out)
             try:
-                provider(f"torch {kind}", torch_symmetric(kind, inp, target), target, own_inp)
+                call, refill = torch_symmetric(kind, inp, target)
+                provider(f"torch {kind}", call, target, refill)
             except Unavailable as error:
                 state.skip_provider(f"torch {kind}{suffix}", str(error))
 

@@ -63,8 +63,12 @@ def is_symmetric_kernel(name: str) -> bool:
     return "symk" in name.lower() or "symm" in name.lower()
 
 
-def torch_symmetric(kind: str, inp: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
-    """Return a call of torch's all_reduce on symmetric memory, out of place; `inp`'s values are copied now.
+def torch_symmetric(
+    kind: str, inp: torch.Tensor, out: torch.Tensor
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return a call of torch's all_reduce on symmetric memory, out of place, and what fills its input again.
+
+    Two-shot leaves sums in its input, too.
 
     Args:
         kind: "one_shot" or "two_shot".
@@ -85,4 +89,4 @@ def torch_symmetric(kind: str, inp: torch.Tensor, out: torch.Tensor) -> Callable
     symmetric.rendezvous(buffer, group)
     buffer.copy_(inp.view(-1))
     call = getattr(operators, name)
-    return lambda: call(buffer, "sum", group, out.view(-1))
+    return lambda: call(buffer, "sum", group, out.view(-1)), lambda: buffer.copy_(inp.view(-1))

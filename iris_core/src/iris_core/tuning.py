@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from iris_core.errors import UnsupportedError
+from iris_core.errors import HeapExhaustedError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -162,6 +162,13 @@ class Tuner:
             reason = f"the limit of {self._limit_s:.0f} s was reached"
             self._passed_over.append(f"{point.op} at {point.where}: {reason}")
             return None
+        try:
+            return self._best_launches(point, series)
+        except HeapExhaustedError as error:  # on all ranks alike; what was measured before is kept
+            self._passed_over.append(f"{point.op} at {point.where}: {error}")
+            return None
+
+    def _best_launches(self, point: Point, series: Series) -> dict[Launch, float] | None:
         tunings = self._tunings(point)
         if len(tunings) < 2 and not series.before:
             self._passed_over.append(f"{point.op}: only {', '.join(tunings) or 'nothing'} can serve it")

@@ -89,7 +89,8 @@ def _tune_collectives(args: argparse.Namespace) -> int:
         factor=TuneOptions.factor if args.factor is None else args.factor,
     )
     ranks, device = _ranks(args.ranks, args.device)
-    heap = max(64 << 20, 2 * wanted.max_nbytes + (wanted.max_nbytes >> 1) + (1 << 20) * ranks)
+    # two buffers; workspaces lie between them and stay, so twice that, for room in one piece
+    heap = max(64 << 20, 4 * wanted.max_nbytes + (256 << 20))
     found = _measure(tune_on_this_rank, wanted, _options(args, ranks, device, heap))
     path = _path(args, found, "ccl", ranks)
     if path is not None:
