@@ -155,10 +155,11 @@ def context_tensor():
     tensor.fill_(3)
     assert torch.equal(view, tensor)
     shmem.barrier()
-    from_other = shmem.broadcast(torch.arange(4) if shmem.cur_rank == 1 else None, src_rank=1)
+    last = world - 1
+    from_other = shmem.broadcast(torch.arange(4) if shmem.cur_rank == last else None, src_rank=last)
     assert from_other.tolist() == [0, 1, 2, 3]
     assert type(from_other).__name__ == "ndarray"
-    assert shmem.broadcast({"rank": shmem.cur_rank}, 1) == {"rank": 1}
+    assert shmem.broadcast({"rank": shmem.cur_rank}, last) == {"rank": last}
     shmem.device_barrier()
     shmem.barrier()
 

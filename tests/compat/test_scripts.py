@@ -41,6 +41,14 @@ def test_script(pool, module, script, num_ranks, device):
     pool.run(run_script, num_ranks, module, script, device)
 
 
+@pytest.mark.parametrize("num_ranks", [1])
+@pytest.mark.parametrize(
+    ("module", "script"), [each for each in SCRIPTS if each[1] != "messages"], ids=lambda name: name
+)
+def test_script_of_a_rank_alone(pool, module, script, num_ranks, device):
+    pool.run(run_script, num_ranks, module, script, device)
+
+
 @pytest.mark.parametrize("num_ranks", [2])
 def test_traced_by_hand(pool, num_ranks, device, tmp_path):
     pool.run(run_script, num_ranks, "ported_gluon", "pipeline", device, str(tmp_path))

@@ -156,8 +156,8 @@ class PortedCollectives(Collectives):
         if op == "all_to_all" and not options.get("layout") and len(tensors) > 1:
             splits = options.get("output_split_sizes"), options.get("input_split_sizes")
             options["layout"] = _exchanged(tensors[0], tensors[1], *splits)
-        if op == "reduce_scatter" and not options.get("layout") and len(tensors) > 1:
-            options["layout"] = _scattered(tensors[0], tensors[1], TORCH)
+        if op == "reduce_scatter" and len(tensors) > 1 and _are_equal_matrices(tensors[0], tensors[1]):
+            options["layout"] = TILES if len(self._binder.members_of(options.get("group"))) > 1 else TORCH
         return super().explain(op, *tensors, **options)
 
     def join(self) -> None:
@@ -177,10 +177,12 @@ class PortedCollectives(Collectives):
         first: Any = None,
         second: Any = None,
     ) -> Work | None:
-        if op == "reduce_scatter":
-            second = _scattered(out, inp, second)
+        if op == "reduce_scatter" and _are_equal_matrices(out, inp):
+            # The whole for every member, where torch's output is a part: each gets some tiles.  One alone gets all.
+            second = TILES if len(self._binder.members_of(group)) > 1 else TORCH
         run = super()._run
-        work = self._obliging.run(op, config, lambda c: run(op, out, inp, group, async_op, c, first, second))
+        call = lambda c: run(op, out, inp, group, async_op, c, first, second)
+        work = self._obliging.run(op, config, call, tiles=second == TILES)
         if work is not None:
             self._under_way = [each for each in self._under_way if not each.is_completed()]
             self._under_way.append(work)
@@ -191,11 +193,6 @@ def _checked(workspace: AllReduceWorkspace | None) -> AllReduceWorkspace:
     if workspace is not None and not isinstance(workspace, AllReduceWorkspace):
         raise TypeError(f"all_reduce: workspace must be an AllReduceWorkspace, not {type(workspace).__name__}")
     return workspace or AllReduceWorkspace()
-
-
-def _scattered(out: Any, inp: Any, layout: str) -> str:
-    """Matrices of the same shape are the whole for every member: each gets some tiles.  torch's parts are smaller."""
-    return TILES if _are_equal_matrices(out, inp) else layout
 
 
 def _exchanged(out: Any, inp: Any, out_splits: Any, in_splits: Any) -> str:

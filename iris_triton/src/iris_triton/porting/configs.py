@@ -35,9 +35,16 @@ _ADVICE = (
     "waves_per_eu",
     "use_gluon",
 )
-"""How fast it is to be.  Tiles are not among them: a layout may depend on their size."""
+"""How fast it is to be, not what."""
 
-_VARIANTS = ("all_reduce_variant", "all_reduce_num_rings", "all_reduce_ring_slice_n")
+_VARIANTS = (
+    "all_gather_variant",
+    "all_reduce_variant",
+    "reduce_scatter_variant",
+    "all_reduce_num_rings",
+    "all_reduce_ring_slice_n",
+)
+_TILES = ("block_size_m", "block_size_n", "block_size_k")
 
 
 def _assign(config: Any, name: str, value: Any) -> None:
@@ -84,8 +91,14 @@ class Obliging:
         """Return the config with which `run` has run such a call."""
         return self._plainer.get((op, config), config) if config is not None else None
 
-    def run(self, op: str, config: Any, call: Callable[[Any], R]) -> R:
+    def run(self, op: str, config: Any, call: Callable[[Any], R], *, tiles: bool = False) -> R:
         """Return call(config), or call(a plainer config) where the first is refused for the config's sake.
+
+        Args:
+            op: the operation.
+            config: what the caller wants.
+            call: makes the call with a config.
+            tiles: whether the result depends on the size of tiles, which are kept then.
 
         Raises:
             UnsupportedError, ArgumentError: of the call with the whole config, if nothing helps.
@@ -95,7 +108,7 @@ class Obliging:
         try:
             return call(self.known(op, config))
         except (UnsupportedError, ArgumentError):
-            for plain, left_out in _plainer(config):
+            for plain, left_out in _plainer(config, tiles):
                 try:
                     result = call(plain)
                 except (UnsupportedError, ArgumentError):
@@ -106,11 +119,12 @@ class Obliging:
             raise
 
 
-def _plainer(config: Any) -> list[tuple[Any, str]]:
-    """The config without what is advice, and also without a variant; each with what it lacks."""
+def _plainer(config: Any, tiles: bool) -> list[tuple[Any, str]]:
+    """The config without what is advice, also without a variant, at last without anything; each with what it lacks."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     found = []
-    for names in (_ADVICE, _VARIANTS, (*_ADVICE, *_VARIANTS)):
+    everything = (*_ADVICE, *_VARIANTS, *(() if tiles else _TILES))
+    for names in (_ADVICE, _VARIANTS, (*_ADVICE, *_VARIANTS), everything):
         dropped = [name for name in names if getattr(config, name, None) != defaults.get(name)]
         if dropped:
             said = ", ".join(f"{name}={getattr(config, name)!r}" for name in dropped)

@@ -101,13 +101,10 @@ class PortedOperations(Operations):
         gather_dim: int | None = None,
         layout: str = _TORCH,
     ) -> FusedWorkspace | Work:
-        layout = _scattered(op, out, a, b, layout)
+        layout = self._layout(op, out, a, b, group, layout)
         run = super()._run
-        result = self._obliging.run(
-            op,
-            config,
-            lambda c: run(op, out, a, b, bias, group, async_op, c, workspace, gather_dim, layout),
-        )
+        call = lambda c: run(op, out, a, b, bias, group, async_op, c, workspace, gather_dim, layout)
+        result = self._obliging.run(op, config, call, tiles=layout == _TILES)
         if not async_op:
             return result
         work = cast("Work", result)
@@ -137,18 +134,24 @@ class PortedOperations(Operations):
         gather_dim: int | None = None,
         layout: str = _TORCH,
     ) -> FusedWorkspace:
-        layout = _scattered(op, out, a, b, layout)
+        layout = self._layout(op, out, a, b, group, layout)
         prepare = super()._prepare
-        return self._obliging.run(
-            op, config, lambda c: prepare(op, out, a, b, bias, group, c, workspace, gather_dim, layout)
-        )
+        call = lambda c: prepare(op, out, a, b, bias, group, c, workspace, gather_dim, layout)
+        return self._obliging.run(op, config, call, tiles=layout == _TILES)
+
+    def _layout(self, op: str, out: Any, a: Any, b: Any, group: dist.ProcessGroup | None, layout: str) -> str:
+        if op != "matmul_reduce_scatter":
+            return layout
+        return _scattered(out, a, b, len(self.members_of(group)), layout)
 
 
-def _scattered(op: str, out: Any, a: Any, b: Any, layout: str) -> str:
-    """An output as large as the product means tiles: torch's is a part of its rows."""
-    if op != "matmul_reduce_scatter" or any(len(getattr(each, "shape", ())) != 2 for each in (out, a, b)):
+def _scattered(out: Any, a: Any, b: Any, size: int, layout: str = _TORCH) -> str:
+    """An output as large as the product means tiles: torch's is a part of its rows.  One member alone has all."""
+    if any(len(getattr(each, "shape", ())) != 2 for each in (out, a, b)):
         return layout
-    return _TILES if tuple(out.shape) == (a.shape[0], b.shape[1]) else layout
+    if tuple(out.shape) != (a.shape[0], b.shape[1]):
+        return layout
+    return _TILES if size > 1 else _TORCH
 
 
 # -- functions of a context -------------------------------------------------------------------------------------------
@@ -235,7 +238,7 @@ def matmul_reduce_scatter(
         A, B: (M, K) and (K, N).
         async_op, config, workspace, bias: see `iris_core.ops.api.Operations`.
     """
-    layout = _scattered("matmul_reduce_scatter", output_tensor, A, B, _TORCH)
+    layout = _scattered(output_tensor, A, B, shmem.get_num_ranks())
     return shmem.ops.matmul_reduce_scatter(output_tensor, A, B, bias, async_op, config, workspace, layout=layout)
 
 
@@ -323,7 +326,7 @@ def matmul_reduce_scatter_preamble(
     workspace: FusedWorkspace | None = None,
 ) -> FusedWorkspace:
     """Prepare `matmul_reduce_scatter`.  Collective.  It need not be called."""
-    layout = _scattered("matmul_reduce_scatter", C, A, B, _TORCH)
+    layout = _scattered(C, A, B, shmem.get_num_ranks())
     return shmem.ops.matmul_reduce_scatter_preamble(C, A, B, None, config, workspace, layout=layout)
 
 

@@ -1,0 +1,502 @@
+"""Names, parameter orders, defaults and error texts of the reference system, one row each.
+
+A row that fails says what a script there would miss.  Section numbers are those of its description.
+"""
+
+import inspect
+import io
+import re
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from jobs_common import environment
+
+import iris_gluon
+import iris_triton as iris
+from iris_core.errors import UnsupportedError
+
+# -- what there is ----------------------------------------------------------------------------------------------------
+PACKAGE = """
+    Iris iris get_device_id_for_rank Context DeviceContext TraceEvent Tile TileView TensorView AllReduceConfig
+    make_tensor_view load store copy get put quiet atomic_add atomic_cas atomic_xchg atomic_xor atomic_or atomic_and
+    atomic_min atomic_max do_bench CUDAArrayInterface tensor_from_ptr hip experimental ops tensor_creation bench
+    set_logger_level logger DEBUG INFO WARNING ERROR is_simulation_env ccl gluon x
+"""
+MODULES = {
+    "ccl": "Config ReduceOp all_gather all_to_all all_reduce reduce_scatter AllReduceWorkspace extract_group_info",
+    "ops": "FusedConfig FusedWorkspace matmul_all_reduce all_gather_matmul all_gather_matmul_hbm_buffer"
+    " matmul_all_gather matmul_reduce_scatter matmul_all_reduce_preamble all_gather_matmul_preamble"
+    " all_gather_matmul_hbm_buffer_preamble matmul_all_gather_preamble matmul_reduce_scatter_preamble",
+    "x": "all_reduce_atomic all_reduce_spinlock all_reduce_one_shot all_reduce_two_shot all_reduce_ring all_gather"
+    " gather all_to_all reduce_scatter Tile TileView TensorView AllReduceConfig make_tensor_view tile_layout tile_ptr"
+    " offset_ptr chiplet_transform_chunked compute_tile_indices compute_tile_offsets DeviceContext",
+    "hip": "count_devices set_device get_device_id get_cu_count get_rocm_version get_wall_clock_rate get_arch_string"
+    " get_num_xcc malloc_fine_grained hip_malloc hip_free get_ipc_handle open_ipc_handle get_ipc_handle_size"
+    " export_dmabuf_handle import_dmabuf_handle destroy_external_memory get_address_range"
+    " get_allocation_granularity mem_create mem_export_to_shareable_handle mem_import_from_shareable_handle"
+    " mem_address_reserve mem_map mem_unmap mem_address_free mem_release mem_set_access",
+    "bench": "register axis State power_of_two linear_range main",
+    "gluon": "IrisDeviceCtx GluonDeviceTracing",
+    "experimental": "iris_gluon RocshmemProvider",
+}
+CONTEXT = """
+    comm num_ranks cur_rank gpu_id heap_size heap device heap_bases ccl ops tracing copy_engines_device_ctx debug
+    info warning error broadcast zeros ones empty full zeros_like arange linspace rand randn randint uniform
+    as_symmetric is_symmetric get_heap_bases allocate_symmetric get_device_context allocate barrier device_barrier
+    get_rank get_num_ranks get_device get_device_id get_cu_count put put_tile put_tiles quiet get_copy_engine_ctx
+    _Iris__on_symmetric_heap _Iris__is_valid_device heap.translate heap.allocate heap.is_symmetric
+    heap.on_symmetric_heap heap.refresh_peer_access heap.close ccl.all_gather ccl.all_to_all ccl.all_reduce
+    ccl.all_reduce_preamble ccl.reduce_scatter ops.matmul_all_reduce ops.all_gather_matmul ops.matmul_all_gather
+    ops.matmul_reduce_scatter tracing.enable tracing.reset tracing.export
+"""
+EVENTS = [*range(14), 1024, 2048, 2049, 3072, 3073]
+REDUCTIONS = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6}
+
+
+@pytest.fixture(scope="module")
+def ctx():
+    """A world of one on the CPU, opened as a script there opens it."""
+    with environment(IRIS_DEVICE="cpu"):
+        shmem = iris.iris(1 << 20)
+    yield shmem
+    shmem.close()
+
+
+def find(root, path):
+    for name in path.split("."):
+        root = getattr(root, name)
+    return root
+
+
+@pytest.mark.parametrize("name", PACKAGE.split())
+def test_the_package_has(name):
+    assert name in dir(iris)
+    getattr(iris, name)
+
+
+@pytest.mark.parametrize(("module", "name"), [(m, n) for m, names in MODULES.items() for n in names.split()])
+def test_a_module_has(module, name):
+    getattr(getattr(iris, module), name)
+
+
+@pytest.mark.parametrize("name", CONTEXT.split())
+def test_a_context_has(ctx, name):
+    find(ctx, name)
+
+
+@triton.jit
+def numbers(out):
+    event = iris.TraceEvent()
+    tl.store(out + 0, event.load)
+    tl.store(out + 1, event.store)
+    tl.store(out + 2, event.get)
+    tl.store(out + 3, event.put)
+    tl.store(out + 4, event.copy)
+    tl.store(out + 5, event.atomic_add)
+    tl.store(out + 6, event.atomic_sub)
+    tl.store(out + 7, event.atomic_cas)
+    tl.store(out + 8, event.atomic_xchg)
+    tl.store(out + 9, event.atomic_xor)
+    tl.store(out + 10, event.atomic_and)
+    tl.store(out + 11, event.atomic_or)
+    tl.store(out + 12, event.atomic_min)
+    tl.store(out + 13, event.atomic_max)
+    tl.store(out + 14, event.fetch)
+    tl.store(out + 15, event.compute)
+    tl.store(out + 16, event.reduce)
+    tl.store(out + 17, event.wait)
+    tl.store(out + 18, event.barrier)
+
+
+def test_events_in_kernels():
+    out = torch.full((19,), -1)
+    numbers[(1,)](out)
+    assert out.tolist() == EVENTS
+
+
+def test_reductions():
+    assert {name: int(iris.ccl.ReduceOp[name]) for name in REDUCTIONS} == REDUCTIONS
+
+
+# -- how it is called -------------------------------------------------------------------------------------------------
+RANDOM = "*args, generator=None, out=None, dtype=None, layout=torch.strided, device=None, requires_grad=False"
+MADE = "out=None, dtype=None, layout=torch.strided, device=None, requires_grad=False"
+MEMBERS = "group=None, async_op=False, config=None"
+FUSED = "async_op=False, config=None, workspace=None"
+CALLS = {
+    "iris.iris": "heap_size, allocator_type, engines=()",
+    "iris.Iris": "heap_size, allocator_type, engines=()",
+    "iris.do_bench": "fn, barrier_fn, preamble_fn, n_warmup=25, n_repeat=100, quantiles=None, return_mode='mean'",
+    "iris.tensor_from_ptr": "ptr, size_bytes, dtype, device, shape",
+    "iris.CUDAArrayInterface": "ptr, size_bytes, dtype, device, shape",
+    "iris.set_logger_level": "level",
+    "ctx.zeros": f"*args, {MADE}",
+    "ctx.ones": f"*args, {MADE}",
+    "ctx.empty": f"*args, {MADE}, pin_memory=False, memory_format=torch.contiguous_format",
+    "ctx.full": f"size, fill_value, *, {MADE}",
+    "ctx.zeros_like": "input, *, dtype=None, layout, device=None, requires_grad=False,"
+    " memory_format=torch.preserve_format",
+    "ctx.arange": f"start, end=None, step=1, *, {MADE}",
+    "ctx.linspace": "start, end, steps, out=None, *, dtype=None, layout=torch.strided, device=None,"
+    " requires_grad=False",
+    "ctx.rand": f"{RANDOM}, pin_memory=False",
+    "ctx.randn": f"{RANDOM}, pin_memory=False",
+    "ctx.randint": RANDOM,
+    "ctx.uniform": "size, low=0.0, high=1.0, dtype",
+    "ctx.broadcast": "value, src=0, *, source_rank=None, src_rank=None",
+    "ctx.barrier": "stream=None, group=None",
+    "ctx.device_barrier": "group=None",
+    "ctx.allocate_symmetric": "*size, dtype=None",
+    "ctx.as_symmetric": "external",
+    "ctx.is_symmetric": "tensor",
+    "ctx.heap.translate": "ptr, from_rank, to_rank",
+    "ctx.heap.allocate": "num_elements, dtype, alignment",
+    "ctx.ccl.all_gather": f"output, input, {MEMBERS}",
+    "ctx.ccl.all_to_all": f"output, input, {MEMBERS}",
+    "ctx.ccl.all_reduce": f"output, input, op=None, {MEMBERS}, workspace=None",
+    "ctx.ccl.all_reduce_preamble": "output, input, config=None, workspace=None",
+    "ctx.ccl.reduce_scatter": f"output, input, op=None, {MEMBERS}",
+    "iris.ccl.all_gather.all_gather": f"output, input, ctx, {MEMBERS}",
+    "iris.ccl.all_to_all.all_to_all": f"output, input, ctx, {MEMBERS}",
+    "iris.ccl.all_reduce.all_reduce": f"output, input, ctx, op=None, {MEMBERS}, workspace=None",
+    "iris.ccl.all_reduce.all_reduce_preamble": "output, input, ctx, config=None, workspace=None",
+    "iris.ccl.reduce_scatter.reduce_scatter": f"output, input, ctx, op=None, {MEMBERS}",
+    "iris.ccl.extract_group_info": "group, ctx",
+    "ctx.ops.matmul_all_reduce": f"output, A, B, bias=None, {FUSED}",
+    "ctx.ops.all_gather_matmul": f"output, A, B, bias=None, {FUSED}",
+    "ctx.ops.matmul_all_gather": f"output, A, B, bias=None, {FUSED}",
+    "ctx.ops.matmul_reduce_scatter": f"output, A, B, bias=None, {FUSED}",
+    "iris.ops.matmul_all_reduce": f"shmem, output_tensor, A, B, {FUSED}",
+    "iris.ops.all_gather_matmul": f"shmem, output_tensor, A_sharded, B, bias=None, {FUSED}",
+    "iris.ops.matmul_all_gather": f"shmem, output_tensor, A, B, bias=None, {FUSED}",
+    "iris.ops.matmul_reduce_scatter": f"shmem, output_tensor, A, B, {FUSED}",
+    "iris.ops.all_gather_matmul_hbm_buffer": "ctx, output_tensor, A_sharded, B, bias, async_op, config, workspace,"
+    " num_fetch_sms, k_per_flag, fetch_block_m, fetch_block_k, staged_a_layout='k_contiguous', num_warps, num_stages,"
+    " num_fetch_stages, first_stage_fetch_sms, trace=False",
+    "iris.ops.matmul_all_reduce_preamble": "shmem, C, A, B, config, workspace",
+    "iris.ops.matmul_reduce_scatter_preamble": "shmem, C, A, B, config, workspace",
+    "iris.ops.all_gather_matmul_preamble": "shmem, A_sharded, B, config",
+    "iris.ops.matmul_all_gather_preamble": "shmem, A, B, config",
+    "iris.ops.all_gather_matmul_hbm_buffer_preamble": "ctx, A_sharded, B, config, k_per_flag, staged_a_layout",
+    "iris.ops.FusedConfig().validate": "world_size=None",
+    "iris.ops.FusedWorkspace().matches": "operation, shape, dtype, world_size, variant=''",
+    "iris.hip.export_dmabuf_handle": "*args, **kwargs",
+    "ctx.tracing.enable": "max_events=1_000_000",
+    "ctx.tracing.export": "filename='trace.json', merge=False",
+}
+"""What a name is called with.  Parameters without a default here may have any."""
+
+KERNEL_MOVE = "mask other load_cache_modifier store_cache_modifier"
+KERNEL_ATOMIC = "self pointer val to_rank mask sem scope"
+IN_KERNELS = {
+    "iris_gluon.IrisDeviceCtx.initialize": "context_tensor tracing",
+    "iris_gluon.IrisDeviceCtx.load": "self pointer from_rank mask other cache_modifier volatile",
+    "iris_gluon.IrisDeviceCtx.store": "self pointer value to_rank mask cache_modifier",
+    "iris_gluon.IrisDeviceCtx.get": f"self from_ptr to_ptr from_rank {KERNEL_MOVE}",
+    "iris_gluon.IrisDeviceCtx.put": f"self from_ptr to_ptr to_rank {KERNEL_MOVE}",
+    "iris_gluon.IrisDeviceCtx.copy": f"self src_ptr dst_ptr from_rank to_rank {KERNEL_MOVE}",
+    "iris_gluon.IrisDeviceCtx.atomic_cas": "self pointer cmp val to_rank sem scope",
+    **{
+        f"iris_gluon.IrisDeviceCtx.atomic_{op}": KERNEL_ATOMIC
+        for op in ("add", "sub", "xchg", "xor", "and", "or", "min", "max")
+    },
+    "iris_gluon.GluonDeviceTracing.record_event_start": "self event_id target_rank address pid_m pid_n mask",
+    "iris_gluon.GluonDeviceTracing.record_event_end": "self handle",
+    "iris.quiet": "copy_engine_ctx to_rank",
+    "iris.make_tensor_view": "ptr M N stride_m stride_n",
+    "iris.TensorView.tile_ptr": "self tile",
+    "iris.TensorView.tile_ptr_from_indices": "self rm rn block_m block_n",
+    "iris.TensorView.offset_tile_ptr": "self tile offset_m offset_n src_mask",
+    "iris.TensorView.offset": "self offset_m offset_n",
+    "iris.TensorView.number_of_tiles": "self block_m block_n",
+    "iris.Tile.layout": "self M N",
+    "iris.Tile.indices": "self",
+    "iris.TileView.layout": "self M N",
+    "iris.x.all_reduce_atomic": "tile dst_view ctx",
+    "iris.x.all_reduce_spinlock": "tile dst_view locks ctx",
+    "iris.x.all_reduce_one_shot": "tile src_view dst_view locks ctx",
+    "iris.x.all_reduce_two_shot": "tile src_view dst_view locks start_tile stride ctx",
+    "iris.x.all_reduce_ring": "tile src_view dst_view ctx",
+    "iris.x.all_gather": "tile dst_view dim ctx",
+    "iris.x.gather": "tile src_view source_rank ctx hint",
+    "iris.x.all_to_all": "tile src_view dst_view N_per_rank ctx",
+    "iris.x.reduce_scatter": "tile src_view dst_view locks ctx",
+    "iris.x.chiplet_transform_chunked": "pid num_workgroups num_xcds chunk_size",
+    "iris.DeviceContext.all_reduce": "self tile src_view dst_view config tile_id",
+    "iris.DeviceContext.gather": "self tile src_view source_rank hint",
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_is_called_with(ctx, name):
+    ours = inspect.signature(eval(name)).parameters
+    theirs = inspect.signature(eval(f"lambda {_with_defaults(CALLS[name])}: 0")).parameters
+    for place, (parameter, wanted) in enumerate(theirs.items()):
+        if wanted.kind is inspect.Parameter.VAR_POSITIONAL:
+            assert list(ours.values())[place].kind is wanted.kind
+            continue
+        if wanted.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            assert list(ours)[place] == parameter
+        if wanted.default not in (inspect.Parameter.empty, _ANY):
+            assert ours[parameter].default == wanted.default, parameter
+        assert parameter in ours or wanted.kind is inspect.Parameter.VAR_KEYWORD
+
+
+_ANY = "any default"
+
+
+def _with_defaults(text):
+    """Parameters without a default behind those with one are no Python: give them one that stands for any."""
+    seen, parts = False, []
+    for part in re.split(r",\s*", text):
+        seen = seen or "=" in part
+        parts.append(f"{part}=_ANY" if seen and "=" not in part and not part.startswith("*") else part)
+    return ", ".join(parts)
+
+
+@pytest.mark.parametrize("name", IN_KERNELS)
+def test_is_called_in_kernels_with(name):
+    holder, _, last = name.rpartition(".")
+    function = inspect.getattr_static(eval(holder), last) if holder != "iris" else getattr(iris, last)
+    names = getattr(function, "__func__", function).arg_names
+    assert names[: len(IN_KERNELS[name].split())] == IN_KERNELS[name].split()
+
+
+CONFIG = {
+    "block_size_m": 32, "block_size_n": 64, "swizzle_size": 4, "comm_sms": 64, "num_xcds": None, "chunk_size": None,
+    "use_gluon": False, "all_reduce_distribution": 1, "all_reduce_num_rings": 1, "all_reduce_ring_slice_n": None,
+    "num_stages": 1, "num_warps": 4, "threads_per_warp": 64, "waves_per_eu": 0,
+}  # fmt: skip
+FUSED_CONFIG = {
+    "block_size_m": 256, "block_size_n": 64, "block_size_k": 64, "group_size_m": 1, "num_sms": None, "num_xcds": 1,
+    "chunk_size": 1, "cache_modifier_a": ".ca", "cache_modifier_b": ".ca", "all_reduce_num_rings": 1,
+}  # fmt: skip
+MISTAKEN = [
+    *({name: 0} for name in ("block_size_m", "block_size_n", "swizzle_size", "comm_sms", "num_xcds", "num_warps")),
+    {"all_reduce_num_rings": -1}, {"all_reduce_ring_slice_n": 48}, {"all_reduce_ring_slice_n": 128},
+    {"all_gather_variant": "tree"}, {"all_reduce_variant": "tree"}, {"reduce_scatter_variant": "tree"},
+    {"all_reduce_distribution": 2}, {"threads_per_warp": 16},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIG)
+def test_defaults_of_config(name):
+    assert getattr(iris.ccl.Config(), name) == CONFIG[name]
+
+
+@pytest.mark.parametrize("name", FUSED_CONFIG)
+def test_defaults_of_fused_config(name):
+    assert getattr(iris.ops.FusedConfig(), name) == FUSED_CONFIG[name]
+
+
+@pytest.mark.parametrize("fields", MISTAKEN, ids=str)
+def test_configs_refuse(fields):
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        iris.ccl.Config(**fields)
+    config = iris.ccl.Config()
+    (name, value), before = next(iter(fields.items())), hash(config)
+    with pytest.raises(ValueError, match=name):
+        setattr(config, name, value)
+    assert config == iris.ccl.Config()
+    assert hash(config) == before
+
+
+def test_configs_can_be_changed():
+    config = iris.ccl.Config()
+    config.block_size_n = 128
+    config.all_reduce_ring_slice_n = 128
+    assert config == iris.ccl.Config(block_size_n=128, all_reduce_ring_slice_n=128)
+    assert hash(config) == hash(iris.ccl.Config(block_size_n=128, all_reduce_ring_slice_n=128))
+    with pytest.raises(AttributeError, match="blok"):
+        config.blok = 3
+    fused = iris.ops.FusedConfig()
+    fused.all_reduce_variant = "ring"
+    with pytest.raises(ValueError, match="block_size_n"):
+        fused.validate(world_size=3)
+
+
+# -- what it answers --------------------------------------------------------------------------------------------------
+ANSWERS = {
+    # 1.1, 1.2
+    "ctx.comm": None,
+    "(ctx.num_ranks, ctx.get_num_ranks(), ctx.cur_rank, ctx.get_rank())": (1, 1, 0, 0),
+    "(ctx.heap_size, ctx.gpu_id, ctx.get_device_id())": (1 << 20, 0, 0),
+    "ctx.device == ctx.get_device()": True,
+    "ctx.heap_bases.dtype": torch.int64,
+    "ctx.copy_engines_device_ctx": None,
+    "ctx.get_copy_engine_ctx()": None,
+    "isinstance(ctx, iris.Iris)": True,
+    "ctx.zeros(()).shape": (),
+    "ctx.zeros(((2, 3),)).shape": (2, 3),
+    "ctx.zeros([2, [3]][0], 3).shape": (2, 3),
+    "ctx.is_symmetric(ctx.zeros(0))": True,
+    "ctx.full((2,), 3).dtype": torch.int64,
+    "ctx.full((2,), 3.0).dtype": torch.float32,
+    "ctx.arange(3).dtype": torch.int64,
+    "ctx.arange(1, 2, 0.5).tolist()": [1.0, 1.5],
+    "ctx.linspace(0, 1, (3,)).tolist()": [0.0, 0.5, 1.0],
+    "ctx.linspace(0, 1, [2, 3]).shape": (6,),
+    "ctx.randint(5, (3,)).dtype": torch.int64,
+    "ctx.randint(0, 5, (3,), dtype=torch.int8).dtype": torch.int8,
+    "ctx.uniform((2, 2), 1.0, 1.0).tolist()": [[1.0, 1.0], [1.0, 1.0]],
+    "ctx.empty(1, 4, 3, 3, memory_format=torch.channels_last).stride()": (36, 1, 12, 4),
+    "ctx.zeros(2, 3, out=ctx.ones(6)).shape": (2, 3),
+    "ctx.ones(2, requires_grad=True).requires_grad": True,
+    "ctx.allocate(5, torch.float16).shape": (5,),
+    "ctx.heap.allocate(4, torch.int8, alignment=1024).data_ptr() % 1024": 0,
+    "ctx.is_symmetric(ctx.as_symmetric(torch.ones(3)))": True,
+    "ctx._Iris__on_symmetric_heap(ctx.zeros(2))": True,
+    "ctx._Iris__on_symmetric_heap(torch.zeros(2))": False,
+    "(ctx._Iris__is_valid_device(None), ctx._Iris__is_valid_device('cpu'), ctx._Iris__is_valid_device('meta'))": (
+        True, True, False,
+    ),
+    "type(ctx.broadcast([1, 2]))": np.ndarray,
+    "type(ctx.broadcast(torch.ones(2)))": np.ndarray,
+    "ctx.broadcast(np.arange(2)).tolist()": [0, 1],
+    "ctx.broadcast('text', source_rank=0)": "text",
+    "ctx.broadcast({'a': None})": {"a": None},
+    "ctx.broadcast(3)": 3,
+    "ctx.broadcast(True)": True,
+    "len(ctx.get_device_context()) >= 2 + 1 + 17": True,
+    "ctx.get_cu_count() > 0": True,
+    # 1.4
+    "iris.get_device_id_for_rank(0)": 0,
+    "(iris.DEBUG, iris.INFO, iris.WARNING, iris.ERROR)": (10, 20, 30, 40),
+    "iris.Context is iris.DeviceContext": True,
+    "iris.gluon.IrisDeviceCtx is iris_gluon.IrisDeviceCtx": True,
+    "iris.experimental.iris_gluon.iris": iris_gluon.iris,
+    "iris.do_bench(lambda: None, n_warmup=0, n_repeat=3, return_mode='min') >= 0": True,
+    "len(iris.do_bench(int, lambda: 0, lambda: 0, 0, 3, quantiles=(0.0, 0.5)))": 2,
+    "iris.hip.get_ipc_handle_size()": 64,
+    "iris.hip.get_wall_clock_rate() in (100_000, 1_000_000)": True,
+    "iris.hip.get_num_xcc() >= 1": True,
+    "iris.hip.get_cu_count() > 0": True,
+    "bool(iris.hip.get_arch_string())": True,
+    "iris.hip.count_devices()": torch.cuda.device_count(),
+    "iris.CUDAArrayInterface(4096, 24, torch.float32, 'cuda', (2, 3)).__cuda_array_interface__['shape']": (2, 3),
+    "iris.CUDAArrayInterface(4096, 24, torch.float16, 'cuda', (12,)).__cuda_array_interface__['typestr']": "<f2",
+    "iris.CUDAArrayInterface(4096, 24, torch.bfloat16, 'cuda', (12,)).__cuda_array_interface__['typestr']": "<i2",
+    "iris.CUDAArrayInterface(4096, 24, torch.uint8, 'cuda', (24,)).__cuda_array_interface__['typestr']": "|u1",
+    # 5, 6
+    "ctx.ccl.all_reduce(ctx.zeros(2, 2), ctx.ones(2, 2)).prepared": True,
+    "ctx.ops.matmul_all_reduce(ctx.zeros(2, 2), ctx.ones(2, 2), ctx.ones(2, 2)).operation": "matmul_all_reduce",
+    "tuple(iris.ccl.extract_group_info(None, ctx))": (0, 0, 1, 0, 1),
+    # 7
+    "ctx.tracing.export()": {},
+    # 8
+    "iris.bench.power_of_two(4, 16)": [4, 8, 16],
+    "iris.bench.linear_range(1, 9, 4)": [1, 5, 9],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+def test_answer(ctx, question):
+    answer, wanted = eval(question), ANSWERS[question]
+    assert answer is wanted or answer == wanted
+
+
+ERRORS = [
+    # 1.1
+    ("iris.iris(1 << 20, 'no_such')", ValueError, "no_such.*(host|torch)"),
+    ("iris.iris(1 << 20, engines='warp')", ValueError, "sdma"),
+    ("iris.iris(1 << 20, engines=['sdma'])", RuntimeError, "copy engines"),
+    ("iris.Iris(1 << 20, 'host', allocator='torch')", ValueError, "two allocators"),
+    # 1.2: texts that tests there look for
+    ("ctx.zeros(2, device='meta')", RuntimeError, "Device mismatch: requested device meta but Iris instance is on dev"),
+    ("ctx.zeros(2, layout=torch.sparse_coo)", ValueError, "strided"),
+    ("ctx.zeros(3, out=ctx.zeros(2))", RuntimeError, "The output tensor has 2 elements, but 3 are required"),
+    (
+        "ctx.zeros(2, out=ctx.zeros(2), dtype=torch.int8)", RuntimeError,
+        "The output tensor has dtype torch.float32, but torch.int8 is required",
+    ),
+    ("ctx.zeros(2, out=torch.zeros(2))", RuntimeError, "The output tensor is not on the symmetric heap"),
+    ("ctx.zeros(3, out=torch.zeros(2, dtype=torch.int8))", RuntimeError, "elements"),
+    ("ctx.zeros(2, out=torch.zeros(2), dtype=torch.int8)", RuntimeError, "dtype"),
+    ("ctx.arange(0, 3, 0)", ValueError, "nonzero"),
+    ("ctx.arange(3, 0)", ValueError, "step"),
+    ("ctx.arange(0, 3, -1)", ValueError, "step"),
+    ("ctx.randint(3)", ValueError, "high, size"),
+    ("ctx.randint(1, 2, (3,), 4)", ValueError, "high, size"),
+    ("ctx.put(ctx.zeros(1), 0)", RuntimeError, "copy engine"),
+    ("ctx.put_tile(None, 0, 0, 0)", RuntimeError, "copy engine"),
+    ("ctx.put_tiles([], 0, [], [])", RuntimeError, "copy engine"),
+    ("ctx.quiet()", RuntimeError, "copy engine"),
+    # 1.3
+    ("ctx.zeros(1 << 20)", MemoryError, "Heap out of memory"),
+    # 1.4
+    ("iris.set_logger_level('LOUD')", ValueError, "LOUD"),
+    ("iris.do_bench(int, return_mode='best')", ValueError, "best"),
+    ("iris.tensor_from_ptr(4096, 8, torch.float32, 'cpu', (3,))", ValueError, "12 bytes"),
+    ("iris.tensor_from_ptr(0, 8, torch.float32, 'cpu', (2,))", ValueError, "address 0"),
+    *(
+        (f"iris.hip.{name}(0)", UnsupportedError, f"iris.hip.{name}")
+        for name in MODULES["hip"].split()
+        if name.startswith("mem_") or name.endswith("_handle") or name == "malloc_fine_grained"
+    ),
+    ("iris.experimental.RocshmemProvider()", UnsupportedError, "allocate_symmetric"),
+    # 5
+    ("ctx.ccl.all_gather(ctx.zeros(3, 2), ctx.zeros(2, 2))", ValueError, "all_gather"),
+    ("ctx.ccl.all_reduce(ctx.zeros(2, 2), ctx.zeros(3, 2))", ValueError, "all_reduce"),
+    ("ctx.ccl.all_reduce_preamble(ctx.zeros(2, 2), ctx.zeros(3, 2))", ValueError, "all_reduce"),
+    ("ctx.ccl.all_reduce(ctx.zeros(2), ctx.zeros(2), workspace=3)", TypeError, "AllReduceWorkspace"),
+    ("ctx.ccl.all_reduce(ctx.zeros(2), ctx.zeros(2), op='mean')", ValueError, "mean"),
+    # 6
+    ("ctx.ops.matmul_all_reduce(ctx.zeros(2, 2), ctx.ones(2, 3), ctx.ones(2, 2))", ValueError, "matmul_all_reduce"),
+    ("iris.ops.all_gather_matmul_preamble(ctx, ctx.ones(2, 3), ctx.ones(2, 2))", ValueError, "all_gather_matmul"),
+    (
+        "iris.ops.all_gather_matmul_hbm_buffer(ctx, *[ctx.ones(2, 2)] * 3, k_per_flag=2)", UnsupportedError,
+        "k_per_flag",
+    ),
+    ("ctx.ops.matmul_all_reduce(ctx.zeros(2, 2), output_tensor=1)", TypeError, "twice|output"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "text"), ERRORS, ids=[each[0] for each in ERRORS])
+def test_error(ctx, call, error, text):
+    with pytest.raises(error, match=text):
+        eval(call)
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """What the logger writes, as text."""
+    (handler,) = [each for each in iris.logger.handlers if each.name == iris.logger.name]
+    monkeypatch.setattr(handler, "stream", io.StringIO())
+    return handler.stream.getvalue
+
+
+def test_lines_of_the_log(ctx, log):
+    iris.set_logger_level(iris.DEBUG)
+    try:
+        for level in ("debug", "info", "warning", "error"):
+            getattr(ctx, level)(f"{level} it is")
+    finally:
+        iris.set_logger_level(iris.WARNING)
+    lines = log().splitlines()
+    assert [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in lines] == [
+        f"{level.upper()} [Iris] [0/1] {level} it is" for level in ("debug", "info", "warning", "error")
+    ]
+
+
+def test_what_a_config_asks_for_in_vain_is_said_once(ctx, log):
+    config = iris.ops.FusedConfig(all_reduce_variant="spinlock", num_stages=3, block_size_m=16, block_size_n=16)
+    out, a, b = ctx.zeros(2, 2), ctx.ones(2, 3), ctx.ones(3, 2)
+    for _ in range(2):
+        ctx.ops.matmul_all_reduce(out, a, b, config=config)
+        assert out.tolist() == [[3.0, 3.0]] * 2
+    assert log().count("all_reduce_variant='spinlock'") == 1
+
+
+def test_vmem_chunked_is_vmem():
+    """Where vmem cannot be used, the error names it."""
+    with environment(IRIS_DEVICE="cpu"), pytest.raises(Exception, match="'vmem'"):
+        iris.iris(1 << 20, "vmem_chunked")
+
+
+def test_simulation():
+    with environment(IRIS_DEVICE="cpu"):
+        assert iris.is_simulation_env()
+    assert iris.is_simulation_env() is not torch.cuda.is_available()
