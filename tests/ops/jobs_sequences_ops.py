@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 from jobs_ops import Tensors, call, verify
-from ops_cases import OPS, SEVERAL, Case, algorithms, dims
+from ops_cases import OPS, SEVERAL, VARIANTS, Case, algorithms, dims
 
 from iris_core import Iris
 from iris_core.ccl import Config
@@ -20,7 +20,7 @@ SHAPES = ((1, 3, 5), (17, 20, 33), (33, 40, 16))
 def random_case(generator, size):
     """A call, the same on every rank that has the same generator."""
     op = generator.choice(OPS)
-    algorithm = generator.choice(algorithms(op, size))
+    algorithm = generator.choice((*algorithms(op, size), *(["ring"] if op == "matmul_all_reduce" and size > 1 else [])))
     config = SEVERAL if algorithm not in ("unfused", None) and generator.random() < 0.6 else {}
     return Case(
         op,
@@ -105,7 +105,7 @@ def equal_bits(device):
     """What all ranks get is the same on all of them: hashes of the results of each rank."""
     results = []
     with Iris("16MiB", device=device) as ctx:
-        for algorithm in ("unfused", "two_shot", "one_shot"):
+        for algorithm in ("unfused", "two_shot", "one_shot", *VARIANTS):
             case = Case("matmul_all_reduce", algorithm, (50, 70, 33), "bfloat16", bias="columns", config={})
             tensors = Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
             for turn in range(2):
@@ -262,7 +262,10 @@ def refused(device):
             "ring": lambda: ops.matmul_all_reduce(
                 out, a, b, config=FusedConfig(all_reduce_variant="ring", block_size_n=17)
             ),
-            "unused": lambda: ops.matmul_all_reduce(out, a, b, config=FusedConfig(algorithm="two_shot", num_xcds=8)),
+            "rings": lambda: ops.matmul_all_reduce(
+                out, a, b, config=FusedConfig(all_reduce_variant="ring", num_sms=2, all_reduce_num_rings=3)
+            ),
+            "unused": lambda: ops.matmul_all_reduce(out, a, b, config=FusedConfig(algorithm="two_shot", num_pieces=8)),
             "block": lambda: ops.matmul_all_reduce(
                 out, a, b, config=FusedConfig(algorithm="two_shot", block_size_m=48)
             ),

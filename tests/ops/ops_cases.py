@@ -13,6 +13,9 @@ FUSED = {
     "matmul_all_gather": ("push",),
     "matmul_reduce_scatter": ("push",),
 }
+VARIANTS = ("atomic", "spinlock", "ring")
+"""Other algorithms for matmul_all_reduce."""
+
 PLACES = ("heap", "ordinary", "transposed", "gaps", "skewed")
 """Where tensors lie: on the heap; off it; with columns one behind the other; with gaps between rows; aligned to
 elements only."""
@@ -87,6 +90,40 @@ def piece_cases(size):
                 yield Case(op, "overlapped", (35, 44, 9), bias=bias, dim=dim, out_place=place, config=config)
         if op == "matmul_all_reduce":
             yield Case(op, "overlapped", (64, 8, 9), "bfloat16", place="transposed", bias="columns")
+
+
+def variant_cases(size):
+    """The other ways to matmul_all_reduce: by name, in one program and in several, wherever tensors lie."""
+    op, number = "matmul_all_reduce", 0
+    for shape, dtype, config in (
+        ((17, 50, 29), "float32", SEVERAL),
+        ((5, 130, 3), "bfloat16", {}),
+        ((33, 34, 16), "bfloat16", {**SEVERAL, "num_sms": 4, "num_xcds": 2}),
+    ):
+        for name in VARIANTS:
+            by = (("algorithm", "all_reduce_variant")[number % 2], name)
+            rings = {"all_reduce_num_rings": 2} if name == "ring" and number > 3 else {}
+            bias = ("", "columns", "rows")[number % 3]
+            place, out_place = ("heap", "ordinary", "transposed")[number % 3], ("ordinary", "heap", "gaps")[number // 3]
+            yield Case(
+                op,
+                None,
+                shape,
+                dtype,
+                place=place,
+                out_place=out_place,
+                bias=bias,
+                config={**config, **rings} | {by[0]: by[1]},
+            )
+            number += 1
+
+
+def die_cases(size):
+    """Tiles dealt out to dies: as right as without, whatever is left over."""
+    for op, algorithm, dim in kinds(size):
+        if algorithm not in ("unfused", None):
+            config = {**SEVERAL, "num_sms": 5, "num_xcds": 2, "chunk_size": 2}  # the fifth program stays where it is
+            yield Case(op, algorithm, (50, 40, 16), "bfloat16", dim=dim, config=config)
 
 
 def shape_cases(size):

@@ -2,7 +2,7 @@
 
 import pytest
 from jobs_ops import float32_precisions, run_cases
-from ops_cases import dtype_cases, layout_cases, piece_cases, place_cases, shape_cases
+from ops_cases import die_cases, dtype_cases, layout_cases, piece_cases, place_cases, shape_cases, variant_cases
 
 
 def check(pool, num_ranks, device, cases, turns=1):
@@ -36,6 +36,16 @@ def test_layout_of_tiles(pool, num_ranks, device):
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_products_in_pieces(pool, num_ranks, device):
     check(pool, num_ranks, device, piece_cases(num_ranks), turns=2)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_variants_of_all_reduce(pool, num_ranks, device):
+    check(pool, num_ranks, device, variant_cases(num_ranks), turns=2)
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_tiles_of_several_dies(pool, num_ranks, device):
+    check(pool, num_ranks, device, die_cases(num_ranks))
 
 
 @pytest.mark.parametrize("num_ranks", [2])

@@ -14,7 +14,7 @@ from jobs_sequences_ops import (
     without_room,
     workspaces,
 )
-from ops_cases import OPS, Case, algorithms, dims
+from ops_cases import OPS, VARIANTS, Case, algorithms, dims
 
 
 @pytest.mark.parametrize("num_ranks", [4])
@@ -93,9 +93,10 @@ REFUSED = {
     "gradients": "use iris_core.nn",
     "config": "TypeError: .*FusedConfig",
     "workspace": "TypeError: .*FusedWorkspace",
-    "algorithm": "there is no algorithm 'magic'; there are unfused, overlapped, two_shot, one_shot",
-    "ring": "block_size_n that 2 ranks divide",
-    "unused": "no use for num_xcds",
+    "algorithm": "there is no algorithm 'magic'; there are unfused, overlapped, two_shot, one_shot, atomic, spinlock, ",
+    "ring": "'ring' cannot serve this call: block_size_n is 17",
+    "rings": "all_reduce_num_rings=3 need as many programs, and num_sms=2",
+    "unused": "no use for num_pieces",
     "block": "block_size_m is 48",
     "indivisible": "must divide the 11 rows",
     "scattered": "must be \\(6, 6\\), a part of the rows",
@@ -126,7 +127,7 @@ def test_replays_with_changing_data(pool, num_ranks):
     cases = [
         Case(op, algorithm, (130, 264, 96), "bfloat16", place=place, out_place=place, dim=dim, bias="columns")
         for op in OPS
-        for algorithm in (*algorithms(op, num_ranks), *(["overlapped"] if op != "all_gather_matmul" else []))
+        for algorithm in (*algorithms(op, num_ranks), "overlapped", *(VARIANTS if op == "matmul_all_reduce" else ()))
         for dim in dims(op)
         for place in ("heap", "ordinary")
     ]

@@ -332,7 +332,8 @@ class FusedOperation(Protocol):
     """One algorithm for one operation of `ctx.ops`: a product and communication; docs/ops.md says what it must keep to.
 
     Plugins of the entry-point group iris.collectives may bring one, like a `Collective`.  Optional members are those of
-    a `Collective`; `tunings(request)` returns fields of FusedConfig.
+    a `Collective`; `tunings(request)` returns fields of FusedConfig.  `repeatable = False` says that results may differ
+    from run to run: such an algorithm is to be `measured_only`, and `iris tune` leaves it out.
     """
 
     @property

@@ -29,6 +29,7 @@ class Candidate:
         seconds: its estimate, or what was measured.
         measured: whether it was.
         measured_only: it is chosen only if it was, or by name.
+        repeatable: whether its results are the same from run to run.
         config: fields of `Config` with which it was measured.
         tunings: fields of `Config` that are worth measuring for the request, the algorithm's own choice ({}) first.
     """
@@ -42,6 +43,7 @@ class Candidate:
     measured_only: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
     tunings: tuple[Mapping[str, Any], ...] = ()
+    repeatable: bool = True
 
     def __str__(self) -> str:
         if not self.ok:
@@ -175,6 +177,7 @@ class Chooser:
                     measured_only=getattr(each, "measured_only", False),
                     config=found.config if found else {},
                     tunings=_tunings(each, request) if answer else (),
+                    repeatable=getattr(each, "repeatable", True),
                 )
             )
         return Explanation(request.op, chosen, why, tuple(candidates))

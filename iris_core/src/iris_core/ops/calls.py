@@ -98,8 +98,6 @@ def check(call: Call, device: torch.device) -> None:
         raise ArgumentError(f"{op}: gather_dim must be 0 (rows) or 1 (columns), not {call.gather_dim!r}")
     if call.layout not in LAYOUTS:
         raise ArgumentError(f"{op}: layout must be one of {', '.join(LAYOUTS)}, not {call.layout!r}")
-    if call.config is not None:
-        call.config.validate(call.size)
     _check_dtypes(call)
     _SHAPES[op](call)
     if call.a.shape[1] == 0:

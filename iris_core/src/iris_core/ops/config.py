@@ -108,7 +108,9 @@ class FusedConfig:
         return int(self.__dict__["_hash"])
 
     def validate(self, world_size: int | None = None) -> None:
-        """Check what depends on the number of ranks; everything else was checked when the config was made.
+        """Check the reference system's rule for rings; everything else was checked when the config was made.
+
+        Calls need it not: rings of this library pass whole tiles on, among any number of ranks.
 
         Args:
             world_size: ranks that take part.

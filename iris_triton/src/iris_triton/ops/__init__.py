@@ -51,11 +51,14 @@ _HOMES = {
 def operations() -> list[FusedOperation]:
     """Return the algorithms."""
     from iris_triton.ops.gathering import Fetch, Pull, Push
-    from iris_triton.ops.reducing import Reduce
+    from iris_triton.ops.reducing import Accumulate, Reduce, Ring
 
     return [
         Reduce("matmul_all_reduce", "two_shot"),
         Reduce("matmul_all_reduce", "one_shot"),
+        Accumulate("atomic"),
+        Accumulate("spinlock"),
+        Ring(),
         Reduce("matmul_reduce_scatter", "push"),
         Push(),
         Fetch(),

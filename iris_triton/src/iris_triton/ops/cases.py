@@ -9,6 +9,7 @@ import torch
 from iris_core.types import CompileCase, DeviceType
 from iris_triton.ops.gather_kernels import fetch_product, pull_product, push_product
 from iris_triton.ops.reduce_kernel import matmul_reduce
+from iris_triton.ops.variant_kernels import matmul_accumulate, matmul_ring
 
 _CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
 _I64 = torch.int64
@@ -30,6 +31,7 @@ def compile_cases() -> list[CompileCase]:
     reduced = wide | {"OUT_ALIGNED": True}
     plain = (8192, 8192, 4096, 4096, 1, 8192, 1, 8192, 1, 1, 8, 32, 64)  # sizes, strides, tiles, tiles of an owner
     turned = (8192, 8192, 4096, 1, 8192, 1, 4096, 8192, 1, 1, 8, 32, 64)  # A and B transposed
+    round_trip = (*plain[:8], *plain[9:])  # the output's columns are one behind the other
     odd = (8190, 8195, 4097, 4097, 1, 8195, 1, 8195, 1, 1, 8, 32, 64)
     shard = (1024, 8192, 4096, 4096)  # rows, columns of B, columns, stride of rows
     rest = (8192, 1, 8192, 1, 1, 8, 32)  # strides of B, of the output, of the bias; tiles
@@ -41,6 +43,13 @@ def compile_cases() -> list[CompileCase]:
               reduced, FORM="two_shot", BIAS="columns"),
         _case("reduce-one-shot", matmul_reduce, (f32, f32, f32, None, _I64, f32, _I64, 1, 1, *odd, *_END),
               dict.fromkeys(reduced, False), wide=False, FORM="one_shot", BIAS="none", **small),
+        _case("atomic", matmul_accumulate, (bf16, bf16, bf16, bf16, _I64, f32, _I64, _I64, 1, 1, *round_trip, *_END),
+              wide, LOCKED=False, BIAS="columns"),
+        _case("spinlock", matmul_accumulate, (f16, f16, f16, None, _I64, f32, _I64, _I64, 1, 1, *round_trip, *_END),
+              wide, LOCKED=True, BIAS="none", XCDS=8, CHUNK=4),
+        _case("ring", matmul_ring,
+              (bf16, bf16, bf16, bf16, _I64, f32, _I64, _I64, _I64, 1, 1, *plain[:-1], 32, 2, 1, *_END),
+              reduced, BIAS="rows"),
         _case("push", push_product, (bf16, bf16, bf16, None, _I64, _I64, 1, 1, *plain[:8], *plain[9:12], *_END),
               wide, DIM=0, BIAS="none"),
         _case("pull", pull_product, (bf16, bf16, bf16, bf16, _I64, _I64, 1, 1, *shard, *rest, *_END),
@@ -55,7 +64,7 @@ def _case(
     name: str, kernel: Any, args: tuple[Any, ...], common: dict[str, Any], *, wide: bool = True, **constants: Any
 ) -> CompileCase:
     tiles = {"BM": 128, "BN": 128, "BK": 64, "GROUP": 8, "EVEN_K": True, "PRECISION": "ieee"}
-    loads = {"A_CACHE": "", "B_CACHE": "", "STAGES": 2}
+    loads = {"A_CACHE": "", "B_CACHE": "", "STAGES": 2, "XCDS": 1, "CHUNK": 1}
     patterns = [_PRODUCT, _RELEASE, _ACQUIRE, *([_COPIES, _STORES] if wide else [])]
     if constants.get("PRECISION", "ieee") == "ieee" and args[1] is torch.float32:
         patterns.remove(_PRODUCT)  # of float32 there is no such instruction on NVIDIA

@@ -23,6 +23,9 @@ EFFICIENCY_GPU, EFFICIENCY_CPU = 0.5, 0.02
 
 _PROGRAMS_CPU = 1
 
+_XCDS = 8
+"""Dies of an MI300X and its successors."""
+
 
 @dataclass(slots=True)
 class Plan:
@@ -114,13 +117,15 @@ def tile_shapes(request: FusedRequest) -> list[dict[str, Any]]:
     if request.options["layout"] == "tiles":  # the shape of tiles belongs to the result
         return []
     square = {"block_size_m": 128, "block_size_n": 128}
-    deep = {"num_stages": 4} if request.target.type is DeviceType.CUDA else {}  # AMD has less shared memory
-    return [
+    on_amd = request.target.type is DeviceType.HIP
+    deep = {} if on_amd else {"num_stages": 4}  # there is less shared memory
+    found = [
         {**square, "num_warps": 8},
         {**square, "num_warps": 4, **deep},
         {"block_size_m": 64, "block_size_n": 256, "num_warps": 8},
         {"block_size_m": 64, "block_size_n": 128, "num_warps": 4},
     ]
+    return [*found, {"num_xcds": _XCDS, "chunk_size": 4}] if on_amd else found
 
 
 def efficiency(request: FusedRequest) -> float:

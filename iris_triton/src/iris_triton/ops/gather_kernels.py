@@ -17,7 +17,7 @@ from iris_triton.collectives.elements import as_words, item_nbytes
 from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
 from iris_triton.flags import await_flag, set_flag
 from iris_triton.intrinsics import wait_stores
-from iris_triton.ops.tiles import add_product, place, store_tile, whole_rows, wide, with_bias
+from iris_triton.ops.tiles import add_product, own_program, place, store_tile, whole_rows, wide, with_bias
 
 PER_CALL = ("out", "a", "b", "bias")
 """Arguments that may lie anywhere."""
@@ -46,7 +46,8 @@ def push_product(
     tiles_m, tiles_n, timeout_ns, status,
     SIZE: tl.constexpr, DIM: tl.constexpr, BIAS: tl.constexpr, A_ALIGNED: tl.constexpr, B_ALIGNED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
-    PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr
+    PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr, XCDS: tl.constexpr,
+    CHUNK: tl.constexpr
 ):  # fmt: skip
     """Store A @ B into its place in the outputs of all members; see `iris_triton.ops.reduce_kernel.matmul_reduce`.
 
@@ -56,7 +57,7 @@ def push_product(
     epoch = last_epoch(row, SIZE) + 1
     _announce(row, bases, me, out, out_down, SIZE)
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    for number in range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0)):
+    for number in range(own_program(0, XCDS, CHUNK), tiles_m * tiles_n, tl.num_programs(0)):
         down, right = place(number, tiles_m, tiles_n, GROUP)
         acc = add_product(
             tl.zeros((BM, BN), tl.float32), wide(a, A_ALIGNED), wide(b, B_ALIGNED), down * BM, right * BN, m, n, k,
@@ -82,7 +83,8 @@ def pull_product(
     tiles_m, tiles_n, timeout_ns, status,
     SIZE: tl.constexpr, DIM: tl.constexpr, BIAS: tl.constexpr, B_ALIGNED: tl.constexpr, OUT_ALIGNED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
-    PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr
+    PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr, XCDS: tl.constexpr,
+    CHUNK: tl.constexpr
 ):  # fmt: skip
     """Multiply the members' shards, read where they lie, with B.
 
@@ -101,7 +103,7 @@ def pull_product(
     total = per_shard
     if DIM == 0:
         total = per_shard * SIZE
-    for i in range(tl.program_id(0), total, tl.num_programs(0)):
+    for i in range(own_program(0, XCDS, CHUNK), total, tl.num_programs(0)):
         acc = tl.zeros((BM, BN), tl.float32)
         down, right = place(i % per_shard, tiles_m, tiles_n, GROUP)
         to = out
@@ -188,7 +190,8 @@ def fetch_product(
     out_right, bias_step, tiles_m, tiles_n, timeout_ns, status,
     SIZE: tl.constexpr, DIM: tl.constexpr, BIAS: tl.constexpr, FETCHERS: tl.constexpr, B_ALIGNED: tl.constexpr,
     OUT_ALIGNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-    EVEN_K: tl.constexpr, PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr
+    EVEN_K: tl.constexpr, PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr,
+    XCDS: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
     """Multiply the members' shards with B, while some programs copy them here.
 
@@ -214,7 +217,7 @@ def fetch_product(
         total = per_shard
         if DIM == 0:
             total = per_shard * SIZE
-        for i in range(program - FETCHERS, total, tl.num_programs(0) - FETCHERS):
+        for i in range(own_program(FETCHERS, XCDS, CHUNK), total, tl.num_programs(0) - FETCHERS):
             acc = tl.zeros((BM, BN), tl.float32)
             down, right = place(i % per_shard, tiles_m, tiles_n, GROUP)
             if DIM == 0:

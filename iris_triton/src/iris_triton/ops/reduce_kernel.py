@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
-from iris_triton.ops.tiles import add_product, dense_tile, place, store_tile, whole_rows, wide, with_bias
+from iris_triton.ops.tiles import add_product, dense_tile, own_program, place, store_tile, whole_rows, wide, with_bias
 
 PER_CALL = ("out", "a", "b", "bias")
 """Arguments that may lie anywhere."""
@@ -43,7 +43,8 @@ def matmul_reduce(
     bias_step, tiles_m, tiles_n, per_owner, timeout_ns, status,
     SIZE: tl.constexpr, FORM: tl.constexpr, BIAS: tl.constexpr, A_ALIGNED: tl.constexpr, B_ALIGNED: tl.constexpr,
     OUT_ALIGNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-    EVEN_K: tl.constexpr, PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr
+    EVEN_K: tl.constexpr, PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr,
+    XCDS: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
     """Add up A @ B over the members.
 
@@ -63,7 +64,7 @@ def matmul_reduce(
         FORM: see above.
         BIAS: what the bias lies along: "columns", "rows" or "none".
         A_ALIGNED, B_ALIGNED, OUT_ALIGNED: they begin at multiples of 16 bytes.
-        BM ... STAGES: see `iris_triton.ops.tiles`.
+        BM ... CHUNK: see `iris_triton.ops.tiles`.
     """
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE) + 1
@@ -71,7 +72,7 @@ def matmul_reduce(
         nothing = members_of(SIZE).to(tl.int64) * 0
         tell(row, bases, me, nothing + (out.to(tl.int64) - tl.load(bases + me)), nothing + out_down, SIZE)
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    program = tl.program_id(0)
+    program = own_program(0, XCDS, CHUNK)
     programs = tl.num_programs(0)
     if FORM == "rows":
         total = per_owner * SIZE

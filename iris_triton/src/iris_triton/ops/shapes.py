@@ -26,6 +26,8 @@ USED_CONFIG = (
     "num_sms",
     "cache_modifier_a",
     "cache_modifier_b",
+    "num_xcds",
+    "chunk_size",
     "num_warps",
     "num_stages",
 )
@@ -99,6 +101,8 @@ def tiling(request: FusedRequest, rows: int, inner: int) -> Tiling:
         "A_CACHE": config.get("cache_modifier_a", ""),
         "B_CACHE": config.get("cache_modifier_b", ""),
         "STAGES": stages,
+        "XCDS": config.get("num_xcds", 1),
+        "CHUNK": config.get("chunk_size", 1),
     }
     options = {} if on_cpu else {"num_warps": config.get("num_warps", warps)}
     return Tiling(m, n, k, group, constants, options)

@@ -28,6 +28,22 @@ def whole_rows(stride, like):
 
 
 @triton.jit
+def own_program(first, XCDS: tl.constexpr, CHUNK: tl.constexpr):
+    """Which program's tiles this one takes, among those from number `first` on, counted from 0.
+
+    GPUs made of dies, each with a cache, deal programs out to the dies in turn.  With XCDS dies, CHUNK neighbouring
+    tiles go to programs of the same die; see `iris_triton.tiles.chiplet_transform_chunked`.
+    """
+    number = tl.program_id(0) - first
+    if XCDS > 1:
+        whole = (tl.num_programs(0) - first) // (XCDS * CHUNK) * (XCDS * CHUNK)
+        turn = number // XCDS  # of this die
+        chunk = turn // CHUNK * XCDS + number % XCDS
+        number = tl.where(number < whole, chunk * CHUNK + turn % CHUNK, number)
+    return number
+
+
+@triton.jit
 def place(number, tiles_m, tiles_n, GROUP: tl.constexpr):
     """Row and column of a tile, counted in tiles: down GROUP rows of tiles, then to the right, then the next rows."""
     per_group = GROUP * tiles_n
