@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
@@ -20,7 +21,7 @@ from iris_triton.settings import TritonSettings
 from .excerpts import shown
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
-PAGES = [DOCS / name for name in ("tutorial.md", "debugging.md", "porting.md", "tracing.md")]
+PAGES = [DOCS / name for name in ("tutorial.md", "programming_model.md", "debugging.md", "porting.md", "tracing.md")]
 HOLDERS = {"ctx.ccl": Collectives, "ctx.ops": Operations, "ctx.heap": SymmetricHeap}
 
 
@@ -88,6 +89,17 @@ def test_the_tutorial_shows_the_examples(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_the_program_of_the_programming_model_runs(tmp_path, monkeypatch):
+    """In a world of one: the rank sends to itself."""
+    monkeypatch.setenv("IRIS_DEVICE", "cpu")
+    text = (DOCS / "programming_model.md").read_text()
+    (code,) = re.findall(r"<!-- run -->\n```python\n(.*?)```", text, re.DOTALL)
+    script = tmp_path / "programming_model.py"
+    script.write_text(code)
+    space = runpy.run_path(str(script))
+    assert space["main"]() is True
+
+
 def test_the_mistake_of_the_tutorial_is_found(tmp_path):
     example = (DOCS.parent / "examples" / "02_store.py").read_text()
     assert "`inbox + i + 1000`" in (DOCS / "tutorial.md").read_text()
@@ -99,9 +111,17 @@ def test_the_mistake_of_the_tutorial_is_found(tmp_path):
 
 
 def test_the_pages_can_be_found():
+    """From the README or another page, and in the site's index."""
     readme = (DOCS.parent / "README.md").read_text()
-    for page in DOCS.glob("*.md"):
-        reachable = f"docs/{page.name}" in readme or any(
-            f"({page.name})" in other.read_text() for other in DOCS.glob("*.md") if other != page
+    index = re.findall(r"^(?:[^<>\n]+<)?([\w/]+)>?$", (DOCS / "index.md").read_text(), re.MULTILINE)
+    for page in sorted(DOCS.glob("*.md")):
+        if page.stem == "index":
+            continue
+        assert page.stem in index, f"{page.name} is not in docs/index.md"
+        borrowed = "stands here" in page.read_text()  # a file of the root, which the README links to
+        reachable = (
+            borrowed
+            or f"docs/{page.name}" in readme
+            or any(f"({page.name})" in other.read_text() for other in DOCS.glob("*.md") if other != page)
         )
         assert reachable, f"{page.name} is linked from nowhere ({os.fspath(page)})"
