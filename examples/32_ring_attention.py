@@ -23,11 +23,12 @@ import sys
 import torch
 import triton
 import triton.language as tl
+from example_tools import num_programs, on_gpu, timing
 
 import iris_core
 from iris_triton import DeviceContext
 
-BLOCK_Q, BLOCK_KEYS, BLOCK_COPY = 32, 32, 1024
+BLOCK_COPY = 1024
 
 
 @triton.jit
@@ -121,20 +122,25 @@ def compute(
             if CAUSAL:  # not beyond the tile's last query
                 last = q_first + (first + BLOCK_Q - 1) * stride
                 visible = tl.minimum(tl.maximum((last - k_first + stride) // stride, 0), keys)
+            own, slot = head.to(tl.int64) * rows * HEAD_DIM, ((n % 2) * heads + head).to(tl.int64) * rows * HEAD_DIM
+            queries = tl.load(q + at, mask=valid[:, None], other=0.0)
             if step == 0:
-                block_k, block_v = k + head.to(tl.int64) * rows * HEAD_DIM, v + head.to(tl.int64) * rows * HEAD_DIM
+                largest = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
+                total = tl.zeros((BLOCK_Q,), tl.float32)
+                acc = tl.zeros((BLOCK_Q, HEAD_DIM), tl.float32)
+                largest, total, acc = attend(
+                    queries, k + own, v + own, largest, total, acc, q_place, k_first, stride, visible, scale,
+                    CAUSAL, HEAD_DIM, BLOCK_KEYS,
+                )  # fmt: skip
             else:
                 ctx.wait(full + head, n)
-                slot = ((n % 2) * heads + head).to(tl.int64) * rows * HEAD_DIM
-                block_k, block_v = ring_k + slot, ring_v + slot
-            known = valid & (step > 0)
-            largest, total, acc = attend(
-                tl.load(q + at, mask=valid[:, None], other=0.0), block_k, block_v,
-                tl.load(sums + row * 2, mask=known, other=float("-inf")),
-                tl.load(sums + row * 2 + 1, mask=known, other=0.0),
-                tl.load(accs + at, mask=known[:, None], other=0.0),
-                q_place, k_first, stride, visible, scale, CAUSAL, HEAD_DIM, BLOCK_KEYS,
-            )  # fmt: skip
+                largest = tl.load(sums + row * 2, mask=valid, other=float("-inf"))
+                total = tl.load(sums + row * 2 + 1, mask=valid, other=0.0)
+                acc = tl.load(accs + at, mask=valid[:, None], other=0.0)
+                largest, total, acc = attend(
+                    queries, ring_k + slot, ring_v + slot, largest, total, acc, q_place, k_first, stride, visible,
+                    scale, CAUSAL, HEAD_DIM, BLOCK_KEYS,
+                )  # fmt: skip
             if step < ctx.world_size - 1:
                 tl.store(sums + row * 2, largest, mask=valid)
                 tl.store(sums + row * 2 + 1, total, mask=valid)
@@ -187,10 +193,11 @@ class RingAttention:
         self.full, self.free = ctx.zeros(heads, dtype=torch.int64), ctx.zeros(heads, 2, dtype=torch.int64)
         self.accs = torch.empty(self.shape, dtype=torch.float32, device=ctx.device)  # what is known between two steps
         self.sums = torch.empty(*self.shape[:2], 2, dtype=torch.float32, device=ctx.device)
-        # programs that wait must all be on the device at the same time: not more than there are multiprocessors
-        units = ctx.get_cu_count()
+        self.block = 64 if on_gpu(ctx) else 32  # queries and keys of a tile
+        # programs that wait for each other must all be on the device at the same time
+        units = num_programs(ctx)
         self.senders = min(heads, max(1, units // 8))
-        self.programs = self.senders + max(1, min(heads * -(-self.rows // BLOCK_Q), units - self.senders))
+        self.programs = self.senders + max(1, min(heads * -(-self.rows // self.block), units - self.senders))
         self.turns = torch.zeros(self.programs, dtype=torch.int64, device=ctx.device)
         ctx.barrier()
 
@@ -218,41 +225,47 @@ class RingAttention:
         ring_attention_kernel[(self.programs,)](
             q, k, v, out, self.accs, self.sums, self.ring_k, self.ring_v, self.full, self.free, self.turns,
             self.ctx.get_device_context(), heads, rows, self.length, head_dim**-0.5, WORLD=self.ctx.num_ranks,
-            SENDERS=self.senders, CAUSAL=causal, STRIPED=striped, HEAD_DIM=head_dim, BLOCK_Q=BLOCK_Q,
-            BLOCK_KEYS=BLOCK_KEYS, BLOCK_COPY=BLOCK_COPY,
+            SENDERS=self.senders, CAUSAL=causal, STRIPED=striped, HEAD_DIM=head_dim, BLOCK_Q=self.block,
+            BLOCK_KEYS=self.block, BLOCK_COPY=BLOCK_COPY, num_stages=2,
         )  # fmt: skip
         return out
 
 
 def reference(q, k, v, causal):
-    """The whole sequence on the host in float64."""
+    """The whole sequence in float64."""
     scores = q.double() @ k.double().mT * q.shape[2] ** -0.5
     if causal:
-        scores.masked_fill_(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1), float("-inf"))
+        after = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(1)
+        scores.masked_fill_(after, float("-inf"))
     return scores.softmax(dim=2) @ v.double()
 
 
-def main(length=150, heads=2, head_dim=32):
+def main(length=None, heads=2, head_dim=32):
     """Attention over one sequence in all forms, one launch behind the other."""
-    forms = {"full": {}, "causal": {"causal": True}, "striped": {"causal": True, "striped": True}}
-    with iris_core.Iris(heap_size="64MiB") as ctx:
+    forms = {"full": (False, False), "causal": (True, False), "striped": (True, True)}
+    with iris_core.Iris(heap_size="256MiB") as ctx:
+        if length is None:
+            length = 150
+            if on_gpu(ctx):
+                length, heads, head_dim = 8190, 4, 128
         attention = RingAttention(ctx, heads, length, head_dim)
         generator = torch.Generator().manual_seed(32)  # the same numbers on all ranks
-        worst = 0.0
-        for form in forms.values():
-            striped = form.get("striped", False)
-            q, k, v = (torch.randn(heads, length, head_dim, generator=generator).half() for _ in range(3))
-            parts = [attention.part(x, striped).to(ctx.device) for x in (q, k, v)]
-            out = attention(*parts, **form).cpu()
-            expected = reference(q, k, v, form.get("causal", False))
+        shape = heads, length, head_dim
+        worst, times = 0.0, []
+        for form, (causal, striped) in forms.items():
+            whole = [torch.randn(shape, generator=generator).half().to(ctx.device) for _ in range(3)]
+            parts = [attention.part(x, striped) for x in whole]
+            out = attention(*parts, causal, striped)
+            expected = reference(*whole, causal)
             mine = attention.part(torch.ones_like(expected), striped) > 0  # without what was filled up
             error = (out.double() - attention.part(expected, striped))[mine].abs()
             worst = max(worst, error.max().item() if error.numel() else 0.0)
-            assert worst < 4e-3, f"the largest error is {worst}"  # float16 has 11 bits
+            assert worst < 4e-3, f"{form}: the largest error is {worst}"  # float16 has 11 bits
+            flops = 4 * heads * head_dim * length * attention.rows / (2 if causal else 1)
+            times.append(timing(ctx, lambda: attention(*parts, causal, striped), flops=flops))  # noqa: B023 - called now
         ctx.barrier()
-        return (
-            f"rank {ctx.cur_rank} of {ctx.num_ranks} on {ctx.device}: {', '.join(forms)} are right, error {worst:.1e}"
-        )
+        results = ", ".join(form + time.replace(";", ":") for form, time in zip(forms, times, strict=True))
+        return f"rank {ctx.cur_rank} of {ctx.num_ranks} on {ctx.device}: error {worst:.1e}; {results}"
 
 
 if __name__ == "__main__":

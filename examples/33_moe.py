@@ -27,11 +27,12 @@ import sys
 import torch
 import triton
 import triton.language as tl
+from example_tools import num_programs, on_gpu, timing
 
 import iris_core
 from iris_triton import DeviceContext
 
-BLOCK_ROWS, BLOCK_FFN = 32, 32
+BLOCK_FFN = 32
 
 
 @triton.jit
@@ -169,8 +170,9 @@ class Experts:
         self.local, self.hidden, self.ffn = w1.shape
         if w2.shape != (self.local, self.ffn, self.hidden) or not (w1.is_contiguous() and w2.is_contiguous()):
             raise ValueError(f"w1 {tuple(w1.shape)} and w2 {tuple(w2.shape)} do not fit, or are not contiguous")
-        if self.hidden > 512:
-            raise ValueError(f"a program holds whole rows: hidden is {self.hidden}, and may be up to 512")
+        if self.hidden > 256:
+            raise ValueError(f"a program holds whole rows: hidden is {self.hidden}, and may be up to 256")
+        self.block_rows = 64 if on_gpu(ctx) else 16
         world = ctx.num_ranks
         self.experts = world * self.local
         self.counts = ctx.zeros(2, world, self.experts, dtype=torch.int32)
@@ -201,7 +203,7 @@ class Experts:
         if x.dtype != self.w1.dtype or not (x.is_contiguous() and weights.is_contiguous()):
             raise ValueError(f"x must be {self.w1.dtype}, and x and weights contiguous")
         context, slots = self.ctx.get_device_context(), chosen.flatten()
-        units, block_h = self.ctx.get_cu_count(), max(16, triton.next_power_of_2(self.hidden))
+        units, block_h = num_programs(self.ctx), max(16, triton.next_power_of_2(self.hidden))
         constants = {"WORLD": world, "EXPERTS": self.experts}
 
         own = (slots[:, None] == torch.arange(self.experts, device=slots.device)).sum(dim=0, dtype=torch.int32)
@@ -218,23 +220,23 @@ class Experts:
         max_slots = self.tokens * self.top_k
         dispatch[(min(self.experts, units),)](
             x, order, first, rows, self.inbox, self.origin, self.arrived, self.state, max_slots, self.hidden, context,
-            TOP_K=self.top_k, BLOCK_ROWS=BLOCK_ROWS, BLOCK_H=block_h, **constants,
+            TOP_K=self.top_k, BLOCK_ROWS=self.block_rows, BLOCK_H=block_h, **constants,
         )  # fmt: skip
-        run_experts[(units,)](  # it waits: not more programs than there are multiprocessors
+        run_experts[(units,)](  # its programs wait: all must be on the device at the same time
             self.inbox, self.origin, starts, totals, self.arrived, self.w1, self.w2, self.back, self.returned,
-            self.state, max_slots, self.hidden, self.ffn, context, BLOCK_ROWS=BLOCK_ROWS, BLOCK_H=block_h,
-            BLOCK_FFN=BLOCK_FFN, **constants,
+            self.state, max_slots, self.hidden, self.ffn, context, BLOCK_ROWS=self.block_rows, BLOCK_H=block_h,
+            BLOCK_FFN=BLOCK_FFN, num_warps=8, **constants,
         )  # fmt: skip
         out = torch.empty_like(x)
-        combine[(max(1, min(-(-n // BLOCK_ROWS), units)),)](
+        combine[(max(1, min(-(-n // self.block_rows), units)),)](
             out, self.back, weights, self.returned, self.state, n, self.hidden, context, WORLD=world, TOP_K=self.top_k,
-            BLOCK_ROWS=BLOCK_ROWS, BLOCK_H=block_h,
+            BLOCK_ROWS=self.block_rows, BLOCK_H=block_h,
         )  # fmt: skip
         return out
 
 
 def reference(x, chosen, weights, w1, w2):
-    """On the host in float64, with the experts of all ranks."""
+    """In float64, with the experts of all ranks."""
     out = torch.zeros_like(x, dtype=torch.float64)
     for expert, (up, down) in enumerate(zip(w1.double(), w2.double(), strict=True)):
         weight = (weights.double() * (chosen == expert)).sum(dim=1, keepdim=True)
@@ -248,28 +250,34 @@ def route(logits, top_k):
     return chosen, best.softmax(dim=1)
 
 
-def main(tokens=(45, 20, 33), local=3, hidden=48, ffn=80, top_k=2, calls=3, unused=1):
+def main(tokens=None, local=3, hidden=48, ffn=80, top_k=2, calls=3, unused=1):
     """Calls with random routing.  `tokens`: of ranks 0, 1, ..., repeated; `unused`: an expert that gets nothing."""
-    with iris_core.Iris(heap_size="64MiB") as ctx:
+    with iris_core.Iris(heap_size="256MiB") as ctx:
+        if tokens is None:
+            tokens = 45, 20, 33
+            if on_gpu(ctx):
+                tokens, local, hidden, ffn = (2048, 1500, 1999), 8, 256, 1024
         rank, world = ctx.cur_rank, ctx.num_ranks
         generator = torch.Generator().manual_seed(33)  # the same weights on all ranks
-        w1 = (torch.randn(world * local, hidden, ffn, generator=generator) * hidden**-0.5).half()
-        w2 = (torch.randn(world * local, ffn, hidden, generator=generator) * ffn**-0.5).half()
+        w1 = (torch.randn(world * local, hidden, ffn, generator=generator) * hidden**-0.5).half().to(ctx.device)
+        w2 = (torch.randn(world * local, ffn, hidden, generator=generator) * ffn**-0.5).half().to(ctx.device)
         mine = slice(rank * local, (rank + 1) * local)
-        layer = Experts(ctx, w1[mine].to(ctx.device), w2[mine].to(ctx.device), max(tokens), top_k)
+        layer = Experts(ctx, w1[mine], w2[mine], max(tokens), top_k)
         own, worst = torch.Generator().manual_seed(1000 + rank), 0.0
         for call in range(calls):
             n = tokens[(rank + call) % len(tokens)]
-            x = torch.randn(n, hidden, generator=own).half()
-            logits = torch.randn(n, world * local, generator=own) + torch.arange(world * local) * 0.5  # unequal load
+            x = torch.randn(n, hidden, generator=own).half().to(ctx.device)
+            logits = torch.randn(n, world * local, generator=own) + torch.linspace(0, 3, world * local)  # unequal load
             logits[:, unused] = float("-inf")
-            chosen, weights = route(logits, top_k)
-            out = layer(x.to(ctx.device), chosen.to(ctx.device), weights.to(ctx.device)).cpu()
-            error = (out.double() - reference(x, chosen, weights, w1, w2)).abs()
+            chosen, weights = route(logits.to(ctx.device), top_k)
+            error = (layer(x, chosen, weights).double() - reference(x, chosen, weights, w1, w2)).abs()
             worst = max(worst, error.max().item() if n else 0.0)
             assert worst < 1e-2, f"the largest error is {worst}"  # float16 has 11 bits
+        time = timing(ctx, lambda: layer(x, chosen, weights))
         ctx.barrier()
-        return f"rank {rank} of {world} on {ctx.device}: {calls} calls, {world * local} experts, error {worst:.1e}"
+        return (
+            f"rank {rank} of {world} on {ctx.device}: {calls} calls, {world * local} experts, error {worst:.1e}{time}"
+        )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import sys
 import torch
 import triton
 import triton.language as tl
+from example_tools import on_gpu
 
 import iris_core
 from iris_core.ccl import ReduceOp
@@ -109,13 +110,17 @@ def plate(height, width):
     return start, solution
 
 
-def main(tiles=(1, 2), cells=(4, 8), steps=50, tolerance=1e-4):
+def main(tiles=None, cells=(4, 4), steps=25, tolerance=1e-4):
     """Solve.  `tiles`: of a rank, down and across; `cells`: of a tile, powers of two; `steps`: between two looks."""
     with iris_core.Iris(heap_size="64MiB") as ctx:
+        if tiles is None:
+            tiles = 1, 2
+            if on_gpu(ctx):
+                tiles, cells, steps = (4, 8), (8, 16), 500
         rank, world = ctx.cur_rank, ctx.num_ranks
         ranks_y, ranks_x = grid_of(world)
         number = tiles[0] * tiles[1]
-        if number > ctx.get_cu_count() and ctx.device != "cpu":
+        if on_gpu(ctx) and number > ctx.get_cu_count():
             raise ValueError(
                 f"{number} programs wait for each other, and {ctx.device} has room for {ctx.get_cu_count()}"
             )
