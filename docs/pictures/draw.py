@@ -193,7 +193,7 @@ def heap() -> Picture:
 def signals() -> Picture:
     """Put, signal and wait on two ranks."""
     p = Picture(
-        340,
+        348,
         "Handing data over",
         "Rank 0 puts data into rank 1's inbox and then signals with release. Rank 1 waits with acquire until the flag "
         "is set, and then loads the data from its own memory. When it has read it, it signals back, and rank 0 may "
