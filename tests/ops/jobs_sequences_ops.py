@@ -17,11 +17,21 @@ from iris_core.ops import FusedConfig, FusedWorkspace
 SHAPES = ((1, 3, 5), (17, 20, 33), (33, 40, 16))
 
 
+IN_GROUPS = (
+    Case("all_gather_matmul", "copy_engine", (6, 20, 17), dim=0, bias="columns"),
+    Case("matmul_all_reduce", "ring", (17, 20, 9), "bfloat16", config=SEVERAL),
+    Case("matmul_all_reduce", "spinlock", (17, 20, 9), "bfloat16", out_place="ordinary", config=SEVERAL),
+)
+"""What any group is to serve, beside random calls."""
+
+
 def random_case(generator, size):
     """A call, the same on every rank that has the same generator."""
     op = generator.choice(OPS)
-    algorithm = generator.choice((*algorithms(op, size), *(["ring"] if op == "matmul_all_reduce" and size > 1 else [])))
-    config = SEVERAL if algorithm not in ("unfused", None) and generator.random() < 0.6 else {}
+    dim = generator.choice(dims(op))
+    more = {"matmul_all_reduce": ["ring"], "all_gather_matmul": ["copy_engine"] if dim == 0 else []}.get(op, [])
+    algorithm = generator.choice((*algorithms(op, size), *(more if size > 1 else [])))
+    config = SEVERAL if algorithm not in ("unfused", "copy_engine", None) and generator.random() < 0.6 else {}
     return Case(
         op,
         algorithm,
@@ -30,7 +40,7 @@ def random_case(generator, size):
         place=generator.choice(("heap", "ordinary", "gaps")),
         out_place=generator.choice(("heap", "ordinary")),
         bias=generator.choice(("", "columns")),
-        dim=generator.choice(dims(op)),
+        dim=dim,
         config=config,
     )
 
@@ -45,8 +55,8 @@ def in_groups(device, sets, rounds):
         for number, (members, group) in enumerate(zip(sets, made, strict=True)):
             generator = random.Random(number)
             mine = ctx.cur_rank in members
-            for turn in range(rounds):
-                case = random_case(generator, len(members))
+            for turn in range(rounds + (len(IN_GROUPS) if len(members) > 1 else 0)):
+                case = random_case(generator, len(members)) if turn < rounds else IN_GROUPS[turn - rounds]
                 tensors = Tensors(ctx, case, members.index(ctx.cur_rank) if mine else 0, len(members))
                 if mine:
                     tensors.fill(turn)

@@ -88,6 +88,11 @@ def piece_cases(size):
                 place = ("heap", "ordinary")[pieces % 2]
                 config = {"num_pieces": pieces}
                 yield Case(op, "overlapped", (35, 44, 9), bias=bias, dim=dim, out_place=place, config=config)
+        else:
+            for bias, pieces in (("", 1), ("columns", 2), ("rows", 3), ("rows", 9)):
+                place = ("heap", "gaps")[pieces % 2]
+                config = {"num_pieces": pieces}
+                yield Case(op, "copy_engine", (7, 44, 9), "bfloat16", bias=bias, dim=0, place=place, config=config)
         if op == "matmul_all_reduce":
             yield Case(op, "overlapped", (64, 8, 9), "bfloat16", place="transposed", bias="columns")
 

@@ -16,6 +16,7 @@ from iris_core.ops.precision import float32_products, torch_allows_tf32
 from iris_core.ops.tables import FusedTable, FusedTables, Measured, read_fused_table, write_fused_table
 from iris_core.types import DeviceTarget, DeviceType, FusedRequest
 from iris_triton.ops import operations
+from iris_triton.ops.copy_engine import neighbours, runs
 from iris_triton.ops.shapes import tiling
 
 CPU = DeviceTarget(DeviceType.CPU)
@@ -162,6 +163,19 @@ def test_algorithms_say_what_they_cannot():
         options = {**REQUEST.options, "gather_dim": 0}
         small, large = (replace(REQUEST, op=each.op, n=n, nbytes=n << 14, options=options) for n in (1024, 8192))
         assert 0 < each.cost(small) < each.cost(large)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_runs_of_shards(size):
+    for me in range(size):
+        for pieces in range(1, size + 2):
+            found = runs(me, size, pieces)
+            assert len(found) == min(pieces, size)
+            assert [member for run in found for member in run] == [(me + i) % size for i in range(size)]
+            assert pieces == 1 or found[0] == [me]
+            for run in found:
+                rows = [member for first, last in neighbours(run) for member in range(first, last + 1)]
+                assert rows == run
 
 
 def test_tiles_of_a_launch():

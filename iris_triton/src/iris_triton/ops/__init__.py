@@ -50,6 +50,7 @@ _HOMES = {
 
 def operations() -> list[FusedOperation]:
     """Return the algorithms."""
+    from iris_triton.ops.copy_engine import CopyEngineGather
     from iris_triton.ops.gathering import Fetch, Pull, Push
     from iris_triton.ops.reducing import Accumulate, Reduce, Ring
 
@@ -63,6 +64,7 @@ def operations() -> list[FusedOperation]:
         Push(),
         Fetch(),
         Pull(),
+        CopyEngineGather(),
     ]
 
 
