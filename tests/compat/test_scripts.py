@@ -8,7 +8,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from jobs_compat import run_script
+
+from iris_triton.compile_only import TARGETS, record
 
 HERE = pathlib.Path(__file__).parent
 SCRIPTS = [
@@ -112,3 +115,21 @@ def test_benchmark_refuses(tmp_path):
     )  # fmt: skip
     assert done.returncode == 2
     assert "no chosen benchmark has an axis 'm'" in done.stderr
+
+
+ALL = pytest.mark.exhaustive
+COMPILED = [
+    ("ported_rma", "accesses"),
+    ("ported_collectives", "tiles"),
+    pytest.param("ported_rma", "all_scatter", marks=ALL),
+]
+
+
+@pytest.mark.parametrize("target", ["sm_90", pytest.param("gfx942", marks=ALL)])
+@pytest.mark.parametrize(("module", "script"), COMPILED, ids=lambda name: name)
+def test_kernels_compile_for_gpus(module, script, target):
+    """A rank alone runs the script; what it launches is compiled for a GPU on the way."""
+    arguments = ((torch.bfloat16,),) if script == "accesses" else ()
+    with record({target: TARGETS[target]}) as found:
+        run_script(module, script, "cpu", *arguments)
+    assert {each.target for each in found} == {target}
