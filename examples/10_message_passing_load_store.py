@@ -17,7 +17,7 @@ import iris_core
 import iris_triton as iris
 
 BLOCK, BLOCKS = 1024, 6
-TIMEOUT_NS = 10 * 10**9  # then `wait` gives up and returns what it saw last
+TIMEOUT_NS = tl.constexpr(60 * 10**9)  # then `wait` gives up and returns what it saw last
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def produce(source, inbox, flags, heap_bases, rank, consumer, BLOCK: tl.constexp
 
 
 @triton.jit
-def consume(inbox, result, flags, BLOCK: tl.constexpr, TIMEOUT_NS: tl.constexpr):
+def consume(inbox, result, flags, BLOCK: tl.constexpr):
     block = tl.program_id(0)
     i = block * BLOCK + tl.arange(0, BLOCK)
     seen = iris.wait(flags + block, 1, timeout_ns=TIMEOUT_NS)
@@ -47,7 +47,7 @@ def main():
         if rank == 0:
             produce[(BLOCKS,)](source, inbox, flags, ctx.get_heap_bases(), rank, 1, BLOCK=BLOCK)
         else:
-            consume[(BLOCKS,)](inbox, result, flags, BLOCK=BLOCK, TIMEOUT_NS=TIMEOUT_NS)
+            consume[(BLOCKS,)](inbox, result, flags, BLOCK=BLOCK)
         ctx.barrier()
         if rank == 0:
             return f"rank 0 sent {BLOCKS} blocks of {BLOCK} numbers"

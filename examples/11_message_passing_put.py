@@ -16,13 +16,14 @@ import iris_core
 import iris_triton as iris
 
 BLOCK, MESSAGES = 1024, 8
+TIMEOUT_NS = tl.constexpr(60 * 10**9)  # then `wait` gives up, and the numbers below will be wrong
 
 
 @triton.jit
 def produce(source, slot, full, empty, heap_bases, rank, peer, messages, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     for m in range(messages):
-        iris.wait(empty, m)  # the consumer has read message m - 1
+        iris.wait(empty, m, timeout_ns=TIMEOUT_NS)  # the consumer has read message m - 1
         iris.put(source + m * BLOCK + i, slot + i, rank, peer, heap_bases)
         iris.signal(full, m + 1, rank, peer, heap_bases)
 
@@ -31,7 +32,7 @@ def produce(source, slot, full, empty, heap_bases, rank, peer, messages, BLOCK: 
 def consume(result, slot, full, empty, heap_bases, rank, peer, messages, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     for m in range(messages):
-        iris.wait(full, m + 1)
+        iris.wait(full, m + 1, timeout_ns=TIMEOUT_NS)
         tl.store(result + m * BLOCK + i, tl.load(slot + i))
         iris.signal(empty, m + 1, rank, peer, heap_bases)
 

@@ -4,7 +4,7 @@ Rank 0 sends its blocks to rank 1, which adds its own and sends them on, until r
 independently: while rank 1 works on the second, rank 2 has the first.  `put_signal` copies a block and raises its flag
 on the receiver.  Flags only grow, by one for each turn, so nothing is reset between the turns.
 
-DeviceContext bounds every wait by IRIS_DEVICE_TIMEOUT, and `ctx.barrier()` raises when a wait ran into it.
+IRIS_DEVICE_TIMEOUT=60 bounds every wait of a DeviceContext to 60 seconds; `ctx.barrier()` raises when one took longer.
 
     python examples/12_message_passing_context.py [ranks]
 """

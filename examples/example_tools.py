@@ -56,12 +56,16 @@ def on_gpu(ctx) -> bool:
     return torch.device(ctx.device).type == "cuda"
 
 
+CPU_OPTIONS = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP": 2}  # small tiles show more of an example
+NVIDIA_OPTIONS = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP": 8, "num_warps": 8, "num_stages": 3}
+AMD_OPTIONS = {**NVIDIA_OPTIONS, "num_stages": 2}  # there is less shared memory
+
+
 def gemm_options(ctx) -> dict[str, int]:
-    """Tile sizes and options of a GEMM kernel: for GPUs, or for the CPU, where small tiles show more of an example."""
+    """Tile sizes and options of a GEMM kernel for this rank's device."""
     if not on_gpu(ctx):
-        return {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP": 2}
-    stages = 2 if torch.version.hip else 3  # AMD's GPUs have less shared memory
-    return {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP": 8, "num_warps": 8, "num_stages": stages}
+        return CPU_OPTIONS
+    return AMD_OPTIONS if torch.version.hip else NVIDIA_OPTIONS
 
 
 def num_tiles(m: int, n: int, options: dict[str, int]) -> int:

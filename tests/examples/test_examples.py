@@ -1,25 +1,78 @@
-"""Every example runs as it is run by a reader."""
+"""Every example runs as it is run by a reader, on CPU ranks and on GPUs, and is in the table of docs/examples.md."""
 
 import os
 import pathlib
+import re
+import runpy
 import subprocess
 import sys
 
+import jobs_examples
 import pytest
+
+import iris_core
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
+SHARED = {"example_tools.py"}
 
 EXPECTED = {
+    "01_load.py": "rank 3 of 4 on cpu read 5000 numbers of rank 0",
     "02_store.py": "rank 3 of 4 on cpu got 2",
-    "11_message_passing_put.py": "rank 1 received 8 messages of 1024 numbers",
+    "03_all_load.py": "rank 3 of 4 on cpu added 5000 numbers of 4 ranks",
+    "04_all_store.py": "rank 3 of 4 on cpu has 4 rows of 5000 numbers",
     "05_atomic_add.py": "[",
+    "06_atomic_xchg.py": "rank 0 of 3 on cpu: 150 nodes in one list",
     "07_memory.py": "[4096, 8192, 4096, 0]",
+    "10_message_passing_load_store.py": "rank 1 used 6 blocks of 1024 numbers",
+    "11_message_passing_put.py": "rank 1 received 8 messages of 1024 numbers",
+    "12_message_passing_context.py": "rank 2 of 3 on cpu: the sum came around 3 times",
     "13_message_passing_gluon.py": "rank 2 of 3 on cpu used 57 blocks",
+    "20_gemm_all_scatter.py": "rank 1 of 2 on cpu: C is right 2 times",
+    "21_gemm_all_scatter_producer_consumer.py": "rank 1 of 2 on cpu: C is right 2 times",
+    "22_gemm_all_scatter_specialised.py": "rank 1 of 2 on cpu: C is right 2 times",
+    "23_gemm_all_scatter_bulk_synchronous.py": "rank 1 of 2 on cpu: C is right 2 times",
     "24_gluon_gemm_all_scatter.py": "rank 1 of 2 on cpu: C is right; the portable kernel, because wgmma and TMA need",
     "25_gemm_all_reduce.py": "rank 1 of 2 on cpu: C is right 3 times, and the same on all ranks",
+    "26_gemm_all_reduce_atomics.py": "rank 1 of 2 on cpu: C is right 2 times",
+    "27_gemm_all_reduce_one_shot.py": "rank 1 of 2 on cpu: C is right 4 times",
+    "28_gemm_all_reduce_ring.py": "rank 1 of 2 on cpu: C is right 3 times",
+    "29_all_gather_gemm_pull.py": "rank 1 of 2 on cpu: C is right 2 times",
+    "30_all_gather_gemm_push.py": "rank 1 of 2 on cpu: C is right 2 times",
+    "31_flash_decode.py": "rank 1 of 2 on cpu: 3 tokens for 3 sequences, error",
+    "32_ring_attention.py": "rank 1 of 2 on cpu: error",
+    "33_moe.py": "rank 1 of 2 on cpu: 3 calls, 6 experts, error",
+    "34_norm.py": "rank 1 of 2 on cpu: 3 norms of 101 tokens, error",
+    "35_collectives.py": "rank 2 of 3 on cpu: 15 calls are right",
+    "36_operations.py": "rank 1 of 2 on cpu: matmul_all_reduce, matmul_reduce_scatter, all_gather_matmul",
+    "37_gluon_tracing.py": "rank 2 of 3 on cpu: 28 events",
+    "38_jacobi.py": "rank 3 of 4 on cpu: 8 x 16 cells, 125 steps, error",
     "40_overlap.py": "rank 2 of 3 on cpu: the sum is right 3 times",
 }
+"""What an example prints on CPU ranks, among other things."""
+
+ANY_NUMBER = [
+    name
+    for name in EXPECTED
+    if "[ranks]" in (ROOT / "examples" / name).read_text() and (name < "31" or name.startswith("40"))
+]
+"""Those that are told how many ranks they get."""
+
+# What makes an example compute nonsense, and it has to say so.  Each on two ranks, of which both notice.
+MISTAKES = [
+    ("01_load.py", "(ctx.rank + 1) % WORLD, mask", "ctx.rank, mask"),
+    ("03_all_load.py", "(ctx.rank + step) % WORLD, mask", "ctx.rank, mask"),
+    ("04_all_store.py", "ctx.rank.to(tl.int64) * numel", "0 * ctx.rank.to(tl.int64)"),
+    ("20_gemm_all_scatter.py", "(ctx.rank + step) % WORLD, mask", "ctx.rank, mask"),
+    ("21_gemm_all_scatter_producer_consumer.py", "tl.static_range(1, WORLD)", "tl.static_range(1, 1)"),
+    ("22_gemm_all_scatter_specialised.py", "program - computing, tiles_m", "program - computing + 1, tiles_m"),
+    ("23_gemm_all_scatter_bulk_synchronous.py", "number // tiles_n, number % tiles_n", "number // tiles_n, 0"),
+    ("26_gemm_all_reduce_atomics.py", "c.zero_()", "c.fill_(1)"),
+    ("27_gemm_all_reduce_one_shot.py", "range(WORLD)", "range(WORLD - 1)"),
+    ("28_gemm_all_reduce_ring.py", "total += tl.load(arrival", "total = tl.load(arrival"),
+    ("29_all_gather_gemm_pull.py", "b_tile, acc)", "b_tile)"),
+    ("30_all_gather_gemm_push.py", "range(tl.cdiv(K, BLOCK_K))", "range(1, tl.cdiv(K, BLOCK_K))"),
+]
 
 GPU_TIERS = [
     pytest.param(1, marks=pytest.mark.gpu),
@@ -27,64 +80,137 @@ GPU_TIERS = [
 ]
 
 
-def run(*command, **environ):
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("IRIS_")}
-    variables |= {"CUDA_VISIBLE_DEVICES": "", **environ}
+@pytest.fixture
+def run_example(pool, monkeypatch, capsys):
+    """Returns a function (path, *arguments, device): run a script, with the pool's processes for `iris_core.run`.
+
+    Everything else is as a reader has it: its arguments, the number of ranks that it asks for, what it prints.
+    """
+
+    def run(path, *arguments, device="cpu"):
+        def on_pool(fn, num_ranks, *args):
+            return pool.run(jobs_examples.call, num_ranks, str(path), fn.__name__, args, device)
+
+        monkeypatch.setattr(iris_core, "run", on_pool)
+        monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+        monkeypatch.syspath_prepend(str(ROOT / "examples"))
+        runpy.run_path(str(path), run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def script(*command):
+    """Run a command on the CPU and return what it prints."""
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("IRIS_")} | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def run_on_gpus(name, count):
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    environ = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(count))) if visible is None else visible}
-    lines = run(sys.executable, str(ROOT / "examples" / name), str(count), **environ).splitlines()
-    assert len(lines) == count
-    return lines
+# -- the collection ---------------------------------------------------------------------------------------------------
+def test_examples_are_numbered():
+    for path in (ROOT / "examples").glob("*.py"):
+        assert path.name in SHARED or re.fullmatch(r"\d\d_[a-z0-9_]+\.py", path.name), path.name
+    numbers = [path.name[:2] for path in EXAMPLES]
+    assert len(numbers) == len(set(numbers))
 
 
-def test_every_example_is_listed():
-    assert [path.name for path in EXAMPLES] == sorted(EXPECTED)
+def test_every_example_is_tested():
+    tests = "".join(path.read_text() for path in pathlib.Path(__file__).parent.glob("test_*.py"))
+    for path in EXAMPLES:
+        assert f'"{path.name}"' in tests, f"no test names {path.name}"
+    assert set(EXPECTED) <= {path.name for path in EXAMPLES}
+
+
+def test_every_example_is_in_the_table():
+    rows = re.findall(r"^\| \[(\w+)\]\((\S+)\) \| (.+) \| (.+) \|$", (ROOT / "docs" / "examples.md").read_text(), re.M)
+    assert [f"{name}.py" for name, *_ in rows] == [path.name for path in EXAMPLES]
+    for name, link, shows, api in rows:
+        assert link.endswith(f"/examples/{name}.py")
+        assert len(shows) > 10
+        assert api
+        text = (ROOT / "examples" / f"{name}.py").read_text()
+        for word in re.findall(r"`(?:\w+\.)*(\w+)`", api):
+            assert re.search(rf"\b{word}\b", text), f"{name} does not use {word}"
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_example(path):
-    assert EXPECTED[path.name] in run(sys.executable, str(path))
+def test_an_example_says_what_it_is_and_how_it_is_run(path):
+    text = path.read_text()
+    header = re.match(r'"""(.+?)"""', text, re.DOTALL)
+    assert header, "no docstring"
+    for shown in re.findall(r"python (examples/\S+)", header[1]):
+        assert shown == f"examples/{path.name}"
+    assert 'if __name__ == "__main__":' in text
+
+
+# -- running them -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", EXPECTED)
+def test_example(run_example, name):
+    assert EXPECTED[name] in "\n".join(run_example(ROOT / "examples" / name))
+
+
+@pytest.mark.parametrize("count", [1, 3, pytest.param(5, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", ANY_NUMBER)
+def test_on_other_numbers_of_ranks(run_example, name, count):
+    """Each rank checks its own data; a rank alone is its own neighbour."""
+    lines = run_example(ROOT / "examples" / name, count)
+    assert [line[: len(f"rank {rank} ")] for rank, line in enumerate(lines)] == [f"rank {r} " for r in range(count)]
 
 
 def test_message_passing_under_torchrun():
-    out = run(
+    out = script(
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
         str(ROOT / "examples" / "11_message_passing_put.py"),
     )  # fmt: skip
     assert "rank 1 received 8 messages of 1024 numbers" in out
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.exhaustive), 5])
-@pytest.mark.parametrize("name", ["13_message_passing_gluon.py", "24_gluon_gemm_all_scatter.py"])
-def test_gluon_examples_on_cpu_ranks(name, count):
-    """Each rank checks its own data; the pipeline of one rank feeds itself."""
-    lines = run(sys.executable, str(ROOT / "examples" / name), str(count)).splitlines()
-    assert [line[: len(f"rank {rank}")] for rank, line in enumerate(lines)] == [f"rank {rank}" for rank in range(count)]
+@pytest.mark.parametrize(("name", "right", "wrong"), MISTAKES, ids=[name for name, *_ in MISTAKES])
+def test_an_example_notices_its_mistakes(run_example, tmp_path, name, right, wrong):
+    text = (ROOT / "examples" / name).read_text()
+    assert right in text
+    path = tmp_path / name
+    path.write_text(text.replace(right, wrong))
+    with pytest.raises(iris_core.errors.IrisError, match="AssertionError"):
+        run_example(path, 2)
 
 
-@pytest.mark.parametrize("count", GPU_TIERS)
-def test_gluon_pipeline_on_gpus(count):
-    for rank, line in enumerate(run_on_gpus("13_message_passing_gluon.py", count)):
-        assert line == f"rank {rank} of {count} on cuda:{rank} used 57 blocks"
+# -- on GPUs ----------------------------------------------------------------------------------------------------------
+ON_GPUS = {
+    "01_load.py": r"read 16777216 numbers of rank \d; [\d.]+ us, [\d.]+ GB/s",
+    "03_all_load.py": r"added 16777216 numbers of \d ranks; .*",
+    "04_all_store.py": r"has \d rows of 16777216 numbers; .*",
+    "06_atomic_xchg.py": r"(\d+ nodes in one list, which changes ranks \d+ times|pushed 50 nodes)",
+    "12_message_passing_context.py": "the sum came around 3 times",
+    "13_message_passing_gluon.py": "used 57 blocks",
+    "24_gluon_gemm_all_scatter.py": "C is right; the (kernel for Hopper|portable kernel, because .*)",
+    "25_gemm_all_reduce.py": "C is right 3 times, and the same on all ranks",
+} | {
+    name: r"C is right \d times; [\d.]+ us, \d+ TFLOP/s"
+    for name in EXPECTED
+    if name[:2] in ("20", "21", "22", "23", "26", "27", "28", "29", "30")
+}
+"""Behind the rank and its device."""
 
 
-@pytest.mark.parametrize("count", GPU_TIERS)
-def test_gluon_gemm_all_scatter_on_gpus(count):
+@pytest.mark.parametrize("num_ranks", GPU_TIERS)
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_on_gpus(run_example, name, num_ranks):
     import torch
 
-    on_hopper = torch.cuda.get_device_capability() == (9, 0)
-    kernel = "the kernel for Hopper" if on_hopper else "the portable kernel, because"
-    for rank, line in enumerate(run_on_gpus("24_gluon_gemm_all_scatter.py", count)):
-        assert line.startswith(f"rank {rank} of {count} on cuda:{rank}: C is right; {kernel}")
+    if name.startswith("24") and torch.cuda.get_device_capability() == (9, 0):
+        wanted = "C is right; the kernel for Hopper"
+    else:
+        wanted = ON_GPUS[name]
+    lines = run_example(ROOT / "examples" / name, num_ranks, device="cuda")
+    assert len(lines) == num_ranks
+    for rank, line in enumerate(lines):
+        assert re.fullmatch(rf"rank {rank} of {num_ranks} on cuda:{rank}:? {wanted}", line), line
 
 
-@pytest.mark.parametrize("count", GPU_TIERS)
-def test_gemm_all_reduce_on_gpus(count):
-    for rank, line in enumerate(run_on_gpus("25_gemm_all_reduce.py", count)):
-        assert line == f"rank {rank} of {count} on cuda:{rank}: C is right 3 times, and the same on all ranks"
+@pytest.mark.multigpu(2)
+@pytest.mark.parametrize("name", ["10_message_passing_load_store.py", "11_message_passing_put.py"])
+def test_message_passing_between_gpus(run_example, name):
+    assert EXPECTED[name] in "\n".join(run_example(ROOT / "examples" / name, device="cuda"))

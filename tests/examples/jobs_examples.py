@@ -1,0 +1,41 @@
+"""Rank jobs of the tests of examples."""
+
+import importlib.util
+import os
+import pathlib
+import sys
+
+from iris_triton.compile_only import TARGETS, record
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+
+
+def load(path):
+    """The module of an example, anew; its name is not one that can be imported."""
+    path = pathlib.Path(path)
+    spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    if str(EXAMPLES) not in sys.path:
+        sys.path.insert(0, str(EXAMPLES))  # as python does for a script, for `import example_tools`
+    spec.loader.exec_module(module)
+    return module
+
+
+def call(path, function, args, device):
+    """Do what `iris_core.run` does in a rank: call a function of an example."""
+    before = os.environ.get("IRIS_DEVICE")
+    os.environ["IRIS_DEVICE"] = device
+    try:
+        return getattr(load(path), function)(*args)
+    finally:
+        if before is None:
+            del os.environ["IRIS_DEVICE"]
+        else:
+            os.environ["IRIS_DEVICE"] = before
+
+
+def compile_too(path, targets):
+    """Run an example, and compile what it launches for these targets.  Returns pairs of kernel and target."""
+    with record({target: TARGETS[target] for target in targets}) as compilations:
+        call(path, "main", (), "cpu")
+    return sorted({(each.kernel, each.target) for each in compilations})
