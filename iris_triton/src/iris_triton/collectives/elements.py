@@ -70,6 +70,40 @@ def copy_dense(dst, src, count, part, parts, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _has_units(at, sizes, strides, DIMS: tl.constexpr, UNIT: tl.constexpr):
+    """Whether a tensor, from a linear index on, is made of units of neighbours that begin at multiples of UNIT."""
+    off = at % UNIT
+    if DIMS > 0:
+        off = off | (strides[DIMS - 1] - 1) | sizes[DIMS - 1] % UNIT
+        for d in tl.static_range(DIMS - 1):
+            off = off | strides[d] % UNIT
+    return off == 0
+
+
+@triton.jit
+def _copy_units(
+    dst, dst_at, dst_sizes, dst_strides, src, src_at, src_sizes, src_strides, count, part, parts,
+    DST_DIMS: tl.constexpr, SRC_DIMS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr
+):  # fmt: skip
+    """As `copy_part`, by 16 bytes: a place is worked out once for UNIT elements, which are copied with one access."""
+    lanes = tl.arange(0, BLOCK // UNIT) * UNIT
+    within = tl.arange(0, UNIT)[None, :]
+    wide_to = tl.multiple_of(dst.to(tl.int64).to(dst.dtype), 16)
+    wide_origin = tl.multiple_of(src.to(tl.int64).to(src.dtype), 16)
+    for at in range(part * BLOCK, count, parts * BLOCK):
+        to = dst_at + at + lanes
+        origin = src_at + at + lanes
+        if DST_DIMS > 0:
+            to = strided(to, dst_sizes, dst_strides, DST_DIMS)
+        if SRC_DIMS > 0:
+            origin = strided(origin, src_sizes, src_strides, SRC_DIMS)
+        mask = (at + lanes < count)[:, None]
+        # // UNIT * UNIT changes nothing, but tells the compiler
+        value = tl.load(wide_origin + ((origin // UNIT * UNIT)[:, None] + within), mask=mask)
+        tl.store(wide_to + ((to // UNIT * UNIT)[:, None] + within), value, mask=mask)
+
+
+@triton.jit
 def copy_part(
     dst, dst_at, dst_sizes, dst_strides, src, src_at, src_sizes, src_strides, count, part, parts,
     DST_DIMS: tl.constexpr, SRC_DIMS: tl.constexpr, BLOCK: tl.constexpr
@@ -85,8 +119,23 @@ def copy_part(
         part, parts: this program, and how many programs share the work (int64).
         BLOCK: elements of a block.
     """
+    UNIT: tl.constexpr = 16 // item_nbytes(dst.dtype)
+    in_units = count < 0
+    if BLOCK >= UNIT and (DST_DIMS > 0 or SRC_DIMS > 0):
+        in_units = (
+            ((dst.to(tl.int64) | src.to(tl.int64)) % 16 == 0)
+            & (count % UNIT == 0)
+            & _has_units(dst_at, dst_sizes, dst_strides, DST_DIMS, UNIT)
+            & _has_units(src_at, src_sizes, src_strides, SRC_DIMS, UNIT)
+        )
     if DST_DIMS == 0 and SRC_DIMS == 0:
         copy_dense(dst + dst_at, src + src_at, count, part, parts, BLOCK)
+    elif in_units:
+        if BLOCK >= UNIT:
+            _copy_units(
+                dst, dst_at, dst_sizes, dst_strides, src, src_at, src_sizes, src_strides, count, part, parts, DST_DIMS,
+                SRC_DIMS, BLOCK, UNIT
+            )  # fmt: skip
     else:
         lanes = tl.arange(0, BLOCK)
         for at in range(part * BLOCK, count, parts * BLOCK):

@@ -1,0 +1,86 @@
+"""Copying strided elements: by 16 bytes where neighbours allow it, one by one elsewhere, and never anything else."""
+
+import re
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from iris_triton import cpu
+from iris_triton.collectives.elements import copy_part
+from iris_triton.collectives.geometry import layout_of
+from iris_triton.collectives.pull import pull
+from iris_triton.compile_only import assembly, compile_for
+
+PROGRAMS = 3
+BLOCK = 64
+
+
+@triton.jit(do_not_specialize=["count", "dst_sizes", "dst_strides", "src_sizes", "src_strides", "dst_at", "src_at"])
+def run_copy(
+    dst, dst_at, dst_sizes, dst_strides, src, src_at, src_sizes, src_strides, count,
+    DST_DIMS: tl.constexpr, SRC_DIMS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    copy_part(
+        dst, tl.cast(dst_at, tl.int64), dst_sizes, dst_strides, src, tl.cast(src_at, tl.int64), src_sizes, src_strides,
+        tl.cast(count, tl.int64), tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64), DST_DIMS, SRC_DIMS,
+        BLOCK
+    )  # fmt: skip
+
+
+def dense(dtype):
+    return torch.zeros(6, 32, dtype=dtype)
+
+
+def columns(dtype):
+    return torch.zeros(6, 96, dtype=dtype)[:, 32:64]
+
+
+def odd_columns(dtype):
+    return torch.zeros(6, 97, dtype=dtype)[:, 1:33]
+
+
+def every_other(dtype):
+    return torch.zeros(6, 64, dtype=dtype)[:, ::2]
+
+
+def transposed(dtype):
+    return torch.zeros(32, 6, dtype=dtype).t()
+
+
+def shifted(dtype):
+    return torch.zeros(6 * 48 + 1, dtype=dtype)[1:].view(6, 48)[:, :32]
+
+
+LAYOUTS = (dense, columns, odd_columns, every_other, transposed, shifted)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("source", LAYOUTS)
+@pytest.mark.parametrize("target", LAYOUTS)
+def test_every_layout(target, source, dtype):
+    cpu.enable()
+    for dst_at, src_at, count in ((0, 0, 192), (32, 16, 96), (16, 32, 33), (5, 7, 90), (0, 0, 0), (0, 0, -16)):
+        dst, src = target(dtype), source(dtype)
+        src.copy_(torch.arange(192).view(6, 32) % 120)
+        dst.fill_(-1)
+        to, origin = (layout_of(each.shape, each.stride()) for each in (dst, src))
+        run_copy[(PROGRAMS,)](
+            dst, dst_at, to.sizes, to.strides, src, src_at, origin.sizes, origin.strides, count,
+            DST_DIMS=to.num_dims, SRC_DIMS=origin.num_dims, BLOCK=BLOCK,
+        )  # fmt: skip
+        wanted = torch.full((192,), -1, dtype=dtype)
+        number = max(count, 0)
+        wanted[dst_at : dst_at + number] = src.reshape(-1)[src_at : src_at + number]
+        assert torch.equal(dst.reshape(-1), wanted), (dst_at, src_at, count)
+
+
+def test_strided_outputs_are_written_by_16_bytes():
+    words, numbers = torch.int64, (1, 1, 1 << 40, 1 << 40, 1 << 40)
+    sides = ((), (), (4, 8192, 7168), (7168, 28672, 1))
+    arguments = (torch.bfloat16, torch.bfloat16, words, torch.uint8, words, words, *numbers, *sides)
+    constants = {"SIZE": 4, "SOURCE": "direct", "SHARED": True, "IN_DIMS": 0, "OUT_DIMS": 3, "BLOCK": 2048}
+    text = assembly(compile_for(pull, arguments, constants, "sm_90"))
+    assert re.search(r"st\.global\.v4\.b32", text)
+    assert re.search(r"ld\.global\.v4\.b32", text)
