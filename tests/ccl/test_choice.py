@@ -14,6 +14,7 @@ from iris_core.ccl.reduce_op import reduce_op
 from iris_core.ccl.tables import Entry, Tables, read_table, write_table
 from iris_core.errors import ArgumentError, SettingsError, UnsupportedError
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType
+from iris_triton.collectives import TABLES, collectives
 
 CPU = DeviceTarget(DeviceType.CPU)
 REQUEST = CollectiveRequest(
@@ -107,8 +108,22 @@ def test_what_was_measured_comes_first(tmp_path):
     assert (algorithm.name, why) == ("slow", f"measured as the fastest in {path}")
     assert "slow (triton): 1.0 us, measured" in str(choice.explain(REQUEST, None))
     assert choice.choose(replace(REQUEST, nbytes=8192), None)[0].name == "fast"  # larger than what was measured
-    assert choice.choose(replace(REQUEST, group_size=8), None)[0].name == "fast"
     assert chooser(*algorithms).choose(REQUEST, None)[0].name == "fast"  # not the one that has to be measured
+
+
+def test_the_nearest_number_of_ranks_speaks_for_others(tmp_path):
+    """Without its configs: they may not fit so many ranks."""
+    algorithms = [Algorithm(name, 1.0) for name in ("two", "four", "model")]
+    for size, name in ((2, "two"), (4, "four")):
+        table(tmp_path / name, group_size=size, algorithm=name, config={"comm_sms": size})
+    choice = chooser(*algorithms[::-1], folders=[tmp_path / "two", tmp_path / "four"])
+    for size, name in ((2, "two"), (3, "four"), (4, "four"), (8, "four")):
+        found = choice.choose(replace(REQUEST, group_size=size), None)
+        assert found.algorithm.name == name
+        assert ("config" in found.request.options) == (size in (2, 4))
+        assert f"with {4 if name == 'four' else 2} ranks (none for so many)" in found.why or size in (2, 4)
+    beyond = choice.choose(replace(REQUEST, nbytes=1 << 30, group_size=8), None)
+    assert (beyond.algorithm.name, beyond.why) == ("model", "the cheapest by its model")
 
 
 def test_the_config_that_was_measured_is_used(tmp_path):
@@ -257,3 +272,22 @@ def test_reductions_of_torch(name):
 def test_unknown_reductions(op):
     with pytest.raises(ArgumentError, match="is no reduction; known are SUM, PRODUCT"):
         reduce_op(op)
+
+
+SHIPPED = sorted(TABLES.glob("*.json"))
+
+
+def test_tables_are_shipped_for_the_h200():
+    assert {path.name for path in SHIPPED} >= {"nvidia-h200-2.json", "nvidia-h200-4.json"}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_tables_name_algorithms_that_exist(path):
+    found = read_table(path)
+    known = {(each.op, each.name) for each in collectives()}
+    assert {(entry.op, entry.algorithm) for entry in found.entries} <= known
+    assert path.stem.endswith(f"-{found.group_size}")
+    for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        for nbytes in (1, 1 << 14, 1 << 22, 1 << 40):
+            request = replace(REQUEST, op=op, nbytes=nbytes, group_size=found.group_size)
+            assert found.lookup(request), f"{op} of {nbytes} bytes"

@@ -41,7 +41,8 @@ def test_a_table_makes_an_algorithm_eligible(tmp_path):
     (tmp_path / "table.json").write_text(json.dumps(table))
     chooser = Chooser(collectives(), Tables([tmp_path], "a GPU"), ())
     assert chooser.choose(request("all_reduce"), None)[0].name == "ll_one_shot"
-    assert chooser.choose(request("all_reduce", size=2), None)[0].name != "ll_one_shot"
+    assert chooser.choose(request("all_reduce", size=2), None)[0].name == "ll_one_shot"  # the nearest size speaks
+    assert chooser.choose(request("all_gather"), None)[0].name != "ll_mailbox"
 
 
 def test_only_algorithms_that_must_be_measured_is_an_error(tmp_path):

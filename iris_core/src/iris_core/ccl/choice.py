@@ -135,7 +135,7 @@ class Chooser:
         for entry in self._tables.lookup(request):
             wish = _with_config(request, entry)
             if entry.algorithm in known and _supports(known[entry.algorithm], wish, config):
-                return Choice(known[entry.algorithm], f"measured as the fastest in {entry.source}", wish)
+                return Choice(known[entry.algorithm], entry.reason, wish)
         usable = [each for each, answer in answers.items() if answer]
         if not usable:
             listed = "".join(f"\n  {name}: {answer.reason}" for name, answer in answers.items())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from iris_core.errors import SettingsError
 from iris_core.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from iris_core.types import CollectiveRequest
@@ -34,6 +34,7 @@ class Entry:
         seconds: what it took.
         source: file that it comes from.
         config: fields of `Config` with which it took that.
+        borrowed_from: ranks it was measured with, if that is another number than the request's.
     """
 
     op: str
@@ -43,6 +44,13 @@ class Entry:
     seconds: float
     source: str
     config: Mapping[str, Any] = field(default_factory=dict)
+    borrowed_from: int | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why it is taken, for people."""
+        ranks = "" if self.borrowed_from is None else f" with {self.borrowed_from} ranks (none for so many)"
+        return f"measured as the fastest{ranks} in {self.source}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +174,16 @@ class OfDevice(Protocol):
         """Ranks that took part."""
 
 
+class OfGroup(Protocol):
+    """A request of any kind."""
+
+    @property
+    def group_size(self) -> int:
+        """Ranks that take part."""
+
+
 T = TypeVar("T", bound=OfDevice)
+R = TypeVar("R", bound=OfGroup, contravariant=True)
 
 
 def read_folders(folders: Iterable[Path], device: str, read: Callable[[Path], T]) -> dict[int, list[T]]:
@@ -193,6 +210,27 @@ def read_folders(folders: Iterable[Path], device: str, read: Callable[[Path], T]
     return by_size
 
 
+class Lookup(OfDevice, Protocol[R]):
+    """A table that knows something of a request."""
+
+    def lookup(self, request: R) -> list[Entry]:
+        """Return the entries that speak of it, the best one first."""
+
+
+def entries_for(request: R, by_size: Mapping[int, Sequence[Lookup[R]]]) -> list[Entry]:
+    """Return what tables say of a request, the most trusted entry first.
+
+    Where nothing was measured with so many ranks, the nearest number speaks for them, without its configs: the order of
+    the algorithms changes little from one number to the next, and any measurement is better than a model.
+    """
+    size = request.group_size
+    for near in sorted(by_size, key=lambda each: (each != size, abs(math.log2(each / size)), -each)):
+        found = [entry for table in by_size[near] for entry in table.lookup(request)]
+        if found:
+            return found if near == size else [replace(each, config={}, borrowed_from=near) for each in found]
+    return []
+
+
 class Tables:
     """The tables of one machine.
 
@@ -206,4 +244,4 @@ class Tables:
 
     def lookup(self, request: CollectiveRequest) -> list[Entry]:
         """Return what the tables say of a request, the most trusted entry first."""
-        return [entry for table in self._by_size.get(request.group_size, ()) for entry in table.lookup(request)]
+        return entries_for(request, self._by_size)

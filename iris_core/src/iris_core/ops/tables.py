@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iris_core.ccl.tables import ANY_DTYPE, FORMAT, Entry, read_folders, write_rows
+from iris_core.ccl.tables import ANY_DTYPE, FORMAT, Entry, entries_for, read_folders, write_rows
 from iris_core.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -175,4 +175,4 @@ class FusedTables:
 
     def lookup(self, request: FusedRequest) -> list[Entry]:
         """Return what the tables say of a request, the most trusted entry first."""
-        return [entry for table in self._by_size.get(request.group_size, ()) for entry in table.lookup(request)]
+        return entries_for(request, self._by_size)
