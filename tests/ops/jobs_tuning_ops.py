@@ -34,9 +34,13 @@ def samples(device, dtype, algorithm=None):
     return answers
 
 
+def _no_room(*_):
+    raise RuntimeError("out of resource: shared memory\nand more")
+
+
 @contextlib.contextmanager
-def _broken(op, name):
-    """Let an algorithm launch nothing."""
+def _broken(op, name, launch):
+    """Give an algorithm another launch."""
     from iris_triton import ops as package
 
     offered = package.operations
@@ -45,7 +49,7 @@ def _broken(op, name):
         found = offered()
         for each in found:
             if (each.op, each.name) == (op, name):
-                each.launch = lambda *_: None
+                each.launch = launch
         return found
 
     package.operations = operations
@@ -55,10 +59,11 @@ def _broken(op, name):
         package.operations = offered
 
 
-def tune(device, wanted, broken="", limit_s=100.0):
-    """Tune; every rank's findings."""
+def tune(device, wanted, broken="", limit_s=100.0, refuses=False):
+    """Tune, with an algorithm that launches nothing, or that cannot be launched; every rank's findings."""
+    launch = _no_room if refuses else (lambda *_: None)
     options = RunOptions(num_ranks=2, device=device, heap_size="24MiB", rounds=1, batch_ms=0.1, limit_s=limit_s)
-    with _broken("matmul_all_reduce", broken) if broken else contextlib.nullcontext():
+    with _broken("matmul_all_reduce", broken, launch) if broken else contextlib.nullcontext():
         found = tune_operations_on_this_rank(FusedTuneOptions(**wanted), options)
     return dataclasses.replace(found, entries=tuple(dataclasses.asdict(each) for each in found.entries))
 

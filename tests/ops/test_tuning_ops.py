@@ -43,6 +43,15 @@ def test_wrong_data_is_left_out_and_named(pool):
         assert any(each.startswith(start) for each in found.wrong)
 
 
+def test_what_cannot_be_launched_is_passed_over_and_named(pool):
+    wanted = {"ops": ("matmul_all_reduce",), "layers": ((16, 32, 48),)}
+    for found in pool.run(tune, 2, "cpu", wanted, "two_shot", 100.0, True):
+        assert not found.wrong
+        assert "two_shot" not in {row["algorithm"] for row in found.entries} != set()
+        start = "matmul_all_reduce two_shot at 16 x 16 times 16 x 48 bfloat16"
+        assert f"{start}: RuntimeError: out of resource: shared memory" in found.passed_over
+
+
 def test_after_the_limit_nothing_is_begun(pool):
     wanted = {"ops": ("matmul_all_reduce",), "layers": ((16, 32, 48), (32, 32, 48))}
     for found in pool.run(tune, 2, "cpu", wanted, "", 1e-6):

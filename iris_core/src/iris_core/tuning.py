@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from iris_core.errors import HeapExhaustedError, UnsupportedError
+from iris_core.errors import HeapExhaustedError, IrisError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -210,7 +210,7 @@ class Tuner:
         from iris_core.bench.registry import Benchmark
 
         def declare(state: State, ctx: Iris) -> None:
-            _declare(state, ctx, point, launches)
+            self._declare(state, ctx, point, launches)
 
         benchmark = Benchmark(f"tune.{point.op}", declare, (), True, (), False, __file__, 0)
         by_label = {_label(launch): launch for launch in launches}
@@ -222,6 +222,39 @@ class Tuner:
             elif result.time_us is not None:
                 times[launch] = result.time_us / 1e6
         return times
+
+    def _declare(self, state: State, ctx: Iris, point: Point, launches: Sequence[Launch]) -> None:
+        """Declare a provider for each launch that is possible."""
+        state.enter(ctx.scope())
+        call = point.call(ctx)
+        if state.on_gpu:
+            state.set_timer("graph")
+        for launch in launches:
+            name, fields = launch
+            run = call.runner(name, dict(fields))
+            if reason := self._try(run):
+                state.skip_provider(_label(launch), reason)
+                self._passed_over.append(f"{point.op} {_label(launch)} at {point.where}: {reason}")
+            else:
+                state.provider(_label(launch), run, check=call.is_right, prepare=call.spoil)
+
+    def _try(self, run: Callable[[], object]) -> str:
+        """Call once: it finds its memory and compiles, on all ranks or on none.  Returns why it cannot, else nothing.
+
+        What a device has no registers or shared memory for is found out by the compiler, or by the driver.
+        """
+        failure: Exception | None = None
+        try:
+            run()
+        except Exception as error:
+            if isinstance(error, IrisError) and not isinstance(error, UnsupportedError):
+                raise
+            failure = error
+        text = "" if failure is None else f"{type(failure).__name__}: {failure}".partition("\n")[0]
+        everyone: list[str] = self._world.all_gather_object(text)
+        if failure is not None and not all(everyone):  # the others wait for this rank, in a kernel
+            raise failure
+        return everyone[0]
 
     def _report(self, point: Point, fastest: Mapping[Launch, float]) -> None:
         if self._ctx.cur_rank == 0:
@@ -265,23 +298,6 @@ def device_name(ctx: Iris) -> str:
 def file_name(device: str, group_size: int) -> str:
     """Return the name of the file of a table."""
     return f"{re.sub('[^a-z0-9]+', '-', device.lower()).strip('-')}-{group_size}.json"
-
-
-def _declare(state: State, ctx: Iris, point: Point, launches: Sequence[Launch]) -> None:
-    """Declare a provider for each launch."""
-    state.enter(ctx.scope())
-    call = point.call(ctx)
-    if state.on_gpu:
-        state.set_timer("graph")
-    for launch in launches:
-        name, fields = launch
-        run = call.runner(name, dict(fields))
-        try:
-            run()  # it finds its memory here, on all ranks or on none
-        except UnsupportedError as error:
-            state.skip_provider(_label(launch), str(error))
-            continue
-        state.provider(_label(launch), run, check=call.is_right, prepare=call.spoil)
 
 
 def _label(launch: Launch) -> str:

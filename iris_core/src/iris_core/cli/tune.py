@@ -22,6 +22,7 @@ EXAMPLES = """\
   iris tune --ranks 4 --op all_reduce         one collective, for groups of four
   iris tune --device cpu --ranks 2 --max 64KiB --out table.json
   iris tune --ops --limit 1500                fused operations: weights of large models, for 25 minutes at most
+  iris tune --ops --backend gluon             the same, with the algorithms for Hopper
   iris tune --ops --op matmul_reduce_scatter --shape 4096x28672x8192
 """
 
