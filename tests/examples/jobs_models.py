@@ -1,0 +1,101 @@
+"""Rank jobs of the tests of examples 31 to 34: their operations, called again and again, with no wait in between."""
+
+import random
+import time
+
+import jobs_examples
+import torch
+
+from iris_core import Iris
+
+
+def in_a_row(name, calls, device):
+    """Call an example's operation with changing data, each rank at its own pace; returns the largest error."""
+    example = jobs_examples.load(jobs_examples.EXAMPLES / name)
+    with Iris(heap_size="16MiB", device=device) as ctx:
+        generator = torch.Generator().manual_seed(7)  # the same numbers on all ranks
+        operation, make = PREPARE[name](ctx, example, generator)
+        made = [make() for _ in range(calls)]
+        inputs = [[x.to(ctx.device) for x in tensors] for tensors, _ in made]
+        ctx.barrier()
+        outs, pace = [], random.Random(ctx.cur_rank)
+        for tensors in inputs:
+            if pace.random() < 0.5:
+                time.sleep(0.03)
+            outs.append(operation(*tensors).clone())
+        ctx.barrier()
+        errors = [(out.cpu().double() - want)[want.isfinite()].abs() for out, (_, want) in zip(outs, made, strict=True)]
+        return max(error.max().item() for error in errors if error.numel())
+
+
+def _flash_decode(ctx, example, generator):
+    world, batch, heads, kv_heads, head_dim, capacity = ctx.num_ranks, 2, 4, 2, 16, 40
+    decode = example.FlashDecode(ctx, batch, heads, kv_heads, head_dim, pieces=2)
+
+    def make():
+        lengths = torch.randint(0, capacity + 1, (world, batch), generator=generator, dtype=torch.int32)
+        q = torch.randn(batch, heads, head_dim, generator=generator).half()
+        shape = world, batch, kv_heads, capacity, head_dim
+        k, v = (torch.randn(shape, generator=generator).half() for _ in range(2))
+        want = []
+        for b in range(batch):
+            keys, values = (torch.cat([x[r, b, :, : lengths[r, b]] for r in range(world)], dim=1) for x in (k, v))
+            want.append(example.reference(q[b], keys, values))
+        rank = ctx.cur_rank
+        return (q, k[rank], v[rank], lengths[rank]), torch.stack(want)
+
+    return decode, make
+
+
+def _ring_attention(ctx, example, generator):
+    heads, length, head_dim = 2, 45, 16
+    attention = example.RingAttention(ctx, heads, length, head_dim)
+
+    def make():
+        q, k, v = (torch.randn(heads, length, head_dim, generator=generator).half() for _ in range(3))
+        want = attention.part(example.reference(q, k, v, False))
+        want[attention.part(torch.ones(heads, length, head_dim)) == 0] = float("nan")  # beyond the sequence
+        return [attention.part(x) for x in (q, k, v)], want
+
+    return attention, make
+
+
+def _moe(ctx, example, generator):
+    world, local, hidden, ffn, tokens, top_k = ctx.num_ranks, 2, 16, 24, 20, 2
+    shapes = (world * local, hidden, ffn), (world * local, ffn, hidden)
+    w1, w2 = (torch.randn(shape, generator=generator).half() / 4 for shape in shapes)
+    mine = slice(ctx.cur_rank * local, (ctx.cur_rank + 1) * local)
+    layer = example.Experts(ctx, w1[mine].to(ctx.device), w2[mine].to(ctx.device), tokens, top_k)
+    own = torch.Generator().manual_seed(ctx.cur_rank)
+
+    def make():
+        n = int(torch.randint(0, tokens + 1, (1,), generator=own))
+        x = torch.randn(n, hidden, generator=own).half()
+        chosen, weights = example.route(torch.randn(n, world * local, generator=own), top_k)
+        return (x, chosen, weights), example.reference(x, chosen, weights, w1, w2)
+
+    return layer, make
+
+
+def _norm(ctx, example, generator):
+    tokens, hidden = 21, 24
+    operation = example.ReduceNormGather(ctx, tokens, hidden)
+    stream = torch.zeros(tokens, hidden, dtype=torch.float64)
+
+    def make():
+        parts = torch.randn(ctx.num_ranks, tokens, hidden, generator=generator).half()
+        weight = torch.rand(hidden, generator=generator)
+        stream.add_(parts.double().sum(dim=0))
+        want = torch.nn.functional.rms_norm(stream, (hidden,), weight.double(), operation.eps)
+        return (parts[ctx.cur_rank], weight), want
+
+    return operation, make
+
+
+PREPARE = {
+    "31_flash_decode.py": _flash_decode,
+    "32_ring_attention.py": _ring_attention,
+    "33_moe.py": _moe,
+    "34_norm.py": _norm,
+}
+"""Makes the operation, and a function that makes the inputs of a call and what it gives; NaN stands for anything."""
