@@ -258,9 +258,10 @@ def main(length=None, heads=2, head_dim=32):
             out = attention(*parts, causal, striped)
             expected = reference(*whole, causal)
             mine = attention.part(torch.ones_like(expected), striped) > 0  # without what was filled up
-            error = (out.double() - attention.part(expected, striped))[mine].abs()
-            worst = max(worst, error.max().item() if error.numel() else 0.0)
-            assert worst < 4e-3, f"{form}: the largest error is {worst}"  # float16 has 11 bits
+            errors = (out.double() - attention.part(expected, striped))[mine].abs()
+            if errors.numel():  # with more ranks than tokens, some have none
+                assert errors.max() < 4e-3, f"{form}: the largest error is {errors.max()}"  # float16 has 11 bits
+                worst = max(worst, errors.max().item())
             flops = 4 * heads * head_dim * length * attention.rows / (2 if causal else 1)
             times.append(timing(ctx, lambda: attention(*parts, causal, striped), flops=flops))  # noqa: B023 - called now
         ctx.barrier()
