@@ -4,7 +4,8 @@
     python benchmarks/ccl.py --only each_all_reduce       # every algorithm by name; `iris tune` does that with tables
 
 One process per GPU; bf16; sizes are those of the full buffer (the output of all_gather, the input of reduce_scatter).
-"iris" is what ctx.ccl chooses, by its tables (`iris tune`), "iris <algorithm>" one that was named.  Each is measured in
+"iris" is what ctx.ccl chooses, by its tables (`iris tune`); "iris-triton" and "iris-gluon" are the best of each
+backend's own algorithms, by the same tables and models; "iris <algorithm>" is one that was named.  Each is measured in
 CUDA graphs; "eager" ones also with the launches by the host.  All data is small integers, so that every sum is exact,
 and every element of the output is compared with what it must be, in the timed configuration; before that the output is
 spoiled.
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from iris_core import Iris
     from iris_core.bench import RunOptions, State
+    from iris_core.ccl.choice import Candidate
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -82,6 +84,14 @@ def target_of(op: str, nbytes: int, num_ranks: int) -> float | None:
     return TARGETS[nbytes][OPS.index(op)] if nbytes in TARGETS else None
 
 
+def best_of_backends(usable: list[Candidate]) -> dict[str, Config]:
+    """Configs that name the best algorithm of each backend, by the backend's label."""
+    found: dict[str, Config] = {}
+    for each in sorted(usable, key=lambda candidate: (not candidate.measured, candidate.seconds)):
+        found.setdefault(f"iris-{each.provider}", Config(algorithm=each.name, **each.config))
+    return found
+
+
 def declare(state: State, ctx: Iris, op: str, *, each: bool) -> None:
     """Declare the providers of an operation at one size.
 
@@ -100,8 +110,11 @@ def declare(state: State, ctx: Iris, op: str, *, each: bool) -> None:
     assert inp is not None
     state.set_bytes(sample.nbytes)
     run = getattr(ctx.ccl, op)
-    usable = [found.name for found in ctx.ccl.explain(op, out, inp).candidates if found.ok]
-    names = [name for name in usable if measured(name, nbytes)] if each else []
+    usable = [found for found in ctx.ccl.explain(op, out, inp).candidates if found.ok]
+    if each:
+        named = {f"iris {c.name}": Config(algorithm=c.name) for c in usable if measured(c.name, nbytes)}
+    else:
+        named = best_of_backends(usable)
     timers = ["graph"] + ["events"] * (nbytes <= EAGER_LIMIT) if state.on_gpu else [None]
     for timer in timers:
         suffix = " eager" if timer == "events" else ""
@@ -115,10 +128,9 @@ def declare(state: State, ctx: Iris, op: str, *, each: bool) -> None:
             tensor.fill_(SPOILED)
 
         state.provider(f"iris{suffix}", lambda: run(out, inp), check=check, prepare=spoil)
-        for name in names:
-            config = Config(algorithm=name)
+        for label, config in named.items():
             state.provider(
-                f"iris {name}{suffix}",
+                f"{label}{suffix}",
                 lambda config=config: run(out, inp, config=config),  # type: ignore[misc]
                 check=check,
                 prepare=spoil,
@@ -247,6 +259,7 @@ SUITE = bench.suite(
     source=__file__,
     device="cuda",
     min_ranks=2,
+    backend="gluon",  # which offers those of Triton, too
     heap_size="6GiB",
     environ=OFF,
     cpu_heap_size="16MiB",
