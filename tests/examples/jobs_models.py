@@ -1,5 +1,6 @@
 """Rank jobs of the tests of examples 31 to 34: their operations, called again and again, with no wait in between."""
 
+import pathlib
 import random
 import time
 
@@ -9,19 +10,19 @@ import torch
 from iris_core import Iris
 
 
-def in_a_row(name, calls, device, again):
+def in_a_row(path, calls, device, again):
     """Call an example's operation with changing data, each rank at its own pace; returns the largest error.
 
     Args:
-        name: of the example.
+        path: of the example.
         calls: how many.
         device: where.
         again: with the same tensors, into which new data is copied; on GPUs the calls behind the first are a graph's.
     """
-    example = jobs_examples.load(jobs_examples.EXAMPLES / name)
+    example = jobs_examples.load(path)
     with Iris(heap_size="16MiB", device=device) as ctx:
         generator = torch.Generator().manual_seed(7)  # the same numbers on all ranks
-        operation, make = PREPARE[name](ctx, example, generator, again)
+        operation, make = PREPARE[pathlib.Path(path).name](ctx, example, generator, again)
         made = [make() for _ in range(calls)]
         inputs = [[x.to(ctx.device) for x in tensors] for tensors, _ in made]
         ctx.barrier()

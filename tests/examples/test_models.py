@@ -130,7 +130,7 @@ def test_jacobi(pool, num_ranks, args):
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", jobs_models.PREPARE)
 def test_calls_in_a_row(pool, name, num_ranks):
-    assert all(pool.run(jobs_models.in_a_row, num_ranks, name, 6, "cpu", False))
+    assert all(pool.run(jobs_models.in_a_row, num_ranks, str(EXAMPLES / name), 6, "cpu", False))
 
 
 # What makes an example compute nonsense, and it has to say so.
@@ -232,11 +232,11 @@ def test_tracing_on_gpus(pool, tmp_path, num_ranks):
 @pytest.mark.parametrize("num_ranks", GPU_TIERS)
 @pytest.mark.parametrize("name", jobs_models.PREPARE)
 def test_calls_in_a_row_on_gpus(pool, name, num_ranks):
-    assert all(pool.run(jobs_models.in_a_row, num_ranks, name, 50, "cuda", False))
+    assert all(pool.run(jobs_models.in_a_row, num_ranks, str(EXAMPLES / name), 50, "cuda", False))
 
 
 @pytest.mark.parametrize("num_ranks", GPU_TIERS)
 @pytest.mark.parametrize("name", jobs_models.PREPARE)
 def test_graphs(pool, name, num_ranks):
     """A graph is replayed with changing data."""
-    assert all(pool.run(jobs_models.in_a_row, num_ranks, name, 50, "cuda", True))
+    assert all(pool.run(jobs_models.in_a_row, num_ranks, str(EXAMPLES / name), 50, "cuda", True))
