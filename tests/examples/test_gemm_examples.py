@@ -35,7 +35,7 @@ def test_turns_on_gpus(pool, path, num_ranks):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "right", "wrong"), UNSAFE, ids=[name for name, *_ in UNSAFE])
 def test_the_turns_find_what_is_missing(pool, tmp_path, name, right, wrong):
-    """Else the tests above would say nothing.  What goes wrong without them is a matter of time, so it is tried often."""
+    """Else the tests above would say nothing.  It goes wrong at some time only, so it is tried often."""
     text = (jobs_examples.EXAMPLES / name).read_text()
     assert right in text
     path = tmp_path / name
