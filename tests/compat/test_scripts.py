@@ -133,3 +133,20 @@ def test_kernels_compile_for_gpus(module, script, target):
     with record({target: TARGETS[target]}) as found:
         run_script(module, script, "cpu", *arguments)
     assert {each.target for each in found} == {target}
+
+
+@pytest.mark.exhaustive
+def test_benchmark_under_torchrun(tmp_path):
+    out = tmp_path / "result.json"
+    environ = {**os.environ, "IRIS_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    options = "--heap_size=4194304 --n_repeat=2 --axis_n=256 --axis_num_ranks=2,4"
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+            str(HERE / "ported_bench.py"), *options.split(), f"--benchmark_out={out}",
+        ],
+        capture_output=True, text=True, env=environ, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "num_ranks=4 is left out" in done.stderr
+    assert {each["params"]["num_ranks"] for each in json.loads(out.read_text())["results"]} == {2}

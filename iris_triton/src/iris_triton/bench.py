@@ -21,7 +21,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import pathlib
 import sys
+import time
 import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +32,7 @@ from iris_core.bench.axes import parse_axis
 from iris_core.bench.options import RunOptions
 from iris_core.bench.registry import linear_range, power_of_two
 from iris_core.bench.state import State
+from iris_core.bench.suites import finish, suite
 from iris_core.errors import BenchmarkError, IrisError
 
 if TYPE_CHECKING:
@@ -85,6 +88,8 @@ def register(function: F) -> F:
     """
     ranks = registry.Axis(_RANKS, lambda options: [options.num_ranks])
     setattr(function, registry._AXES, (ranks, *getattr(function, registry._AXES, ())))
+    source = function.__code__.co_filename
+    suite(pathlib.Path(source).stem, None, source=source, backend="triton", context=_CONTEXT)  # for `iris bench run`
     return registry.register(function)
 
 
@@ -101,8 +106,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 if all is well, 1 if data was wrong, 2 if the run could not be made.
     """
-    from iris_core.bench.suites import finish
-
     try:
         args, axes, skipped = _parsed(argv)
         chosen = registry.registered(pattern=args.benchmark_filter)
@@ -178,7 +181,10 @@ def _run(
     if world is not None and os.environ["RANK"] != "0":
         return None
     rows: list[Result] = [row for each in reports for row in each.results]
-    return Report(reports[0].name, reports[0].machine, reports[0].run, tuple(rows))
+    numbers_run = sorted({each.run["num_ranks"] for each in reports})
+    seconds = round(sum(each.run["seconds"] for each in reports), 1)
+    about = {**reports[0].run, "num_ranks": numbers_run, "seconds": seconds}
+    return Report(reports[0].name, reports[0].machine, about, tuple(rows))
 
 
 def _usual_ranks() -> int:
@@ -216,6 +222,7 @@ def _one_run(benchmark: Benchmark, options: RunOptions, world: int | None) -> Re
 
     if world is None:
         return session.run([benchmark], options, name="benchmarks")
+    start = time.perf_counter()
     results, facts = session.run_on_this_rank([benchmark.name], [benchmark.source], options)
-    about = {"num_ranks": world, **facts}
+    about = {"num_ranks": world, "seconds": round(time.perf_counter() - start, 1), **facts}
     return Report("benchmarks", machine.describe(), about, tuple(results[benchmark.name]))

@@ -37,6 +37,7 @@ class Suite:
         backend: by name, where the user does not say.
         heap_size: heap of each rank.
         environ: variables that the ranks get, unless the environment has them.
+        context: class of the contexts that benchmarks get; see `RunOptions`.
         cpu_heap_size, cpu_environ: the same on CPU ranks; None for no difference.
         results: file of the JSON, in which {ranks} and {allocator} stand for what was used; it is written after runs of
             everything on the suite's own device.  Empty for none.
@@ -53,6 +54,7 @@ class Suite:
     backend: str = "auto"
     heap_size: str = "1GiB"
     environ: Mapping[str, str] = field(default_factory=dict)
+    context: str = RunOptions.context
     cpu_heap_size: str | None = None
     cpu_environ: Mapping[str, str] | None = None
     results: str = ""
@@ -107,6 +109,7 @@ class Suite:
                 axes=axes,
                 rounds=args.rounds,
                 limit_s=args.limit,
+                context=self.context,
                 environ=self.environ if not on_cpu or self.cpu_environ is None else self.cpu_environ,
             )
             for ranks in self._numbers_of_ranks(args.ranks, device)

@@ -19,22 +19,20 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_ADVICE = (
+_HINTS = (
     "swizzle_size",
-    "comm_sms",
-    "num_sms",
     "num_xcds",
     "chunk_size",
     "group_size_m",
     "cache_modifier_a",
     "cache_modifier_b",
     "all_reduce_distribution",
-    "num_stages",
-    "num_warps",
     "threads_per_warp",
     "waves_per_eu",
-    "use_gluon",
 )
+"""For particular kernels and caches."""
+
+_ADVICE = (*_HINTS, "comm_sms", "num_sms", "num_stages", "num_warps", "use_gluon")
 """How fast it is to be, not what."""
 
 _VARIANTS = (
@@ -89,7 +87,7 @@ class Obliging:
 
     def known(self, op: str, config: Any) -> Any:
         """Return the config with which `run` has run such a call."""
-        return self._plainer.get((op, config), config) if config is not None else None
+        return self._plainer.get((op, config), config) if self._plainer else config
 
     def run(self, op: str, config: Any, call: Callable[[Any], R], *, tiles: bool = False) -> R:
         """Return call(config), or call(a plainer config) where the first is refused for the config's sake.
@@ -124,7 +122,7 @@ def _plainer(config: Any, tiles: bool) -> list[tuple[Any, str]]:
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     found = []
     everything = (*_ADVICE, *_VARIANTS, *(() if tiles else _TILES))
-    for names in (_ADVICE, _VARIANTS, (*_ADVICE, *_VARIANTS), everything):
+    for names in (_HINTS, _ADVICE, _VARIANTS, (*_ADVICE, *_VARIANTS), everything):
         dropped = [name for name in names if getattr(config, name, None) != defaults.get(name)]
         if dropped:
             said = ", ".join(f"{name}={getattr(config, name)!r}" for name in dropped)

@@ -113,8 +113,8 @@ class PortedOperations(Operations):
         if isinstance(workspace, PendingWorkspace):
             workspace.work = work
             return workspace
-        if workspace is not None:  # the caller has it already; what it does not have is the handle
-            return work
+        if workspace is not None:
+            return PendingWorkspace(**vars(workspace), work=work)  # with the same plans and memory
         pending = PendingWorkspace(work=work)
         bound = self._find(op, out, a, b, bias, group, self._obliging.known(op, config), None, gather_dim, layout)
         if bound.facts is not None:
@@ -291,7 +291,9 @@ def all_gather_matmul_hbm_buffer(
     )
     given = {"num_fetch_sms": num_fetch_sms, "num_warps": num_warps, "num_stages": num_stages}
     wanted: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    how = dataclasses.replace(FusedConfig() if config is None else config, algorithm=_FETCH, **wanted)
+    how = config
+    if ctx.get_num_ranks() > 1:  # a rank alone has nothing to fetch
+        how = dataclasses.replace(FusedConfig() if config is None else config, algorithm=_FETCH, **wanted)
     return ctx.ops.all_gather_matmul(output_tensor, A_sharded, B, bias, async_op, how, workspace)
 
 
