@@ -42,5 +42,6 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_custom_sections = [
     ("Arguments that they share", "params_style"),
+    ("Arguments that the methods share", "params_style"),
     ("All raise", "params_style"),
 ]

@@ -63,9 +63,9 @@ def skip(app: Sphinx, what: str, name: str, obj: Any, skipped: bool, options: An
 
 
 def signature(app: Sphinx, what: str, name: str, obj: Any, options: Any, given: str, returned: str) -> Any:
-    """Kernels make these classes by their own functions, settings are made from the environment."""
-    made = what == "class" and (hasattr(obj, "__triton_aggregate__") or hasattr(obj, "model_fields"))
-    return ("", returned) if made else None
+    """Leave out what no user calls: classes for kernels have functions for it, settings and protocols nothing."""
+    marks = ("__triton_aggregate__", "model_fields", "_is_protocol")
+    return ("", returned) if what == "class" and any(getattr(obj, mark, False) for mark in marks) else None
 
 
 # -- docstrings ------------------------------------------------------------------------------------------------------

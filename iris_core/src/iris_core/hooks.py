@@ -38,6 +38,7 @@ PROJECT_NAME = "iris"
 
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
+"""Marks the methods of a plugin that implement hooks: `@hookimpl`.  What is not marked is not called."""
 
 
 class ProviderHooks:
@@ -53,11 +54,27 @@ class ProviderHooks:
 
     @hookspec
     def iris_plugin_probe(self, target: DeviceTarget) -> Availability:  # type: ignore[empty-body]
-        """Say whether the plugin can be used on `target`.  Must be cheap and open no device context."""
+        """Say whether the plugin can be used on a device.  Must be cheap and open no device context.
+
+        Args:
+            target: one device of this machine.
+
+        Returns:
+            `Availability.yes()`, or `Availability.no(reason)`: what is missing, and the way out where there is one.
+        """
 
     @hookspec
     def iris_plugin_create(self, request: CreateRequest) -> Any:
-        """Create the Allocator, DeviceBackend or Collective for one rank."""
+        """Create the Allocator, DeviceBackend or Collective for one rank.
+
+        Called on every rank.  What it raises for an allocator or a backend is raised on all ranks.
+
+        Args:
+            request: rank, world size, sizes in bytes, device, and the plugin's settings.
+
+        Returns:
+            What the plugin's kind says: an `Allocator`, a `DeviceBackend` or a `Collective`.
+        """
 
     @hookspec
     def iris_plugin_diagnose(self, targets: Sequence[DeviceTarget]) -> Sequence[Finding]:  # type: ignore[empty-body]
@@ -81,11 +98,24 @@ class ObserverHooks:
 
     @hookspec
     def iris_allocated(self, context: Any, offset_bytes: int, nbytes: int) -> None:
-        """A block was allocated on the symmetric heap."""
+        """A block was allocated on the symmetric heap.
+
+        Args:
+            context: the `iris_core.Iris`.
+            offset_bytes: where it begins in each rank's heap.
+            nbytes: its size after rounding.
+        """
 
     @hookspec
     def iris_collective(self, context: Any, op: str, algorithm: str, nbytes: int) -> None:
-        """A collective was launched."""
+        """A collective was launched.
+
+        Args:
+            context: the `iris_core.Iris`.
+            op: "all_reduce", "all_gather", ...
+            algorithm: the name of what serves it.
+            nbytes: as in the `CollectiveRequest`.
+        """
 
 
 PROVIDER_HOOKS = ("iris_plugin_info", "iris_plugin_settings", "iris_plugin_probe", "iris_plugin_create")

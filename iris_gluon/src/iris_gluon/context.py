@@ -46,6 +46,19 @@ class IrisDeviceCtx:
         heap_bases: pointer to int64[num_ranks], the address of every rank's heap in this process.
         tracing: records events, if the context was made with tracing; see `iris_triton.tracing.DeviceTracing`.
 
+    Arguments that the methods share:
+        pointer, from_ptr, to_ptr, src_ptr, dst_ptr: pointer, or block of pointers of any shape, into the caller's heap;
+            the access goes to the same offsets of the other rank's.  The own side, `to_ptr` of `get` and `from_ptr` of
+            `put` and `put_signal`, may lie anywhere.
+        from_rank, to_rank: rank whose memory is read or changed, an int32 or a constexpr.  One outside of the world
+            fires an assertion on the CPU and, on GPUs, in kernels that are compiled with debug=True.
+        value, val: scalar or block; converted to the pointers' element type.
+        mask: which elements are accessed.
+        other: what the others are; undefined without it.
+        sem, scope, cache_modifier, volatile, hint: as in `iris_gluon.language`.
+
+    What is returned has the pointers' shape, layout and element type.
+
     Example:
         @gluon.jit
         def kernel(IrisDeviceCtx: gl.constexpr, context_tensor, data):
