@@ -61,6 +61,9 @@ class Plan:
 class PacketCollective:
     """One operation in one form and encoding; satisfies `iris_core.protocols.Collective`.
 
+    Attributes:
+        measured_only: of those that CPU ranks emulate: the model knows GPUs.
+
     Args:
         op: the operation.
         form: "one_shot", "two_shot" or "mailbox".
@@ -68,12 +71,15 @@ class PacketCollective:
         emulate: serve ranks on the CPU, too, however slowly: for tests of the protocol.
     """
 
+    _measured_only = False
+
     def __init__(self, op: str, form: str, encoding: str, *, emulate: bool = False) -> None:
         self.op = op
         self.name = f"{encoding}_{form}"
         self._form = form
         self._encoding = encoding
         self._emulate = emulate
+        self.measured_only = emulate or self._measured_only
 
     @property
     def info(self) -> PluginInfo:

@@ -40,7 +40,7 @@ class Split(PacketCollective):
         emulate: as for `PacketCollective`.
     """
 
-    measured_only = True
+    _measured_only = True
     """Chosen where a table says so, or by name: nearly as fast as the other forms, seldom faster."""
 
     def __init__(self, op: str, encoding: str, *, emulate: bool = False) -> None:
@@ -149,7 +149,7 @@ class Ring(PacketCollective):
         emulate: as for `PacketCollective`.
     """
 
-    measured_only = True
+    _measured_only = True
     """Chosen where a table says so, or by name."""
 
     def __init__(self, op: str, *, emulate: bool = False) -> None:
