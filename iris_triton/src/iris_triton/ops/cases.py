@@ -19,6 +19,7 @@ _END = (0, _ADDRESS)  # timeout, status
 _PRODUCT = {_CUDA: r"wgmma\.mma_async|mma\.sync", _HIP: r"v_mfma"}
 _COPIES = {_CUDA: r"cp\.async\.c[ag]\.shared\.global.*, 0x10", _HIP: r"(global|flat|buffer)_load_dwordx4"}
 _STORES = {_CUDA: r"st\.global(\.\w+)*\.v4\.b32", _HIP: r"(global|flat|buffer)_store_dwordx4"}
+_ADDS = {_CUDA: r"(atom|red)\.global\.sys\.relaxed\.add\.f32", _HIP: r"(global|flat)_atomic_(add_f32|cmpswap) "}
 _RELEASE = {_CUDA: r"st\.release\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_swap_x2"}
 _ACQUIRE = {_CUDA: r"ld\.acquire\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_(add|cmpswap)_x2"}
 
@@ -44,7 +45,7 @@ def compile_cases() -> list[CompileCase]:
         _case("reduce-one-shot", matmul_reduce, (f32, f32, f32, None, _I64, f32, _I64, 1, 1, *odd, *_END),
               dict.fromkeys(reduced, False), wide=False, FORM="one_shot", BIAS="none", **small),
         _case("atomic", matmul_accumulate, (bf16, bf16, bf16, bf16, _I64, f32, _I64, _I64, 1, 1, *round_trip, *_END),
-              wide, LOCKED=False, BIAS="columns"),
+              wide, also=_ADDS, LOCKED=False, BIAS="columns"),
         _case("spinlock", matmul_accumulate, (f16, f16, f16, None, _I64, f32, _I64, _I64, 1, 1, *round_trip, *_END),
               wide, LOCKED=True, BIAS="none", XCDS=8, CHUNK=4),
         _case("ring", matmul_ring,
@@ -61,11 +62,18 @@ def compile_cases() -> list[CompileCase]:
 
 
 def _case(
-    name: str, kernel: Any, args: tuple[Any, ...], common: dict[str, Any], *, wide: bool = True, **constants: Any
+    name: str,
+    kernel: Any,
+    args: tuple[Any, ...],
+    common: dict[str, Any],
+    *,
+    wide: bool = True,
+    also: dict[DeviceType, str] | None = None,
+    **constants: Any,
 ) -> CompileCase:
     tiles = {"BM": 128, "BN": 128, "BK": 64, "GROUP": 8, "EVEN_K": True, "PRECISION": "ieee"}
     loads = {"A_CACHE": "", "B_CACHE": "", "STAGES": 2, "XCDS": 1, "CHUNK": 1}
-    patterns = [_PRODUCT, _RELEASE, _ACQUIRE, *([_COPIES, _STORES] if wide else [])]
+    patterns = [_PRODUCT, _RELEASE, _ACQUIRE, *([_COPIES, _STORES] if wide else []), *([also] if also else [])]
     if constants.get("PRECISION", "ieee") == "ieee" and args[1] is torch.float32:
         patterns.remove(_PRODUCT)  # of float32 there is no such instruction on NVIDIA
     return CompileCase(
