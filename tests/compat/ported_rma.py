@@ -110,7 +110,7 @@ def exchange(
     ctx.store(copied + BLOCK + offsets, value + fresh, cur_rank, mask, ".wt")
 
 
-def accesses(dtypes=(torch.int8, torch.float16, torch.bfloat16, torch.float32)):
+def accesses(dtypes=(torch.int8, torch.int64, torch.float16, torch.bfloat16, torch.float32)):
     """Get, put, copy and atomics against what the partner must have given."""
     shmem = iris.Iris(1 << 20)
     rank, world = shmem.cur_rank, shmem.num_ranks

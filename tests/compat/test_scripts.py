@@ -24,6 +24,7 @@ SCRIPTS = [
     ("ported_collectives", "groups"),
     ("ported_collectives", "fused"),
     ("ported_collectives", "tiles"),
+    ("ported_collectives", "replayed"),
     ("ported_gluon", "pipeline"),
 ]
 OURS = {

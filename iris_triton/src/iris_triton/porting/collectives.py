@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from iris_core.ccl.api import Collectives
 from iris_core.ccl.calls import COLUMNS, TILES, TORCH
 from iris_triton.porting.configs import Obliging
+from iris_triton.porting.pending import UnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,11 +72,15 @@ class AllReduceWorkspace:
 
 
 class PortedCollectives(Collectives):
-    """`Collectives` with the reference system's layouts, workspaces and free-handed configs."""
+    """`Collectives` with the reference system's layouts, workspaces and free-handed configs.
+
+    Attributes:
+        under_way: asynchronous operations, for which the context's barriers wait.
+    """
 
     def __init__(self, binder: Binder) -> None:
         super().__init__(binder)
-        self._under_way: list[Work] = []
+        self.under_way = UnderWay()
         self._obliging = Obliging()
 
     def all_reduce(
@@ -160,12 +165,6 @@ class PortedCollectives(Collectives):
             options["layout"] = TILES if len(self._binder.members_of(options.get("group"))) > 1 else TORCH
         return super().explain(op, *tensors, **options)
 
-    def join(self) -> None:
-        """Let the current stream, on the CPU the caller, wait for all asynchronous operations."""
-        works, self._under_way = self._under_way, []
-        for work in works:
-            work.wait()
-
     def _run(
         self,
         op: str,
@@ -184,8 +183,7 @@ class PortedCollectives(Collectives):
         call = lambda c: run(op, out, inp, group, async_op, c, first, second)
         work = self._obliging.run(op, config, call, tiles=second == TILES)
         if work is not None:
-            self._under_way = [each for each in self._under_way if not each.is_completed()]
-            self._under_way.append(work)
+            self.under_way.add(work)
         return work
 
 

@@ -97,14 +97,14 @@ class Iris(api.Iris):
 
     def _join(self, stream: Any) -> None:
         if stream is None or not hasattr(stream, "cuda_stream"):
-            self.ccl.join()
-            self.ops.join()
+            self.ccl.under_way.join()
+            self.ops.under_way.join()
             return
         import torch
 
         with torch.cuda.stream(stream):
-            self.ccl.join()
-            self.ops.join()
+            self.ccl.under_way.join()
+            self.ops.under_way.join()
 
     def broadcast(
         self, value: Any, src: int = 0, *, source_rank: int | None = None, src_rank: int | None = None

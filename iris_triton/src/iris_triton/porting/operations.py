@@ -11,6 +11,7 @@ from iris_core.errors import UnsupportedError
 from iris_core.ops.api import Operations
 from iris_core.ops.workspace import FusedWorkspace
 from iris_triton.porting.configs import FusedConfig, Obliging
+from iris_triton.porting.pending import UnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,23 +70,20 @@ class PortedOperations(Operations):
 
     `matmul_reduce_scatter` into an output of the whole product's shape gives each member its tiles.  Asynchronous calls
     return a workspace that is the handle as well, and `ctx.barrier()` waits for them.
+
+    Attributes:
+        under_way: asynchronous operations, for which the context's barriers wait.
     """
 
     def __init__(self, binder: OperationBinder) -> None:
         super().__init__(binder)
-        self._under_way: list[Work] = []
+        self.under_way = UnderWay()
         self._obliging = Obliging()
 
     matmul_all_reduce = _by_either_name(Operations.matmul_all_reduce)
     all_gather_matmul = _by_either_name(Operations.all_gather_matmul)
     matmul_all_gather = _by_either_name(Operations.matmul_all_gather)
     matmul_reduce_scatter = _by_either_name(Operations.matmul_reduce_scatter)
-
-    def join(self) -> None:
-        """Let the current stream, on the CPU the caller, wait for all asynchronous operations."""
-        works, self._under_way = self._under_way, []
-        for work in works:
-            work.wait()
 
     def _run(
         self,
@@ -108,8 +106,7 @@ class PortedOperations(Operations):
         if not async_op:
             return result
         work = cast("Work", result)
-        self._under_way = [each for each in self._under_way if not each.is_completed()]
-        self._under_way.append(work)
+        self.under_way.add(work)
         if isinstance(workspace, PendingWorkspace):
             workspace.work = work
             return workspace

@@ -1,0 +1,42 @@
+"""Asynchronous operations that nobody has waited for yet: barriers of ported contexts wait for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from iris_core.protocols import Work
+
+
+class UnderWay:
+    """Handles of one context's operations.
+
+    What was begun in a capture belongs to the graph, and what was begun outside of it does not: neither can be waited
+    for, or asked about, on the other side.
+    """
+
+    def __init__(self) -> None:
+        self._outside: list[Work] = []
+        self._captured: list[Work] = []
+
+    def add(self, work: Work) -> None:
+        """Keep a handle until `join`; those that are done are let go of."""
+        if _is_capturing():
+            self._captured.append(work)
+            return
+        self._captured.clear()  # of a capture that has ended
+        self._outside = [each for each in self._outside if not each.is_completed()]
+        self._outside.append(work)
+
+    def join(self) -> None:
+        """Let the current stream, on the CPU the caller, wait for all of them."""
+        works = self._captured if _is_capturing() else self._outside
+        for work in works:
+            work.wait()
+        works.clear()
+
+
+def _is_capturing() -> bool:
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
