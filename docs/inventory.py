@@ -143,6 +143,24 @@ def members(name: str) -> dict[str, ast.FunctionDef]:
     return {each.name: each for each in body if isinstance(each, ast.FunctionDef) and each.name[0] != "_"}
 
 
+def attributes(name: str) -> set[str]:
+    """Everything that a class of ours has by name, with what it inherits from such classes."""
+    found: set[str] = set()
+    for node in getattr(definition(name), "body", []) if is_defined(name) else []:
+        if isinstance(node, ast.FunctionDef):
+            found |= {node.name, *(each.attr for each in ast.walk(node) if _is_of_self(each))}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+        elif isinstance(node, ast.Assign):
+            found |= {each.id for each in node.targets if isinstance(each, ast.Name)}
+    return found.union(*(attributes(base) for base in bases(name)))
+
+
+def _is_of_self(node: ast.AST) -> bool:
+    is_stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    return is_stored and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
 def bases(name: str) -> list[str]:
     """Our own classes from which a class inherits, by their homes."""
     node, (module, _, _) = definition(name), name.rpartition(".")

@@ -1,0 +1,86 @@
+"""What pages name is there: modules and what is in them, files, variables; and the map has every module."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from iris_core.settings import IrisSettings
+
+from .excerpts import ROOT
+
+sys.path.insert(0, str(ROOT / "docs"))
+import inventory
+import settings_tables
+
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+}
+OTHERS = {
+    "IRIS_EXAMPLE",
+    "IRIS_MY",
+    "IRIS_SIMULATION",
+    "IRIS_HEAP_BASES_PREFIX",
+}  # of examples, of the reference system
+
+
+def is_there(name):
+    """Whether a dotted name is a module of ours, something in one, or a member of a class."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        module, rest = ".".join(parts[:count]), parts[count:]
+        if module not in inventory.sources():
+            continue
+        source = inventory.sources()[module]
+        if not rest:
+            return True
+        if rest[0] not in source.defined and rest[0] not in source.imported:
+            return False
+        return len(rest) == 1 or rest[1] in inventory.attributes(inventory.home(f"{module}.{rest[0]}"))
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_dotted_names(page):
+    for name in set(re.findall(r"(?<![\w/.-])(iris_(?:core|triton|gluon|allocators)(?:\.\w+)+)", PAGES[page])):
+        assert is_there(name), name
+
+
+def test_a_name_that_is_not_there_is_noticed():
+    assert is_there("iris_core.heap.SymmetricHeap.translate")
+    assert is_there("iris_triton.sync")
+    assert not is_there("iris_core.heap.SymmetricHeap.teleport")
+    assert not is_there("iris_core.heaps")
+    assert not is_there("iris_core.heap.Teleport")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files(page):
+    for name in set(re.findall(r"`((?:tests|examples|benchmarks|docs)/[\w/.-]+\w/?)`", PAGES[page])):
+        assert (ROOT / name).exists(), name
+
+
+def test_variables():
+    known = {f"IRIS_{name.upper()}" for name in IrisSettings.model_fields}
+    for kind, argument, _ in inventory.directives():
+        if kind == "iris-settings":
+            plugin = re.search(rf"{re.escape(argument)} (\w+)", inventory.pages())
+            known |= {row[0] for row in settings_tables.rows(argument, plugin.group(1) if plugin else "")}
+    for page, text in PAGES.items():
+        for name in set(re.findall(r"\bIRIS_[A-Z]\w*[A-Z]\b", text)):
+            assert name in known or any(name.startswith(other) for other in OTHERS), f"{page}: {name}"
+
+
+@pytest.mark.parametrize("package", inventory.PACKAGES)
+def test_the_map_has_every_module(package):
+    """docs/architecture.md: the modules and packages directly in a distribution, each in a row of its table."""
+    text = PAGES["docs/architecture.md"].partition(f"\n## {package}\n")[2].partition("\n## ")[0]
+    rows = "\n".join(re.findall(r"^\| ([^|]*) \|", text, re.MULTILINE))
+    rooms = {room.split("/")[0] for room in re.findall(r"`([\w/*]+)`", rows)}
+    there = {name.split(".")[1] for name in inventory.sources() if "." in name} - {"__main__"}
+    there = {name for name in there if f"{package}.{name}" in inventory.sources()}
+    stems = tuple(room[:-1] for room in rooms if room.endswith("*"))
+    assert [name for name in sorted(there - rooms) if not (stems and name.startswith(stems))] == []
