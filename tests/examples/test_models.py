@@ -2,6 +2,7 @@
 
 import json
 import re
+import textwrap
 
 import jobs_examples
 import jobs_models
@@ -131,6 +132,29 @@ def test_jacobi(pool, num_ranks, args):
 @pytest.mark.parametrize("name", jobs_models.PREPARE)
 def test_calls_in_a_row(pool, name, num_ranks):
     assert all(pool.run(jobs_models.in_a_row, num_ranks, str(EXAMPLES / name), 6, "cpu", False))
+
+
+def slow(tmp_path, name, line, variable, loops):
+    """An example whose rank 1 takes its time before it reads what others would overwrite if nothing kept them."""
+    text = (EXAMPLES / name).read_text()
+    assert text.count(line) == 1
+    indent = line[: -len(line.lstrip())]
+    late = f"if ctx.rank == 1:\n    for _ in range({loops}):\n        {variable} = {variable} * 1\n"
+    path = tmp_path / name
+    path.write_text(text.replace(line, textwrap.indent(late, indent) + line))
+    return str(path)
+
+
+def test_a_slow_reader_in_the_ring(pool, tmp_path):
+    """Four ranks: the next block but one could be here before the first is read; the sender waits for its slot."""
+    path = slow(tmp_path, "32_ring_attention.py", " " * 16 + "largest = tl.load(sums", "scale", 1000)
+    assert all(pool.run(jobs_models.in_a_row, 4, path, 2, "cpu", False))
+
+
+def test_a_slow_reader_of_the_table(pool, tmp_path):
+    """Rank 0 has no token in its first call, and its experts get none: it goes on, and writes the other half."""
+    path = slow(tmp_path, "33_moe.py", " " * 8 + "tl.store(table", "turn", 5000)
+    run(pool, "33_moe.py", 2, (0, 40), 2, 16, 16, 2, 3, [0, 1], path=path)
 
 
 # What makes an example compute nonsense, and it has to say so.
