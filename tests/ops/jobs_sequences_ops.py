@@ -19,7 +19,7 @@ SHAPES = ((1, 3, 5), (17, 20, 33), (33, 40, 16))
 
 IN_GROUPS = (
     Case("all_gather_matmul", "copy_engine", (6, 20, 17), dim=0, bias="columns"),
-    Case("matmul_all_reduce", "ring", (17, 20, 9), "bfloat16", config=SEVERAL),
+    Case("matmul_all_reduce", "ring", (17, 20, 9), "bfloat16", config={**SEVERAL, "all_reduce_num_rings": 2}),
     Case("matmul_all_reduce", "spinlock", (17, 20, 9), "bfloat16", out_place="ordinary", config=SEVERAL),
 )
 """What any group is to serve, beside random calls."""

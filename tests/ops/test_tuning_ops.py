@@ -119,6 +119,7 @@ def test_the_command_writes_what_calls_use(pool, tmp_path, monkeypatch, capsys):
         (["--ops", "--shape", "4x0x4"], "a shape is three numbers"),
         (["--ops", "--max", "1MiB", "--factor", "2"], "--max, --factor: fused operations have shapes"),
         (["--ops", "--op", "all_reduce"], "no operation all_reduce"),
+        (["--ops", "--device", "cpu"], "give small ones by --shape"),
         (["--ops", "--device", "cpu", "--ranks", "3", "--shape", "6x4x4"], "3 ranks cannot divide"),
     ],
 )

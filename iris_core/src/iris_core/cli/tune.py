@@ -115,6 +115,8 @@ def _tune_operations(args: argparse.Namespace) -> int:
         layers=tuple(_shape(text) for text in args.shape) or FusedTuneOptions.layers,
     )
     ranks, device = _ranks(args.ranks, args.device)
+    if device == "cpu" and not args.shape:
+        raise ArgumentError("on CPU ranks, the layers of large models take hours: give small ones by --shape")
     heap = max(sample.heap_nbytes for _, sample in wanted.samples(0, ranks))
     found = _measure(tune_operations_on_this_rank, wanted, _options(args, ranks, device, heap))
     path = _path(args, found, "ops", ranks)
