@@ -151,12 +151,20 @@ def test_example(run_example, name):
     assert EXPECTED[name] in "\n".join(run_example(ROOT / "examples" / name))
 
 
-@pytest.mark.parametrize("count", [1, 3, pytest.param(5, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [1, *(pytest.param(count, marks=pytest.mark.exhaustive) for count in (3, 5))])
 @pytest.mark.parametrize("name", ANY_NUMBER)
 def test_on_other_numbers_of_ranks(run_example, name, count):
     """Each rank checks its own data; a rank alone is its own neighbour."""
     lines = run_example(ROOT / "examples" / name, count)
     assert [line[: len(f"rank {rank} ")] for rank, line in enumerate(lines)] == [f"rank {r} " for r in range(count)]
+
+
+@pytest.mark.parametrize(
+    "name", ["13_message_passing_gluon.py", "24_gluon_gemm_all_scatter.py", "25_gemm_all_reduce.py"]
+)
+def test_on_five_ranks(run_example, name):
+    """Those that no test gives other sizes."""
+    assert len(run_example(ROOT / "examples" / name, 5)) == 5
 
 
 def test_message_passing_under_torchrun():
