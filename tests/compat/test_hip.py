@@ -1,0 +1,80 @@
+"""iris.hip on devices that are not here: what torch would say of them is pretended."""
+
+import types
+
+import pytest
+import torch
+
+from iris_core.errors import DeviceError, UnsupportedError
+from iris_triton import hip
+
+DEVICES = {  # architecture as torch has it, compute units: what is answered
+    ("gfx942:sramecc+:xnack-", 304): ("gfx942", 8),
+    ("gfx942:sramecc+:xnack-", 228): ("gfx942", 6),
+    ("gfx942", 38): ("gfx942", 1),
+    ("gfx950", 256): ("gfx950", 8),
+    ("gfx90a", 104): ("gfx90a", 1),
+    ("", 132): ("sm_90", 1),
+}
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Returns a function that puts two GPUs of a kind into this process."""
+
+    def put(arch, units):
+        properties = types.SimpleNamespace(gcnArchName=arch, multi_processor_count=units, major=9, minor=0)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+        monkeypatch.setattr(torch.version, "hip", "6.4.43482-0f2d60242" if arch else None)
+
+    return put
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_what_a_device_is(pretend, device):
+    pretend(*device)
+    arch, dies = DEVICES[device]
+    for index in (None, 0, 1):
+        assert (hip.get_arch_string(index), hip.get_num_xcc(index)) == (arch, dies)
+        assert hip.get_cu_count(index) == device[1]
+        assert hip.get_wall_clock_rate(index) == (100_000 if device[0] else 1_000_000)
+    assert (hip.count_devices(), hip.get_device_id()) == (2, 1)
+
+
+def test_version(pretend):
+    pretend("gfx942", 304)
+    assert hip.get_rocm_version() == (6, 4)
+    pretend("", 132)
+    with pytest.raises(UnsupportedError, match="not for ROCm"):
+        hip.get_rocm_version()
+
+
+@pytest.mark.parametrize("ask", [hip.get_cu_count, hip.get_arch_string, hip.get_wall_clock_rate, hip.set_device])
+def test_a_device_that_is_not_there(pretend, ask):
+    pretend("", 132)
+    with pytest.raises(DeviceError, match="GPU 2 was asked for, but torch sees 2"):
+        ask(2)
+
+
+def test_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert (hip.count_devices(), hip.get_device_id(), hip.get_arch_string(), hip.get_num_xcc()) == (0, 0, "cpu", 1)
+    assert hip.get_cu_count() > 0
+    for call in (lambda: hip.hip_malloc(16), lambda: hip.hip_free(0), lambda: hip.get_address_range(0)):
+        with pytest.raises(UnsupportedError, match="no GPU"):
+            call()
+    with pytest.raises(DeviceError, match="GPU 1"):
+        hip.get_cu_count(1)
+
+
+@pytest.mark.gpu
+def test_memory():
+    ptr = hip.hip_malloc(4096)
+    base, nbytes = hip.get_address_range(ptr)
+    assert base <= ptr < ptr + 4096 <= base + nbytes
+    hip.hip_free(ptr)
+    hip.set_device(0)
+    assert hip.get_device_id() == 0
