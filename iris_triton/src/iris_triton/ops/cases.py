@@ -36,7 +36,7 @@ def compile_cases() -> list[CompileCase]:
     odd = (8190, 8195, 4097, 4097, 1, 8195, 1, 8195, 1, 1, 8, 32, 64)
     shard = (1024, 8192, 4096, 4096)  # rows, columns of B, columns, stride of rows
     rest = (8192, 1, 8192, 1, 1, 8, 32)  # strides of B, of the output, of the bias; tiles
-    small = {"BM": 32, "BN": 32, "BK": 32, "EVEN_K": False}
+    small: dict[str, Any] = {"BM": 32, "BN": 32, "BK": 32, "EVEN_K": False}
     return [
         _case("reduce-rows", matmul_reduce, (f16, f16, f16, f16, _I64, f16, _I64, 1, 1, *turned, *_END),
               reduced, FORM="rows", BIAS="rows"),
