@@ -116,6 +116,11 @@ def main():
         ccl.barrier()
         done.append("barrier")
 
+        # reset: back to the beginning, after a wait has timed out on the device; it waits for all members
+        ccl.reset()
+        ccl.all_reduce(out, x)
+        check("all_reduce after reset", out, total)
+
         # explain: which algorithm, why, and what the others would cost; local, nothing is launched
         explanation = ccl.explain("all_reduce", out, x)
         assert explanation.algorithm in [each.name for each in explanation.candidates]
