@@ -46,12 +46,18 @@ class Reduce:
         self.example, self.ctx, self.sizes = example, ctx, (m, n, k)
         tiles = example.num_tiles(m, n, example.gemm_options(ctx))
         self.flags = []
-        if hasattr(example, "RingMemory"):
+        self.counts = False
+        if hasattr(example, "make_locks"):
+            self.c, parts = transposed(ctx.zeros, m, n), transposed(ctx.zeros, m, n, torch.float32)
+            options = example.gemm_options(ctx)
+            self.flags = [parts, example.make_locks(ctx, m, n, options["BLOCK_M"], options["BLOCK_N"])]
+        elif hasattr(example, "RingMemory"):
             self.c, self.flags = transposed(ctx.zeros, m, n), [example.RingMemory(ctx, m, n)]
         elif "parts" in example.gemm_all_reduce_kernel.arg_names:
             self.c = transposed(torch.zeros, m, n).to(ctx.device)
             parts = ctx.empty(2, m, n, dtype=torch.float32)
             self.flags = [parts, ctx.zeros(ctx.num_ranks, tiles, dtype=torch.int32)]
+            self.counts = True
         else:
             self.c = transposed(ctx.ones, m, n, torch.float32)
 
@@ -61,8 +67,10 @@ class Reduce:
         a = self.example.whole_numbers(self.ctx, k * world, m, seed).t()
         b = self.example.whole_numbers(self.ctx, k * world, n, seed + 1)
         mine = slice(rank * k, (rank + 1) * k)
-        counted = [turn] if len(self.flags) == 2 else []
+        counted = [turn] if self.counts else []
         self.example.gemm_all_reduce(self.ctx, a[:, mine], b[mine], self.c, *self.flags, *counted)
+        if hasattr(self.example, "make_locks"):
+            self.ctx.device_barrier()  # C is whole behind it; no other one is needed
         return self.example.product(a, b)
 
 
