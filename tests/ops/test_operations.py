@@ -55,4 +55,4 @@ def test_float32_is_multiplied_as_torch_does_it(pool, num_ranks, device):
         for (default, wish, name), (error, setting) in errors.items():
             assert setting == default  # as it was
             tf32 = device == "cuda" and (wish or (wish is None and default == "tf32"))
-            assert (1e-5 < error < 1e-2) if tf32 else error < 1e-6, (default, wish, name)
+            assert (1e-5 < error < 1e-2) if tf32 else error < 2e-6, (default, wish, name)
