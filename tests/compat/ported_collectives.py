@@ -273,3 +273,25 @@ def replayed(times=50):
         assert (out == want).all(), turn
         assert (gathered == want).all(), turn
         shmem.barrier()
+
+
+# -- the end of a call ------------------------------------------------------------------------------------------------
+@triton.jit
+def read_partner(data, found, partner, rank, heap_bases, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(found + offsets, iris.load(data + offsets, rank, partner, heap_bases))
+
+
+def complete_everywhere():
+    """Behind a call that is not asynchronous, kernels may read what other ranks have got by it."""
+    shmem = iris.iris(1 << 22)
+    rank, world = shmem.get_rank(), shmem.get_num_ranks()
+    partner = (rank + world // 2) % world
+    inp, out, found = shmem.zeros(16, 64), shmem.zeros(16 * world, 64), shmem.zeros(1024)
+    shmem.barrier()
+    for turn in range(1, 21):
+        inp.fill_(turn)
+        shmem.ccl.all_gather(out, inp)
+        read_partner[(1,)](out, found, partner, rank, shmem.get_heap_bases(), 1024)
+        assert (found == turn).all(), turn
+        shmem.barrier()

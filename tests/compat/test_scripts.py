@@ -25,6 +25,7 @@ SCRIPTS = [
     ("ported_collectives", "fused"),
     ("ported_collectives", "tiles"),
     ("ported_collectives", "replayed"),
+    ("ported_collectives", "complete_everywhere"),
     ("ported_gluon", "pipeline"),
 ]
 OURS = {

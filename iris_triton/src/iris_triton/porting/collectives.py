@@ -1,7 +1,8 @@
 """`ctx.ccl` as scripts of the reference system call it.
 
-Where shapes say which layout is meant, they decide; `all_to_all` of matrices exchanges chunks of columns.  An
-asynchronous operation returns its handle, and `ctx.barrier()` waits for it.
+Where shapes say which layout is meant, they decide; `all_to_all` of matrices exchanges chunks of columns.  A call that
+is not asynchronous ends with a barrier of the group's devices, where the reference system has one of all hosts: what
+comes next may use the memory of peers.  An asynchronous one returns its handle, and `ctx.barrier()` waits for it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from iris_core.ccl.config import Config
     from iris_core.ccl.reduce_op import ReduceOp
     from iris_core.protocols import Work
+
+_ENDING_TOGETHER = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 
 
 @dataclass(eq=False)
@@ -156,6 +159,11 @@ class PortedCollectives(Collectives):
             layout=layout or _exchanged(output, input, output_split_sizes, input_split_sizes),
         )
 
+    def meet(self, group: dist.ProcessGroup | None = None) -> None:
+        """Let what comes next on the stream wait until all members are here; the hosts go on, except on CPUs."""
+        if len(self._binder.members_of(group)) > 1:
+            self._binder.barrier(group, async_op=False)
+
     def explain(self, op: str, /, *tensors: torch.Tensor | None, **options: Any) -> Explanation:
         """Return which algorithm serves a call; see `iris_core.ccl.api.Collectives`."""
         if op == "all_to_all" and not options.get("layout") and len(tensors) > 1:
@@ -184,6 +192,8 @@ class PortedCollectives(Collectives):
         work = self._obliging.run(op, config, call, tiles=second == TILES)
         if work is not None:
             self.under_way.add(work)
+        elif op in _ENDING_TOGETHER:
+            self.meet(group)
         return work
 
 

@@ -71,6 +71,7 @@ class Iris(api.Iris):
             raise ArgumentError(f"two allocators: allocator_type={allocator_type!r} and allocator={allocator!r}")
         name = allocator if allocator != "auto" else _ALLOCATORS.get(allocator_type, allocator_type)
         super().__init__(heap_size, allocator=name, backend=backend, device=device, group=group, options=options)
+        self.ops.meet = self.ccl.meet
 
     @property
     def ccl(self) -> PortedCollectives:

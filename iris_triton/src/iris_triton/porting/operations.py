@@ -73,11 +73,13 @@ class PortedOperations(Operations):
 
     Attributes:
         under_way: asynchronous operations, for which the context's barriers wait.
+        meet: `PortedCollectives.meet`, with which calls end that are not asynchronous.
     """
 
     def __init__(self, binder: OperationBinder) -> None:
         super().__init__(binder)
         self.under_way = UnderWay()
+        self.meet: Callable[[dist.ProcessGroup | None], None] | None = None
         self._obliging = Obliging()
 
     matmul_all_reduce = _by_either_name(Operations.matmul_all_reduce)
@@ -104,6 +106,8 @@ class PortedOperations(Operations):
         call = lambda c: run(op, out, a, b, bias, group, async_op, c, workspace, gather_dim, layout)
         result = self._obliging.run(op, config, call, tiles=layout == _TILES)
         if not async_op:
+            if self.meet is not None:
+                self.meet(group)
             return result
         work = cast("Work", result)
         self.under_way.add(work)

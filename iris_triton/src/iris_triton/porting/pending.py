@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,14 +12,15 @@ if TYPE_CHECKING:
 
 
 class UnderWay:
-    """Handles of one context's operations.
+    """Handles of one context's operations, by the thread that began them.
 
+    A thread waits for its own: the one that runs operations on the CPU must not wait for what comes behind.
     What was begun in a capture belongs to the graph, and what was begun outside of it does not: neither can be waited
     for, or asked about, on the other side.
     """
 
     def __init__(self) -> None:
-        self._outside: list[Work] = []
+        self._outside: dict[int, list[Work]] = {}
         self._captured: list[Work] = []
 
     def add(self, work: Work) -> None:
@@ -27,15 +29,17 @@ class UnderWay:
             self._captured.append(work)
             return
         self._captured.clear()  # of a capture that has ended
-        self._outside = [each for each in self._outside if not each.is_completed()]
-        self._outside.append(work)
+        thread = threading.get_ident()
+        self._outside[thread] = [each for each in self._outside.get(thread, ()) if not each.is_completed()] + [work]
 
     def join(self) -> None:
-        """Let the current stream, on the CPU the caller, wait for all of them."""
-        works = self._captured if _is_capturing() else self._outside
+        """Let the current stream, on the CPU the caller, wait for all that this thread has begun."""
+        if _is_capturing():
+            works, self._captured = self._captured, []
+        else:
+            works = self._outside.pop(threading.get_ident(), [])
         for work in works:
             work.wait()
-        works.clear()
 
 
 def _is_capturing() -> bool:
