@@ -27,6 +27,7 @@ from example_tools import num_programs, on_gpu, timing
 
 import iris_core
 from iris_triton import DeviceContext
+from iris_triton.intrinsics import wait_stores
 
 BLOCK_COPY = 1024
 
@@ -145,6 +146,8 @@ def compute(
                 tl.store(sums + row * 2, largest, mask=valid)
                 tl.store(sums + row * 2 + 1, total, mask=valid)
                 tl.store(accs + at, acc, mask=valid[:, None])
+                wait_stores()  # other threads of the program may be those that read it in the next step
+                tl.debug_barrier()
             else:  # every query has seen a key by now, at least its own
                 acc = acc / tl.where(valid, total, 1.0)[:, None]
                 tl.store(out + at, acc.to(out.dtype.element_ty), mask=valid[:, None])

@@ -25,6 +25,7 @@ from example_tools import on_gpu
 import iris_core
 from iris_core.ccl import ReduceOp
 from iris_triton import DeviceContext
+from iris_triton.intrinsics import wait_stores
 
 SIDES = 4  # above, below, left, right; the opposite of side s is s ^ 1
 
@@ -91,7 +92,8 @@ def jacobi(
                     edge = tl.sum(tl.where(column[None, :] == COLUMNS - 1, value, 0.0), axis=1)
                     ctx.store(halo + (row + 1) * WIDTH, edge, peer)
                 ctx.signal(done + theirs * 4 + (side ^ 1), step + 1, peer)
-        tl.debug_barrier()  # a tile without neighbours has met no barrier yet: its stores come before the next loads
+        wait_stores()  # a tile without neighbours has met no barrier yet: its stores come before the next loads
+        tl.debug_barrier()
     tl.store(changes + me, change)
 
 
