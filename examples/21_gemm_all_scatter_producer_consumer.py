@@ -22,6 +22,7 @@ from example_tools import (
     gemm_options,
     multiply_tile,
     num_programs,
+    num_senders,
     num_tiles,
     on_gpu,
     place_tile,
@@ -91,7 +92,7 @@ def gemm_all_scatter(ctx, a, b, c, ready, turn):
     tiles = num_tiles(m, n, options)
     if b.shape[0] != k or c.shape != (m, n * ctx.num_ranks) or ready.numel() < tiles:
         raise ValueError(f"{tuple(a.shape)} @ {tuple(b.shape)} on {ctx.num_ranks} ranks does not fit the other tensors")
-    senders = max(num_programs(ctx) // 8, 1)
+    senders = num_senders(ctx)
     context, tiling = ctx.get_device_context(), {name: options[name] for name in ("BLOCK_M", "BLOCK_N", "GROUP")}
     ctx.device_barrier()  # all ranks have used their last C
     with beside(ctx) as second:

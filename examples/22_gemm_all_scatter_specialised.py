@@ -21,6 +21,7 @@ from example_tools import (
     gemm_options,
     multiply_tile,
     num_programs,
+    num_senders,
     num_tiles,
     on_gpu,
     place_tile,
@@ -84,7 +85,7 @@ def gemm_all_scatter(ctx, a, b, c, ready, turn):
     if b.shape[0] != k or c.shape != (m, n * ctx.num_ranks) or ready.numel() < tiles:
         raise ValueError(f"{tuple(a.shape)} @ {tuple(b.shape)} on {ctx.num_ranks} ranks does not fit the other tensors")
     programs = num_programs(ctx)
-    sending = max(programs // 8, 1)
+    sending = num_senders(ctx)
     ctx.device_barrier()  # all ranks have used their last C
     compute_or_send[(programs,)](
         a, b, c, ready, turn, programs - sending, ctx.get_device_context(), m, n, k,

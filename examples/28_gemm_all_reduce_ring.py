@@ -28,6 +28,7 @@ from example_tools import (
     gemm_options,
     multiply_tile,
     num_programs,
+    num_senders,
     num_tiles,
     on_gpu,
     place_tile,
@@ -139,7 +140,7 @@ def gemm_all_reduce(ctx, a, b, c, memory):
     if b.shape[0] != k or c.shape != (m, n) or memory.parts.shape != (m, n):
         raise ValueError(f"{tuple(a.shape)} @ {tuple(b.shape)} does not fit the other arguments")
     tiles, world, context = num_tiles(m, n, options), ctx.num_ranks, ctx.get_device_context()
-    senders = max(num_programs(ctx) // 8, 1)  # fewer than multiprocessors: the GEMM, for which they wait, needs room
+    senders = num_senders(ctx)  # fewer than multiprocessors: the GEMM, for which they wait, needs room
     tiling = {name: options[name] for name in ("BLOCK_M", "BLOCK_N", "GROUP")}
     memory.turn += 1
     with beside(ctx) as second:

@@ -20,6 +20,7 @@ from example_tools import (
     gemm_options,
     multiply_tile,
     num_programs,
+    num_senders,
     on_gpu,
     place_tile,
     product,
@@ -94,7 +95,7 @@ def all_gather_gemm(ctx, a, b, c, arrived, turn):
             f"{tuple(a.shape)} @ {tuple(b.shape)} on {ctx.num_ranks} ranks does not fit the other arguments"
         )
     programs = num_programs(ctx)
-    sending = max(programs // 8, 1) if ctx.num_ranks > 1 else 0
+    sending = num_senders(ctx) if ctx.num_ranks > 1 else 0
     ctx.device_barrier()  # all ranks have used their last A
     push_gemm[(programs,)](
         a, b, c, arrived, turn, sending, ctx.get_device_context(), m, n, k, *a.stride(), *b.stride(), *c.stride(),

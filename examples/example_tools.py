@@ -75,7 +75,12 @@ def num_tiles(m: int, n: int, options: dict[str, int]) -> int:
 
 def num_programs(ctx) -> int:
     """As many programs as certainly run at the same time: one for each multiprocessor."""
-    return ctx.get_cu_count() if on_gpu(ctx) else 4
+    return ctx.get_cu_count() if on_gpu(ctx) else 6
+
+
+def num_senders(ctx) -> int:
+    """How many of them send, where some do nothing else; a few fill the links."""
+    return max(ctx.get_cu_count() // 8, 1) if on_gpu(ctx) else 2
 
 
 def whole_numbers(ctx, rows: int, columns: int, seed: int) -> torch.Tensor:
