@@ -152,3 +152,30 @@ def test_benchmark_under_torchrun(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "num_ranks=4 is left out" in done.stderr
     assert {each["params"]["num_ranks"] for each in json.loads(out.read_text())["results"]} == {2}
+
+
+@pytest.mark.exhaustive
+def test_ranks_by_spawn(tmp_path):
+    environ = {**os.environ, "IRIS_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": "", "IRIS_LOG_LEVEL": "INFO"}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "ported_spawn.py"), "2", f"file://{tmp_path}/store"],
+        capture_output=True, text=True, env=environ, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line.partition("[Iris] ")[2] for line in done.stderr.splitlines() if "[Iris]" in line)
+    assert lines == ["[0/2] sum 2000", "[1/2] sum 2000"]
+
+
+@pytest.mark.exhaustive
+def test_benchmark_with_the_command_of_ours():
+    """`iris bench run` opens ported contexts for ported files."""
+    environ = {**os.environ, "IRIS_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "iris_core", "bench", "run", str(HERE / "ported_bench.py"), "--ranks", "2",
+            "--axis", "n=256", "--rounds", "1", "--format", "csv",
+        ],
+        capture_output=True, text=True, env=environ, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ported_bench.gather,default,2,2,256") == 2
