@@ -52,6 +52,7 @@ CONTEXT = """
     ccl.all_reduce_preamble ccl.reduce_scatter ops.matmul_all_reduce ops.all_gather_matmul ops.matmul_all_gather
     ops.matmul_reduce_scatter tracing.enable tracing.reset tracing.export
 """
+STATE = "__getitem__ get set_bytes set_flops add_counter set_warmup set_repeat exec skip"
 EVENTS = [*range(14), 1024, 2048, 2049, 3072, 3073]
 REDUCTIONS = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6}
 
@@ -80,6 +81,11 @@ def test_the_package_has(name):
 @pytest.mark.parametrize(("module", "name"), [(m, n) for m, names in MODULES.items() for n in names.split()])
 def test_a_module_has(module, name):
     getattr(getattr(iris, module), name)
+
+
+@pytest.mark.parametrize("name", STATE.split())
+def test_the_state_of_a_benchmark_has(name):
+    assert callable(getattr(iris.bench.State, name))
 
 
 @pytest.mark.parametrize("name", CONTEXT.split())
@@ -184,6 +190,11 @@ CALLS = {
     "iris.ops.FusedConfig().validate": "world_size=None",
     "iris.ops.FusedWorkspace().matches": "operation, shape, dtype, world_size, variant=''",
     "iris.hip.export_dmabuf_handle": "*args, **kwargs",
+    "iris.bench.register": "function",
+    "iris.bench.axis": "name, values",
+    "iris.bench.State.exec": "self, fn, preamble_fn",
+    "iris.bench.State.add_counter": "self, name, value",
+    "iris.bench.main": "argv=None",
     "ctx.tracing.enable": "max_events=1_000_000",
     "ctx.tracing.export": "filename='trace.json', merge=False",
 }
