@@ -6,7 +6,7 @@ Public are
   - the names in every `__all__` under the four `src` folders,
   - the names without underscore of the modules in OPEN, which have no `__all__`,
   - the classes in OBJECTS, which users get from others and never import,
-  - methods and properties of all these classes.
+  - methods and properties of all these classes, and classes of ours in their annotations.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ import ast
 import functools
 import pathlib
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -44,7 +48,6 @@ OPEN = (
 
 OBJECTS = (
     "iris_core.ccl.api.Collectives",
-    "iris_core.ccl.team.Memory",
     "iris_core.ccl.team.Region",
     "iris_core.ccl.team.Team",
     "iris_core.heap.SymmetricHeap",
@@ -182,6 +185,34 @@ def errors() -> list[str]:
     return [name for name in names if kind.match(name) and not re.search(r"\._", name)]
 
 
+def annotated() -> set[str]:
+    """Homes of our classes that stand in the annotations of what the reference shows."""
+    found = set()
+    for shown_name in shown():
+        name = home(shown_name)
+        module = name.rpartition(".")[0]
+        for annotation in _annotations(name) if is_defined(name) else ():
+            if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+                annotation = ast.parse(annotation.value, mode="eval").body
+            for each in ast.walk(annotation):
+                origin = home(f"{module}.{each.id}") if isinstance(each, ast.Name) else ""
+                if is_defined(origin) and isinstance(definition(origin), ast.ClassDef) and "._" not in origin:
+                    found.add(origin)
+    return found
+
+
+def _annotations(name: str) -> Iterator[ast.expr]:
+    """Of the parameters and results of a function, of the members of a class."""
+    node = definition(name)
+    functions = [node] if isinstance(node, ast.FunctionDef) else list(members(name).values())
+    for function in functions:
+        parameters = (*function.args.args, *function.args.kwonlyargs)
+        yield from filter(None, (function.returns, *(each.annotation for each in parameters)))
+    for each in getattr(node, "body", ()) if isinstance(node, ast.ClassDef) else ():
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each.target.id[0] != "_":
+            yield each.annotation
+
+
 # -- what the pages show -------------------------------------------------------------------------------------------
 
 _DIRECTIVE = re.compile(
@@ -239,7 +270,7 @@ def lacking(found: set[str]) -> list[str]:
             named = not is_defined(home(name)) and f"`{name}`" in text  # a module, or of another library
             if not (named or name in found or other.get(name) in found):
                 missing.append(name)
-    missing += [name for name in (*OBJECTS, *errors()) if not _known(name) & found]
+    missing += [name for name in (*OBJECTS, *errors(), *annotated()) if not _known(name) & found]
     for name in shown():
         for origin in (home(name), *bases(home(name))) if is_defined(home(name)) else ():
             for member in members(origin):

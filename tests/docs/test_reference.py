@@ -68,6 +68,12 @@ def test_every_error_has_a_place():
     assert set(inventory.errors()) <= homes
 
 
+def test_what_users_get_has_a_place():
+    """Classes in the annotations of what is public."""
+    assert {"iris_core.ccl.choice.Explanation", "iris_core.tracing.events.Events"} <= inventory.annotated()
+    assert inventory.annotated() <= {inventory.home(name) for name in inventory.shown()}
+
+
 def test_every_hook_has_a_place():
     every = {*hooks.PROVIDER_HOOKS, *hooks.OPTIONAL_PROVIDER_HOOKS, *hooks.OBSERVER_HOOKS}
     shown = {name.rpartition(".")[2] for name in inventory.objects() if name.startswith("iris_core.hooks.")}
