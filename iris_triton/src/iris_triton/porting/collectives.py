@@ -105,8 +105,9 @@ class PortedCollectives(Collectives):
         Returns:
             The workspace, or a new one; with `async_op` it is the handle as well.
         """
+        workspace = _checked(workspace)
         work = super().all_reduce(output, input, op, group, async_op, config)
-        return _checked(workspace).describe(input, config, work)
+        return workspace.describe(input, config, work)
 
     def all_reduce_preamble(
         self,
@@ -188,8 +189,11 @@ class PortedCollectives(Collectives):
             # The whole for every member, where torch's output is a part: each gets some tiles.  One alone gets all.
             second = TILES if len(self._binder.members_of(group)) > 1 else TORCH
         run = super()._run
-        call = lambda c: run(op, out, inp, group, async_op, c, first, second)
-        work = self._obliging.run(op, config, call, tiles=second == TILES)
+        if config is None:
+            work = run(op, out, inp, group, async_op, None, first, second)
+        else:
+            call = lambda c: run(op, out, inp, group, async_op, c, first, second)
+            work = self._obliging.run(op, config, call, tiles=second == TILES)
         if work is not None:
             self.under_way.add(work)
         elif op in _ENDING_TOGETHER:
