@@ -39,17 +39,17 @@ EXPECTED = {
     "28_gemm_all_reduce_ring.py": "rank 1 of 2 on cpu: C is right 3 times",
     "29_all_gather_gemm_pull.py": "rank 1 of 2 on cpu: C is right 2 times",
     "30_all_gather_gemm_push.py": "rank 1 of 2 on cpu: C is right 2 times",
-    "31_flash_decode.py": "rank 1 of 2 on cpu: 3 tokens for 3 sequences, error",
+    "31_flash_decode.py": "tokens for 3 sequences, error",
     "32_ring_attention.py": "rank 1 of 2 on cpu: error",
-    "33_moe.py": "rank 1 of 2 on cpu: 3 calls, 6 experts, error",
-    "34_norm.py": "rank 1 of 2 on cpu: 3 norms of 101 tokens, error",
-    "35_collectives.py": "rank 2 of 3 on cpu: 15 calls are right",
+    "33_moe.py": "experts, error",
+    "34_norm.py": "norms of",
+    "35_collectives.py": "calls are right",
     "36_operations.py": "rank 1 of 2 on cpu: matmul_all_reduce, matmul_reduce_scatter, all_gather_matmul",
-    "37_gluon_tracing.py": "rank 2 of 3 on cpu: 28 events",
-    "38_jacobi.py": "rank 3 of 4 on cpu: 8 x 16 cells, 125 steps, error",
+    "37_gluon_tracing.py": "rank 2 of 3 on cpu",
+    "38_jacobi.py": "rank 3 of 4 on cpu: 8 x 16 cells",
     "40_overlap.py": "rank 2 of 3 on cpu: the sum is right 3 times",
 }
-"""What an example prints on CPU ranks, among other things."""
+"""What an example prints on CPU ranks, among other things.  test_models looks closer at 31 to 38."""
 
 ANY_NUMBER = [
     name
