@@ -25,7 +25,8 @@ class Figure:
         file: under benchmarks/results, without ".json".
         benchmark, provider, params: which result of it.
         shown: how its number is written; a format string over the result's fields.
-        beside: the same for the provider that it is compared with in that run, its `baseline`; may be empty.
+        beside: the same for the provider that it is compared with in that run, its `baseline` or best peer; may be
+            empty.
     """
 
     what: str
@@ -35,6 +36,20 @@ class Figure:
     shown: str
     beside: str = ""
     params: dict[str, Any] = field(default_factory=dict)
+
+
+def collective(op: str, nbytes: int, size: str) -> Figure:
+    """A row for a collective."""
+    beside = "{provider}: {time_us:.1f} us"
+    what = f"`ctx.ccl.{op}`, bf16, {size}"
+    return Figure(what, "ccl-2", f"ccl.{op}", "iris", "{time_us:.1f} us", beside, {"nbytes": nbytes})
+
+
+def fused(op: str) -> Figure:
+    """A row for a fused operation."""
+    params = {"weight": "14336x4096", "m": 8192}
+    what = f"`ctx.ops.{op}`, bf16, 8192 rows, weight of 14336 x 4096"
+    return Figure(what, "fused-2", f"fused.{op}", "iris", "{time_us:.0f} us", "{provider}: {time_us:.0f} us", params)
 
 
 FIGURES = (
@@ -72,6 +87,19 @@ FIGURES = (
         "GEMM + all-scatter in one kernel, bf16, 8192 x 8192 x 8192", "gluon_gemm-4", "gluon_gemm.all_scatter",
         "gluon fused", "{time_us:.0f} us", "torch.matmul, then NCCL's all-gather: {time_us:.0f} us",
     ),
+    collective("all_reduce", 1 << 12, "4 KiB"),
+    collective("all_reduce", 1 << 20, "1 MiB"),
+    collective("all_reduce", 1 << 26, "64 MiB"),
+    collective("all_reduce", 1 << 30, "1 GiB"),
+    collective("all_gather", 1 << 20, "1 MiB"),
+    collective("all_gather", 1 << 28, "256 MiB"),
+    collective("reduce_scatter", 1 << 20, "1 MiB"),
+    collective("reduce_scatter", 1 << 28, "256 MiB"),
+    collective("all_to_all", 1 << 20, "1 MiB"),
+    collective("all_to_all", 1 << 28, "256 MiB"),
+    fused("all_gather_matmul"),
+    fused("matmul_reduce_scatter"),
+    fused("matmul_all_reduce"),
 )  # fmt: skip
 
 
@@ -100,7 +128,8 @@ def table() -> str:
     hosts: dict[str, set[str]] = {}
     for figure in FIGURES:
         own = find(figure, figure.provider)
-        beside = figure.beside.format(**find(figure, own["baseline"])) if figure.beside else ""
+        other = own.get("baseline") or own.get("best_peer")
+        beside = figure.beside.format(**find(figure, other)) if figure.beside else ""
         file = f"[{figure.file}](benchmarks/results/{figure.file}.json)"
         lines.append(f"| {figure.what} | {figure.shown.format(**own)} | {beside} | {own['num_ranks']} | {file} |")
         machine = results(figure.file)["machine"]
