@@ -6,7 +6,9 @@ import pytest
 import torch
 from jobs_hopper import refused, run
 
+from iris_core.types import DeviceTarget, DeviceType, FusedRequest
 from iris_gluon.gemm import GemmConfig
+from iris_gluon.ops import operations
 from iris_gluon.ops.kernels import fetch_product, push_product, reduce_product
 from iris_triton.compile_only import assembly, compile_for
 
@@ -68,3 +70,38 @@ def test_assembly(name, config, turned):
     if name == "fetch":
         assert re.search(r"ld\.acquire\.gpu\.global\.b64", text)
         assert text.index("fence.proxy.async") > 0
+
+
+# -- what `iris tune` measures ----------------------------------------------------------------------------------------
+SHAPES = {  # shapes of A and of the output, on one of 8 ranks; B is K x N
+    "matmul_reduce_scatter": ((8192, 3584), (1024, 8192)),
+    "matmul_all_reduce": ((8192, 3584), (8192, 8192)),
+    "matmul_all_gather": ((8192, 3584), (8192, 65536)),
+    "all_gather_matmul": ((1024, 3584), (8192, 8192)),
+}
+
+
+@pytest.mark.parametrize("op", SHAPES)
+def test_launches_that_are_worth_measuring(op):
+    """The own choice, then others that it can make, none of them twice."""
+    a, out = SHAPES[op]
+    more = {"all_gather_matmul": {"gather_dim": 0}, "matmul_all_gather": {"gather_dim": 1}}.get(op, {})
+
+    def asked(config):
+        options = {"layout": "torch", "bias": "none", "config": config, "tf32": False, **more}
+        return FusedRequest(
+            op=op, m=8192, n=8192, k=3584, dtype="bfloat16", out_dtype="bfloat16", nbytes=8192 * 8192 * 2, rank=0,
+            members=tuple(range(8)), target=DeviceTarget(DeviceType.CUDA, 0, "sm_90"), a_stride=(a[1], 1),
+            b_stride=(8192, 1), out_stride=(out[1], 1), out_shape=out, bias_stride=None, reach_a=True, reach_out=True,
+            aligned=(True, True, True, True), options=options,
+        )  # fmt: skip
+
+    (algorithm,) = (each for each in operations() if each.op == op)
+    offered = algorithm.tunings(asked({}))
+    assert offered[0] == {}
+    assert len(offered) >= 4
+    assert all(algorithm.supports(asked(config)) for config in offered)
+    cores = [algorithm._gemm(asked(config), 132) for config in offered]
+    launches = {(core, tuple(sorted(config.items()))) for core, config in zip(cores, offered, strict=True)}
+    assert len(launches) == len(offered)
+    assert len(set(cores)) >= 2

@@ -73,6 +73,14 @@ class _Hopper(Fused):
             return Availability.no(str(error))
         return Availability.yes()
 
+    def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
+        return [
+            {"block_size_m": 128, "block_size_n": 128},
+            {"group_size_m": 4},
+            {"group_size_m": 16},
+            {"block_size_m": 64, "block_size_n": 128, "num_warps": 4},
+        ]
+
     @staticmethod
     def _gemm(request: FusedRequest, processors: int) -> GemmConfig:
         """How the core is launched: the choice by shape, with what the config says."""
@@ -253,6 +261,10 @@ class HopperFetch(_Hopper):
         if config.get("num_sms", 2) <= config.get("num_fetch_sms", 1):
             return Availability.no("some programs fetch and the others compute: num_sms must be the larger number")
         return answer
+
+    def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
+        fetchers = [{"num_fetch_sms": n} for n in (8, 24)]
+        return [*fetchers, *super()._offered(request)[:3]]
 
     def cost(self, request: FusedRequest) -> float:
         """Estimate seconds: the product hides the copies; the own rows are put to the others before."""
