@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pathlib
@@ -63,9 +64,18 @@ def skip(app: Sphinx, what: str, name: str, obj: Any, skipped: bool, options: An
 
 
 def signature(app: Sphinx, what: str, name: str, obj: Any, options: Any, given: str, returned: str) -> Any:
-    """Leave out what no user calls: classes for kernels have functions for it, settings and protocols nothing."""
-    marks = ("__triton_aggregate__", "model_fields", "_is_protocol")
-    return ("", returned) if what == "class" and any(getattr(obj, mark, False) for mark in marks) else None
+    """Show how users make a class: nothing for settings and protocols, and what Triton hides of classes for kernels."""
+    if what != "class":
+        return None
+    if getattr(obj, "__triton_aggregate__", False):
+        body = inventory.definition(inventory.home(name)).body
+        made = {each.name: each for each in body if isinstance(each, ast.FunctionDef)}
+        if "initialize" in made:  # the contexts are not made by their constructors
+            return "", returned
+        arguments = made["__init__"].args
+        arguments.args = [each for each in arguments.args if each.arg != "self"]
+        return f"({ast.unparse(arguments)})", returned
+    return ("", returned) if any(getattr(obj, mark, False) for mark in ("model_fields", "_is_protocol")) else None
 
 
 # -- docstrings ------------------------------------------------------------------------------------------------------
