@@ -73,7 +73,7 @@ def solve(
             final = tl.sum(tl.where(rows == ROWS - 1, value, 0.0), axis=0)
             ctx.store(below + 1 + columns, final, peer)
             ctx.signal(done + (index + 1) % per_rank * 2, step + 1, peer)
-        wait_stores()  # a band without neighbours has signalled nobody: other threads read these stores in the next step
+        wait_stores()  # a band without neighbours signals nobody, and its other threads read this in the next step
         tl.debug_barrier()
     for peer in range(world_size):
         ctx.store(changes + index, change, peer)
