@@ -108,7 +108,7 @@ def declare(state: State, ctx: Iris, op: str, *, each: bool) -> None:
     out, inp = sample.tensors(ctx)
     assert out is not None
     assert inp is not None
-    state.set_bytes(sample.nbytes)
+    state.set_bytes(sample.nbytes, bus_factor=(size - 1) / size * (2 if op == "all_reduce" else 1))
     run = getattr(ctx.ccl, op)
     usable = [found for found in ctx.ccl.explain(op, out, inp).candidates if found.ok]
     if each:

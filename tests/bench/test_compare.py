@@ -7,7 +7,7 @@ import pytest
 
 from iris_core.bench import Report, Result
 from iris_core.bench.compare import compare, differences
-from iris_core.bench.plots import plot
+from iris_core.bench.plots import _looks, plot
 from iris_core.cli import main
 from iris_core.errors import BenchmarkError
 
@@ -109,6 +109,19 @@ def test_plots(tmp_path, style, magic):
     if style == "svg":
         text = files[0].read_text()
         assert "image/svg+xml" in text
+
+
+def test_one_colour_for_one_provider(tmp_path):
+    """However it was timed; and of two bandwidths, that of the bus."""
+    pytest.importorskip("matplotlib")
+    timed = [curve("a", timer="graph"), curve("a eager", timer="events"), curve("ab", timer="graph")]
+    results = [dataclasses.replace(each, bus_gb_per_s=1.5) for group in timed for each in group]
+    looks = _looks(results)
+    assert looks["a"]["color"] == looks["a eager"]["color"] != looks["ab"]["color"]
+    assert [look["linestyle"] for look in looks.values()] == ["-", "--", "-"]
+    (file,) = plot(report(*results), tmp_path, style="svg")
+    assert "<!-- bus bandwidth (GB/s) -->" in file.read_text()
+    assert "<!-- bandwidth (GB/s) -->" not in file.read_text()
 
 
 def test_nothing_to_draw(tmp_path):

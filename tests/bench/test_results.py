@@ -17,7 +17,7 @@ MACHINE = {
 }  # fmt: skip
 MEASURED = Result(
     "rma.pair", "push", {"nbytes": 8}, 2, "graph", 3.5, 3.0, 14.3, (3.5, 3.0, None), (3.4, 3.5, 3.6), 20, True,
-    1000, 285.7, 2.0, 0.5, "engine", 0.93, "engine", 0.93, {"n": 1.0}, (Target("ratio", 0.9, True, True),),
+    1000, 285.7, 142.8, 2.0, 0.5, "engine", 0.93, "engine", 0.93, {"n": 1.0}, (Target("ratio", 0.9, True, True),),
 )  # fmt: skip
 WRONG = Result("rma.pair", "pull", {"nbytes": 8}, 2, "graph", error="rank 1: the data is wrong")
 MISSED = Result("rma.pair", "engine", {"nbytes": 8}, 2, time_us=9.0, targets=(Target("time_us", 1.0, False, False),))

@@ -22,7 +22,7 @@ def test_skew_compares_medians_of_ranks_that_took_part():
 
 def test_a_result_of_three_ranks():
     state = State("copy", {"dtype": complex, "nbytes": 8}, on_gpu=False, rounds=3)
-    state.set_bytes(6_000_000)
+    state.set_bytes(6_000_000, bus_factor=4 / 3)
     state.provider("ours", None, check=None, baseline="theirs")
     state.provider("theirs", None, check=None, peer=True)
     state.provider("others", None, check=None, peer=True)
@@ -35,7 +35,7 @@ def test_a_result_of_three_ranks():
     assert mine.time_us == 3000
     assert mine.local_us == (2000, 2000, None)
     assert (mine.min_us, mine.skew_pct) == (2000, 0)
-    assert mine.gb_per_s == 2
+    assert (mine.gb_per_s, mine.bus_gb_per_s) == (2, pytest.approx(8 / 3, rel=1e-5))
     assert mine.ratio == 1  # median of 4/2, 3/3 and 4/8: round by round, not 4/3
     assert (mine.best_peer, mine.ratio_to_best_peer) == ("theirs", 1)
     assert baseline.best_peer == "others"

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 FORMATS = ("png", "svg")
 _PANELS: tuple[tuple[str, Callable[[Result], float | None], bool], ...] = (
     ("time (us)", lambda result: result.time_us, True),
-    ("bandwidth (GB/s)", lambda result: result.gb_per_s, False),
+    ("bus bandwidth (GB/s)", lambda result: result.bus_gb_per_s, False),
+    ("bandwidth (GB/s)", lambda result: result.gb_per_s if result.bus_gb_per_s is None else None, False),
     ("TFLOP/s", lambda result: result.tflop_per_s, False),
     ("speed, of the best peer's", lambda result: result.ratio_to_best_peer, False),
 )
@@ -57,11 +58,12 @@ def plot(report: Report, folder: str | pathlib.Path, *, axis: str = "", style: s
     for picture in _pictures(report, axis):
         against = axis or _numeric_axis(picture.results)
         panels = [panel for panel in _PANELS if any(panel[1](each) is not None for each in picture.results)]
-        figure = Figure(figsize=(7, 3.2 * len(panels)), layout="constrained")
+        looks = _looks(picture.results)
+        figure = Figure(figsize=(7, 3.2 * len(panels) + 0.08 * len(looks)), layout="constrained")
         FigureCanvasAgg(figure)
         for number, (title, value, logarithmic) in enumerate(panels):
             axes = figure.add_subplot(len(panels), 1, number + 1)
-            _draw(axes, picture.results, against, value)
+            _draw(axes, picture.results, against, value, looks)
             axes.set_xscale("log", base=2)
             if logarithmic:
                 axes.set_yscale("log")
@@ -70,7 +72,9 @@ def plot(report: Report, folder: str | pathlib.Path, *, axis: str = "", style: s
             axes.set_xlabel(against)
             axes.set_ylabel(title)
             axes.grid(visible=True, which="major", linewidth=0.3)
-        figure.axes[0].legend(fontsize="small")
+        lines = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}
+        shown = [name for name in looks if name in lines]
+        figure.legend([lines[name] for name in shown], shown, fontsize="small", ncols=3, loc="outside lower center")
         figure.suptitle(_title(picture, report))
         out.mkdir(parents=True, exist_ok=True)
         words = [picture.benchmark, *([f"{picture.num_ranks}-ranks"] * bool(picture.num_ranks))]
@@ -112,15 +116,34 @@ def _numeric_axis(results: Sequence[Result]) -> str:
     return ""
 
 
-def _draw(axes: Any, results: Sequence[Result], against: str, value: Callable[[Result], float | None]) -> None:
-    for provider in dict.fromkeys(each.provider for each in results):
+def _looks(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
+    """How each provider's line looks: one that was timed in two ways has one colour, and is dashed the second time."""
+    timers = {each.provider: each.timer for each in results}
+    colours: dict[str, str] = {}
+    looks = {}
+    for name, timer in timers.items():
+        firsts = [other for other in timers if name.startswith(f"{other} ") and timers[other] != timer]
+        first = max(firsts, key=len, default=name)
+        colour = colours.setdefault(first, f"C{len(colours)}")
+        looks[name] = {"color": colour, "linestyle": "-" if first == name else "--"}
+    return looks
+
+
+def _draw(
+    axes: Any,
+    results: Sequence[Result],
+    against: str,
+    value: Callable[[Result], float | None],
+    looks: dict[str, dict[str, Any]],
+) -> None:
+    for provider, look in looks.items():
         points = sorted(
             (each.params[against], found)
             for each in results
             if each.provider == provider and (found := value(each)) is not None
         )
         if points:
-            axes.plot(*zip(*points, strict=True), marker=".", linewidth=1, label=provider)
+            axes.plot(*zip(*points, strict=True), marker=".", linewidth=1, label=provider, **look)
 
 
 def _title(picture: _Picture, report: Report) -> str:

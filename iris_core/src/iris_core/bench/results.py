@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 SCHEMA = 1
 """Version of the JSON; grows when a field changes its meaning or goes."""
 
-METRICS = ("time_us", "gb_per_s", "tflop_per_s", "ratio", "ratio_to_best_peer", "skew_pct")
+METRICS = ("time_us", "gb_per_s", "bus_gb_per_s", "tflop_per_s", "ratio", "ratio_to_best_peer", "skew_pct")
 """Fields of a result that a target may be set for."""
 
 
 _COLUMNS = (
-    "timer", "time_us", "min_us", "skew_pct", "nbytes", "gb_per_s", "tflop_per_s", "baseline", "ratio", "best_peer",
-    "ratio_to_best_peer", "verified", "error", "skipped",
+    "timer", "time_us", "min_us", "skew_pct", "nbytes", "gb_per_s", "bus_gb_per_s", "tflop_per_s", "baseline", "ratio",
+    "best_peer", "ratio_to_best_peer", "verified", "error", "skipped",
 )  # fmt: skip
 """Fields of a result in CSV."""
 
@@ -92,6 +92,7 @@ class Result:
         verified: whether a check of the data passed, before and after timing.
         nbytes: bytes that one operation moves, per rank.
         gb_per_s: nbytes by time_us, in 10^9 bytes per second.
+        bus_gb_per_s: the same, of the bytes that must leave a rank; see `State.set_bytes`.
         flops: floating-point operations of one operation, per rank.
         tflop_per_s: flops by time_us, in 10^12 per second.
         baseline: the provider that `ratio` is in relation to.
@@ -118,6 +119,7 @@ class Result:
     verified: bool = False
     nbytes: int | None = None
     gb_per_s: float | None = None
+    bus_gb_per_s: float | None = None
     flops: float | None = None
     tflop_per_s: float | None = None
     baseline: str = ""

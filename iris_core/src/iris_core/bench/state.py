@@ -57,6 +57,7 @@ class State:
         self.warmup = 1
         self.repeat: int | None = None
         self.nbytes: int | None = None
+        self.bus_factor: float | None = None
         self.flops: float | None = None
         self.counters: dict[str, float | Callable[[], float]] = {}
         self.providers: dict[str, Provider] = {}
@@ -81,9 +82,17 @@ class State:
         return self.params.get(name, default)
 
     # -- how much work one operation is -------------------------------------------------------------------------------
-    def set_bytes(self, nbytes: int) -> None:
-        """Set the bytes that one operation moves, per rank; gives GB/s."""
+    def set_bytes(self, nbytes: int, *, bus_factor: float | None = None) -> None:
+        """Set the bytes that one operation moves, per rank; gives GB/s.
+
+        Args:
+            nbytes: the bytes.
+            bus_factor: how many bytes must leave a rank for each of them, in the best algorithm without multicast;
+                gives the bus bandwidth, which can be held against that of the links whatever the operation and the
+                number of ranks (as NCCL's tests define it: 2 (n - 1) / n for an all_reduce).
+        """
         self.nbytes = int(_positive("set_bytes", nbytes))
+        self.bus_factor = None if bus_factor is None else float(_positive("set_bytes", bus_factor))
 
     def set_flops(self, flops: float) -> None:
         """Set the floating-point operations of one operation, per rank; gives TFLOP/s."""
@@ -199,7 +208,7 @@ class State:
 
         Args:
             provider: name of a provider of this point.
-            metric: "time_us", "gb_per_s", "tflop_per_s", "ratio", "ratio_to_best_peer" or "skew_pct".
+            metric: "time_us", "gb_per_s", "bus_gb_per_s", "tflop_per_s", "ratio", "ratio_to_best_peer" or "skew_pct".
             at_least: lower bound, or
             at_most: upper bound; exactly one of the two.
 

@@ -127,6 +127,8 @@ def _numbers(
     }
     if state.nbytes is not None:
         numbers["gb_per_s"] = _rounded(state.nbytes / seconds / 1e9)
+        if state.bus_factor is not None:
+            numbers["bus_gb_per_s"] = _rounded(state.nbytes * state.bus_factor / seconds / 1e9)
     if state.flops is not None:
         numbers["tflop_per_s"] = _rounded(state.flops / seconds / 1e12)
     if provider.baseline in rounds:

@@ -48,7 +48,8 @@ def _list(name: str, results: Sequence[Result]) -> Table:
         columns[param] = [str(r.params.get(param, NO_NUMBER)) for r in results]
     columns["provider"] = [r.provider or NO_NUMBER for r in results]
     for heading, attribute in (
-        ("time us", "time_us"), ("skew %", "skew_pct"), ("GB/s", "gb_per_s"), ("TFLOP/s", "tflop_per_s"),
+        ("time us", "time_us"), ("skew %", "skew_pct"), ("GB/s", "gb_per_s"),
+        ("bus GB/s", "bus_gb_per_s"), ("TFLOP/s", "tflop_per_s"),
     ):  # fmt: skip
         columns[heading] = [_number(getattr(r, attribute)) for r in results]
     columns["speed"] = [_relative(r.ratio, r.baseline) for r in results]
