@@ -47,6 +47,7 @@ def plot(report: Report, folder: str | pathlib.Path, *, axis: str = "", style: s
         BenchmarkError: matplotlib is not installed, or there is nothing to draw.
     """
     try:
+        from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
@@ -80,7 +81,9 @@ def plot(report: Report, folder: str | pathlib.Path, *, axis: str = "", style: s
         words = [picture.benchmark, *([f"{picture.num_ranks}-ranks"] * bool(picture.num_ranks))]
         words += [f"{name}-{each}" for name, each in picture.others]
         file = out / (re.sub(r"[^\w.-]+", "_", "-".join(words)) + f".{style}")
-        figure.savefig(file, format=style, dpi=120)
+        # text stays text, and the same results give the same file
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "iris"}):
+            figure.savefig(file, format=style, dpi=120, metadata={"Date": None} if style == "svg" else None)
         files.append(file)
     if not files:
         raise BenchmarkError(
