@@ -1,0 +1,126 @@
+"""What a repeated fused operation costs the CPU: time of the calling thread from `ctx.ops.X` to its return.
+
+    python benchmarks/ops_launch.py [--ranks N]                        # on GPUs
+    python benchmarks/ops_launch.py --device cpu --ranks 2             # Python's part, on any machine
+
+"iris" is a call that was made before with tensors of the same kind, of small matrices, so that no queue fills up.
+"iris, to the launcher" ends where Triton's compiled launcher would be called; copies of shards (all_gather_matmul) are
+part of it.  "torch" is torch.mm and the collective of torch.distributed.
+
+Claim: 25 us for a call on a GPU's host, 10 up to the launcher.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from ccl_launch import repeated
+
+from iris_core import bench
+from iris_core.ops import FusedConfig
+from iris_core.ops.samples import SPOILED, FusedSample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from iris_core import Iris
+    from iris_core.bench import RunOptions, State
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+TARGET_US, PYTHON_TARGET_US = 25, 10
+ALGORITHMS = {
+    "matmul_all_reduce": "two_shot",
+    "all_gather_matmul": "fetch",
+    "matmul_all_gather": "push",
+    "matmul_reduce_scatter": "push",
+}
+SHAPE = (128, 256, 128)
+"""M, N, K of the layer."""
+
+
+def without_launch(ctx: Iris, call: Callable[[], object]) -> Callable[[], object]:
+    """Return a call that does all but launch; it must be the first one of its kind."""
+    from iris_core.ccl.order import DeviceOrder
+
+    known = set(ctx.ops._bound)
+    call()
+    (new,) = set(ctx.ops._bound) - known
+    bound: Any = ctx.ops._bound[new].call
+    if ctx.device == "cpu":  # what a GPU's first call would have left
+        order: Any = object.__new__(DeviceOrder)
+        order._index, order._last_raw, order._raw_stream = 0, 0, lambda index: 0
+        bound._order = order
+    kernel = bound.plan.kernel
+    kernel._run = lambda raw, values: None
+    if ctx.device == "cpu":
+        kernel._raw_stream = lambda index: 0
+        kernel._places, kernel._values = tuple(range(len(kernel._names))), [0] * len(kernel._names)
+    return call
+
+
+def operations(options: RunOptions) -> list[str]:
+    """The operations."""
+    return list(ALGORITHMS)
+
+
+@bench.register
+@bench.axis("op", operations)
+def launch(state: State, ctx: Iris) -> None:
+    """A repeated operation on small matrices."""
+    op = state["op"]
+    if ctx.num_ranks < 2:
+        state.skip("needs two ranks or more")
+    dim = {"all_gather_matmul": 0, "matmul_all_gather": 1}.get(op)
+    rank, size = ctx.cur_rank, ctx.num_ranks
+    sample, other = (
+        FusedSample.of_layer(op, dim, torch.bfloat16, rank, size, (SHAPE[0] * times, *SHAPE[1:])) for times in (1, 2)
+    )
+    config, run = FusedConfig(algorithm=ALGORITHMS[op]), getattr(ctx.ops, op)
+    state.enter(ctx.scope())
+    tensors, others = sample.tensors(ctx), other.tensors(ctx)
+    want = sample.wanted(ctx.device)
+    python_only = without_launch(ctx, lambda: run(*others, config=config, **other.options))
+    state.set_timer("reported")
+    state.provider("iris, to the launcher", repeated(python_only, on_gpu=False), check=None)
+    state.target("iris, to the launcher", "time_us", at_most=PYTHON_TARGET_US)
+    if not state.on_gpu:
+        return
+
+    def call() -> None:
+        run(*tensors, config=config, **sample.options)
+
+    call()
+    state.provider(
+        "iris",
+        repeated(call, on_gpu=True),
+        check=lambda: torch.equal(tensors[0], want),
+        prepare=lambda: tensors[0].fill_(SPOILED),
+    )
+    state.target("iris", "time_us", at_most=TARGET_US)
+    if op == "matmul_all_reduce" and torch.distributed.is_initialized():
+        out, a, b = (each.clone() for each in tensors)
+
+        def pair() -> None:
+            torch.mm(a, b, out=out)
+            torch.distributed.all_reduce(out)
+
+        state.provider("torch", repeated(pair, on_gpu=True), check=None)
+
+
+SUITE = bench.suite(
+    "ops_launch",
+    __doc__,
+    source=__file__,
+    device="cuda",
+    min_ranks=2,
+    heap_size="64MiB",
+    cpu_heap_size="16MiB",
+    results=str(RESULTS / "ops_launch-{ranks}.json"),
+)
+
+
+if __name__ == "__main__":
+    sys.exit(SUITE.main())
