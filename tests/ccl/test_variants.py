@@ -144,21 +144,47 @@ def test_what_is_refused(op, name, changes, reason):
     assert reason in algorithm.supports(request(Case(op, **changes), 4)).reason
 
 
-@pytest.mark.parametrize("size", [2, 8])
-@pytest.mark.parametrize("target", [DeviceType.CPU, DeviceType.CUDA])
-@pytest.mark.parametrize("nbytes", [1 << 10, 1 << 30])
-def test_what_the_models_choose(target, size, nbytes, tmp_path):
+MOVES = ("all_gather", "all_to_all")
+
+
+@pytest.fixture
+def chosen(tmp_path):
+    """Which algorithm a model chooses, where nothing was measured or probed."""
     chooser = Chooser(collectives(), Tables([tmp_path], "a device"), ())
 
-    def chosen(op, place="heap"):
+    def choose(op, target, size, nbytes, place="heap"):
         asked = request(Case(op, place=place), size, nbytes=nbytes, target=DeviceTarget(target))
         return chooser.choose(asked, None)[0].name
 
-    assert chosen("all_reduce") in ("one_shot", "two_shot")
-    assert chosen("reduce_scatter") == "pull"
-    for op in ("all_gather", "all_to_all"):
-        assert chosen(op) == chosen(op, "ordinary") == "pull"
-        assert chosen(op, "output only") == "push"  # wherever the input lies, nothing has to be staged
+    return choose
+
+
+@pytest.mark.parametrize("size", [2, 8])
+@pytest.mark.parametrize("nbytes", [1 << 10, 1 << 30])
+@pytest.mark.parametrize("target", [DeviceType.CPU, DeviceType.HIP])
+def test_what_the_models_choose_among_portable_algorithms(chosen, target, size, nbytes):
+    here = target, size, nbytes
+    assert chosen("all_reduce", *here) in ("one_shot", "two_shot")
+    assert chosen("reduce_scatter", *here) == "pull"
+    on_cpu = target is DeviceType.CPU
+    for op in MOVES:
+        assert chosen(op, *here) == chosen(op, *here, "ordinary") == ("pull" if on_cpu else "persistent")
+        # wherever the input lies, nothing has to be staged
+        assert chosen(op, *here, "output only") == ("push" if on_cpu else "persistent")
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_what_the_models_choose_on_nvidia(chosen, size):
+    """Packets for small messages and for sums, plain stores over all links at the same time for large moves."""
+    for place in ("heap", "ordinary"):
+        for op in MOVES:
+            assert chosen(op, DeviceType.CUDA, size, 1 << 10, place) == "ll_mailbox"
+        assert chosen("reduce_scatter", DeviceType.CUDA, size, 1 << 10, place) == "sentinel_mailbox"
+        assert chosen("all_reduce", DeviceType.CUDA, size, 1 << 10, place) == "sentinel_one_shot"
+    large = chosen("all_reduce", DeviceType.CUDA, size, 1 << 30)
+    assert large == ("sentinel_one_shot" if size == 2 else "sentinel_two_shot")  # two ranks send the same bytes
+    for op in MOVES:
+        assert chosen(op, DeviceType.CUDA, size, 1 << 30) == "persistent"
 
 
 @pytest.mark.parametrize("target", [DeviceType.CPU, DeviceType.CUDA])
