@@ -284,6 +284,30 @@ def test_copies_of_a_gpu(monkeypatch, device, module, name, function, success):
         copy(1 << 40, 1 << 41, 4096, 7)
 
 
+@pytest.mark.parametrize(
+    ("device", "module", "name", "function", "success"),
+    [
+        (DeviceType.CUDA, "cuda.bindings", "driver", "cuStreamWriteValue32", {"CUresult": {"CUDA_SUCCESS": Code(0)}}),
+        (DeviceType.HIP, "hip", "hip", "hipStreamWriteValue32", {"hipError_t": {"hipSuccess": Code(0)}}),
+    ],
+)
+def test_words_behind_copies(monkeypatch, device, module, name, function, success):
+    codes = {"answer": Code(0), "success": success}
+    asked = stand_in(monkeypatch, module, name, function, codes)
+    write = copies.flag_writer(device)
+    write(1 << 40, 3, 0, 7)
+    assert asked == [(7, 1 << 40, 3, 0)]  # the stream stands first there
+    codes["answer"] = Code(1)
+    with pytest.raises(DriverError, match=f"{function}.*INVALID_VALUE"):
+        write(1 << 40, 3, 0, 7)
+
+
+def test_words_on_the_host():
+    words = torch.zeros(3, dtype=torch.int32)
+    copies.flag_writer(DeviceType.CPU)(words.data_ptr() + 4, 5, 0, 0)
+    assert words.tolist() == [0, 5, 0]
+
+
 def test_copies_without_a_driver(monkeypatch):
     monkeypatch.setattr(copies.importlib.util, "find_spec", lambda name: None)
     assert copies.copies_obstacle(DeviceType.CPU) == ""

@@ -32,6 +32,7 @@ def cases(on_cpu):
         config = {**several, "num_fetch_sms": fetchers}
         operands = {"place": place, "out_place": ("ordinary", "gaps")[fetchers - 1], "bias": bias}
         yield Case("all_gather_matmul", "hopper_fetch", (m, n, k), "float16", dim=0, config=config, **operands)
+        yield Case("all_gather_matmul", "hopper_copy_engine", (m, n, k), "bfloat16", dim=0, config=several, **operands)
 
 
 def run(device, turns):

@@ -1,7 +1,7 @@
-"""Copies by address that a device's copy engines do, in the order of a stream; on the CPU, by the host.
+"""Copies by address that a device's copy engines do, and flags behind them, in the order of a stream.
 
-NVIDIA's are asked through cuda-bindings, which torch's CUDA wheels bring, AMD's through hip-python.  What is asked for
-while a stream is captured becomes a node of the graph.
+On the CPU the host does them.  NVIDIA's are asked through cuda-bindings, which torch's CUDA wheels bring, AMD's through
+hip-python.  What is asked for while a stream is captured becomes a node of the graph.
 """
 
 from __future__ import annotations
@@ -52,15 +52,40 @@ def copier(device: DeviceType) -> Callable[[int, int, int, int], None]:
     return _copy_on_host
 
 
-def _checked(function: Any, success: Any) -> Callable[[int, int, int, int], None]:
-    """A driver's function that raises what it returns."""
+def flag_writer(device: DeviceType) -> Callable[[int, int, int, int], None]:
+    """Return a function that writes a word of 32 bits behind everything that its stream was asked for before.
 
-    def copy(target: int, source: int, nbytes: int, stream: int) -> None:
-        (code,) = function(target, source, nbytes, stream)
+    It takes the word's address, a multiple of 4, its value, 0, and the raw stream.  No multiprocessor is needed, so a
+    kernel that fills the device may wait for such words; it must acquire with scope "sys".
+
+    Raises:
+        ImportError: see `copies_obstacle`.
+    """
+    if device is DeviceType.CUDA:
+        from cuda.bindings import driver
+
+        return _checked(driver.cuStreamWriteValue32, driver.CUresult.CUDA_SUCCESS, stream_first=True)
+    if device is DeviceType.HIP:
+        from hip import hip
+
+        return _checked(hip.hipStreamWriteValue32, hip.hipError_t.hipSuccess, stream_first=True)
+    return _write_on_host
+
+
+def _checked(function: Any, success: Any, *, stream_first: bool = False) -> Callable[[int, int, int, int], None]:
+    """A driver's function of three numbers and a stream that raises what it returns."""
+
+    def ask(first: int, second: int, third: int, stream: int) -> None:
+        arguments = (stream, first, second, third) if stream_first else (first, second, third, stream)
+        (code,) = function(*arguments)
         if code != success:
             raise DriverError(function.__name__, int(code), code.name)
 
-    return copy
+    return ask
+
+
+def _write_on_host(address: int, value: int, flags: int, stream: int) -> None:
+    ctypes.c_uint32.from_address(address).value = value
 
 
 def _copy_on_host(target: int, source: int, nbytes: int, stream: int) -> None:

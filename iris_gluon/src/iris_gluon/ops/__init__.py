@@ -10,6 +10,12 @@ if TYPE_CHECKING:
 
 def operations() -> list[FusedOperation]:
     """Return the algorithms."""
-    from iris_gluon.ops.algorithms import HopperFetch, HopperPush, HopperReduce
+    from iris_gluon.ops.algorithms import HopperCopyEngine, HopperFetch, HopperPush, HopperReduce
 
-    return [HopperReduce("matmul_all_reduce"), HopperReduce("matmul_reduce_scatter"), HopperPush(), HopperFetch()]
+    return [
+        HopperReduce("matmul_all_reduce"),
+        HopperReduce("matmul_reduce_scatter"),
+        HopperPush(),
+        HopperFetch(),
+        HopperCopyEngine(),
+    ]

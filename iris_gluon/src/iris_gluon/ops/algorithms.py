@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,10 +13,14 @@ from iris_core.types import Availability, DeviceType
 from iris_gluon._plugin import GLUON_INFO
 from iris_gluon.collectives.algorithms import WithScratch
 from iris_gluon.gemm import GemmConfig, choose_config
-from iris_gluon.ops.kernels import fetch_product, push_product, reduce_product
+from iris_gluon.ops.kernels import await_product, fetch_product, push_product, reduce_product
+from iris_triton.copies import copies_obstacle, flag_writer
 from iris_triton.ops.fused import Fused, Plan, peer_memory, programs_for, staging, staging_nbytes
+from iris_triton.ops.shards import COPY_S, WIRE, Shards, shards_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from iris_core.ops.host import Host
     from iris_core.types import FusedRequest, PluginInfo
 
@@ -234,13 +238,15 @@ class HopperReduce(_Hopper):
         return Plan(kernel, staged_out=staged, aux_buffer=memory[:need])
 
 
-class HopperFetch(_Hopper):
-    """all_gather_matmul, gather_dim 0: some programs copy the others' rows, the others compute."""
+class _HopperGather(_Hopper):
+    """What is common to all_gather_matmul with gather_dim 0: A is copied into a matrix of all rows.
 
-    uses = (*_USED, "num_fetch_sms")
+    Args:
+        name: the algorithm.
+    """
 
-    def __init__(self) -> None:
-        super().__init__("all_gather_matmul", "hopper_fetch")
+    def __init__(self, name: str) -> None:
+        super().__init__("all_gather_matmul", name)
 
     def supports(self, request: FusedRequest) -> Availability:
         """Say whether this algorithm serves a call."""
@@ -257,8 +263,30 @@ class HopperFetch(_Hopper):
         rows, block = request.m // request.group_size, self._gemm(request, 1).block_m
         if rows % block:
             return Availability.no(f"a member's {rows} rows must be a multiple of the {block} rows of a tile")
+        return answer
+
+    def _product(self, request: FusedRequest, host: Host, gemm: GemmConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(arguments of both kernels, options of the compiler)."""
+        arguments, compiler = self._arguments(request, host, gemm)
+        for name in ("m", "a_down", "TURNED_A"):
+            del arguments[name]
+        arguments |= {"out_down": request.out_stride[0], "rows_each": request.m // host.team.size}
+        return arguments, compiler
+
+
+class HopperFetch(_HopperGather):
+    """Some programs copy the others' rows, the others compute."""
+
+    uses = (*_USED, "num_fetch_sms")
+
+    def __init__(self) -> None:
+        super().__init__("hopper_fetch")
+
+    def supports(self, request: FusedRequest) -> Availability:
+        """Say whether this algorithm serves a call."""
+        answer = super().supports(request)
         config = request.options["config"]
-        if config.get("num_sms", 2) <= config.get("num_fetch_sms", 1):
+        if answer and config.get("num_sms", 2) <= config.get("num_fetch_sms", 1):
             return Availability.no("some programs fetch and the others compute: num_sms must be the larger number")
         return answer
 
@@ -289,16 +317,8 @@ class HopperFetch(_Hopper):
         state = torch.zeros(fetchers + computing + size * blocks, dtype=torch.int64, device=host.team.device)
         if not on_cpu:
             torch.cuda.current_stream(state.device).synchronize()  # it may first be used on another stream
-        arguments, compiler = self._arguments(request, host, gemm)
-        for name in ("m", "a_down", "TURNED_A"):
-            del arguments[name]
-        arguments |= {
-            "gathered": gathered,
-            "state": state,
-            "out_down": request.out_stride[0],
-            "rows_each": rows,
-            "FETCHERS": fetchers,
-        }
+        arguments, compiler = self._product(request, host, gemm)
+        arguments |= {"gathered": gathered, "state": state, "FETCHERS": fetchers}
         names = self._names(request, arguments, "out", "b")
         kernel = WithScratch(fetch_product, fetchers + computing, arguments, names, host.team.device, compiler)
         own = gathered[host.team.rank * rows : (host.team.rank + 1) * rows]
@@ -311,3 +331,78 @@ class HopperFetch(_Hopper):
         assert plan.staged_a is not None
         plan.staged_a.copy_(a.detach())
         plan.kernel(None, out, b, *(() if bias is None else (bias,)))
+
+
+@dataclass(slots=True)
+class _CopyPlan:
+    """What is asked for in a launch.
+
+    Attributes:
+        shards: A of all members, and how it is gathered.
+        kernel: takes the output, B and, if there is one, the bias.
+        arrived: for each member whether its rows are there (int32).
+        write: see `iris_triton.copies.flag_writer`.
+        aux_buffer, locks: see FusedWorkspace.
+    """
+
+    shards: Shards
+    kernel: WithScratch
+    arrived: torch.Tensor
+    write: Callable[[int, int, int, int], None]
+    aux_buffer: torch.Tensor
+    locks: torch.Tensor
+
+
+class HopperCopyEngine(_HopperGather):
+    """Copy engines bring the others' rows, and write a word behind each member's, for which the product waits.
+
+    The product takes all multiprocessors but one, on which members meet when all has been taken.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("hopper_copy_engine")
+
+    def supports(self, request: FusedRequest) -> Availability:
+        """Say whether this algorithm serves a call."""
+        answer = super().supports(request)
+        obstacle = copies_obstacle(request.target.type) if answer else ""
+        return Availability.no(obstacle) if obstacle else answer
+
+    def cost(self, request: FusedRequest) -> float:
+        """Estimate seconds: the product hides the copies, but for the last one."""
+        others = request.group_size - 1
+        moving = moving_s(request)
+        if request.target.type is not DeviceType.CPU:
+            moving = request.nbytes * others / request.group_size / WIRE + others * COPY_S
+        hidden = max(product_s(request, self._efficiency(request)), moving)
+        return hidden + moving / max(others, 1) + fixed_s(request, launches=others + 4, meetings=2)
+
+    def prepare(self, request: FusedRequest, host: Host) -> Any:
+        """Find memory for A of all, make the words, bind the kernel."""
+        gemm, device = self._gemm(request, host.processors), request.target.type
+        shards = shards_of(request, host, f"{self.op} ({self.name})")
+        arrived = torch.zeros(host.team.size, dtype=torch.int32, device=host.team.device)
+        arguments, compiler = self._product(request, host, gemm)
+        del arguments["control"], arguments["bases"]
+        arguments |= {"gathered": shards.matrix, "flags": arrived}
+        if device is DeviceType.CPU:
+            most = request.options["config"].get("num_sms", 2)
+        else:
+            most = min(request.options["config"].get("num_sms", host.processors), host.processors - 1)
+        programs = max(1, min(most, gemm.tiles(request.m, request.n)))
+        names = self._names(request, arguments, "out", "b")
+        kernel = WithScratch(await_product, programs, arguments, names, host.team.device, compiler)
+        return _CopyPlan(shards, kernel, arrived, flag_writer(device), shards.memory, arrived)
+
+    def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Give the own rows, take the others' beside the product."""
+        shards, address, write = plan.shards, plan.arrived.data_ptr(), plan.write
+
+        def behind(member: int, stream: Any) -> None:
+            write(address + 4 * member, 1, 0, 0 if stream is None else stream.cuda_stream)
+
+        plan.arrived.zero_()
+        shards.give(a.detach())
+        shards.take(behind)
+        plan.kernel(None, out, b, *(() if bias is None else (bias,)))
+        shards.end()

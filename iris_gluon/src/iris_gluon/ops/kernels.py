@@ -3,6 +3,8 @@
 `push_product`: every tile goes to the outputs of all members, by TMA, while the next one is computed.
 `reduce_product`: every tile goes into a slot of its owner, that of the next member first; owners add up the slots in
 the group's order, in float32.  Members own rows of tiles.
+`await_product`: copy engines bring the others' rows of A here, and a word behind each shard; the warp that loads waits
+for it.
 `fetch_product`: some programs copy the others' rows of A here by TMA, the next member's first, and set a flag for each
 block of rows; the others begin with the own rows, and the warp that loads waits for flags.
 
@@ -138,11 +140,13 @@ class ShardsInTurn:
         tiles_each: rows of tiles of a member (int32).
         tiles_n: columns of tiles (int32).
         me: this member (int32).
-        flags: pointer to int64, one for each row of tiles.
-        generation: value that a flag reaches in this launch (int64).
+        flags: pointer to integers, one for `tiles_per_flag` rows of tiles.
+        generation: value that a flag reaches in this launch, of the flags' type.
+        tiles_per_flag: rows of tiles that come together (int32).
         timeout_ns, status, rank: bound of the waits, and where they report.
         group: row tiles of a group (constexpr).
         size: number of members (constexpr).
+        scope: who sets the flags: "gpu" for programs of this launch, "sys" for all others (constexpr).
     """
 
     tiles_each: gl.tensor
@@ -150,24 +154,30 @@ class ShardsInTurn:
     me: gl.tensor
     flags: gl.tensor
     generation: gl.tensor
+    tiles_per_flag: gl.tensor
     timeout_ns: gl.tensor
     status: gl.tensor
     rank: gl.tensor
     group: gl.constexpr
     size: gl.constexpr
+    scope: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, tiles_each, tiles_n, me, flags, generation, timeout_ns, status, rank, group, size):
+    def __init__(
+        self, tiles_each, tiles_n, me, flags, generation, tiles_per_flag, timeout_ns, status, rank, group, size, scope
+    ):
         self.tiles_each = tiles_each
         self.tiles_n = tiles_n
         self.me = me
         self.flags = flags
         self.generation = generation
+        self.tiles_per_flag = tiles_per_flag
         self.timeout_ns = timeout_ns
         self.status = status
         self.rank = rank
         self.group = gl.constexpr(group)
         self.size = gl.constexpr(size)
+        self.scope = gl.constexpr(scope)
 
     @gluon.jit
     def place(self, tile):
@@ -180,8 +190,9 @@ class ShardsInTurn:
     def await_operands(self, row, column):
         """Return when the rows of A are there.  Called by the loading warp, tile by tile."""
         if row // self.tiles_each != self.me:
+            flag = self.flags + row // self.tiles_per_flag
             await_own_flag(
-                self.flags + row, self.generation, "reached", "acquire", "gpu", self.timeout_ns, self.status, self.rank
+                flag, self.generation, "reached", "acquire", self.scope, self.timeout_ns, self.status, self.rank
             )
             _order_before_loads()
 
@@ -430,8 +441,8 @@ def fetch_product(
     else:
         tiles_each = rows_each // BLOCK_M
         order = ShardsInTurn(
-            tiles_each, tiles_n, me, flags, generation, gl.cast(timeout_ns, gl.int64), gl.cast(status, gl.int64), rank,
-            GROUP, SIZE,
+            tiles_each, tiles_n, me, flags, generation, gl.cast(1, gl.int32), gl.cast(timeout_ns, gl.int64),
+            gl.cast(status, gl.int64), rank, GROUP, SIZE, "gpu",
         )  # fmt: skip
         rows = rows_each * SIZE
         sink = StoreTile(
@@ -444,3 +455,29 @@ def fetch_product(
             PARTS, NUM_WARPS, FETCHERS, False, TURNED_B,
         )  # fmt: skip
     gl.store(state + program, generation)
+
+
+@gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+def await_product(
+    out, b, bias, gathered, flags, me, rank, n, k, b_down, out_down, bias_step, rows_each, tiles_n, k_tiles, timeout_ns,
+    status,
+    SIZE: gl.constexpr, BIAS: gl.constexpr, TURNED_B: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr
+):  # fmt: skip
+    """Multiply the rows of all members with B, each member's when they are there.  No program waits for another one.
+
+    Args (beside those of `fetch_product`):
+        flags: int32[SIZE]: 1 when a member's rows are there.  The own ones are.
+    """
+    tiles_each = rows_each // BLOCK_M
+    order = ShardsInTurn(
+        tiles_each, tiles_n, me, flags, gl.cast(1, gl.int32), tiles_each, gl.cast(timeout_ns, gl.int64),
+        gl.cast(status, gl.int64), rank, GROUP, SIZE, "sys",
+    )  # fmt: skip
+    rows = rows_each * SIZE
+    sink = StoreTile(_matrix(out.to(gl.int64), out, rows, n, gl.cast(out_down, gl.int64), BLOCK_M, BLOCK_N // PARTS))
+    multiply_tiles(
+        _operand(gathered, rows, k, k, BLOCK_M, BLOCK_K, False), _operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
+        order, _with_bias(sink, bias, bias_step, rows, n, BIAS), tiles_each * SIZE * tiles_n, k_tiles, STAGES, PARTS,
+        NUM_WARPS, 0, False, TURNED_B,
+    )  # fmt: skip
