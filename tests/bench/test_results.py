@@ -113,6 +113,30 @@ def test_the_list_shows_numbers_verdicts_and_reasons():
     assert "285.7" not in wrong
 
 
+def test_other_timings_stand_beside():
+    """What was captured and what the host launches are columns; what is wrong with either is said."""
+
+    def timed(provider, timer, us=None, nbytes=8, **more):
+        return Result("ccl.sum", provider, {"nbytes": nbytes}, 2, timer, time_us=us, **more)
+
+    text = printed(
+        report(
+            timed("ours", "graph", 2.0, verified=True),
+            timed("theirs", "graph", 3.0, verified=True),
+            timed("ours eager", "events", 5.0, verified=True),
+            timed("theirs eager", "events", error="rank 1: lost"),
+            timed("ours", "graph", 4.0, nbytes=16),
+            timed("theirs eager", "events", 7.0, nbytes=16),
+        )
+    )
+    heading, *rows = (line.split() for line in text.splitlines()[1:6])
+    assert heading == ["nbytes", "provider", "graph", "us", "eager", "us", "data"]
+    assert rows[0] == ["8", "ours", "2", "5", "right"]
+    assert rows[1] == ["8", "theirs", "3", "WRONG", "right;", "eager:", "WRONG:", "rank", "1:", "lost"]
+    assert rows[2] == ["16", "ours", "4", "-", "not", "checked"]
+    assert rows[3] == ["16", "theirs", "eager", "-", "7", "not", "checked"]  # it has no row to stand in
+
+
 def test_columns_without_content_are_left_out():
     text = printed(report(Result("host.imports", "iris", {}, 0, "cpu", time_us=1.0)))
     assert "time us" in text

@@ -6,6 +6,7 @@ import pathlib
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from iris_core.bench.results import timed_again
 from iris_core.errors import BenchmarkError
 
 if TYPE_CHECKING:
@@ -121,12 +122,11 @@ def _numeric_axis(results: Sequence[Result]) -> str:
 
 def _looks(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
     """How each provider's line looks: one that was timed in two ways has one colour, and is dashed the second time."""
-    timers = {each.provider: each.timer for each in results}
+    firsts = timed_again(results)
     colours: dict[str, str] = {}
     looks = {}
-    for name, timer in timers.items():
-        firsts = [other for other in timers if name.startswith(f"{other} ") and timers[other] != timer]
-        first = max(firsts, key=len, default=name)
+    for name in dict.fromkeys(each.provider for each in results):
+        first = firsts.get(name, name)
         colour = colours.setdefault(first, f"C{len(colours)}")
         looks[name] = {"color": colour, "linestyle": "-" if first == name else "--"}
     return looks

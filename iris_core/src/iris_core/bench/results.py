@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from iris_core.errors import BenchmarkError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 SCHEMA = 1
 """Version of the JSON; grows when a field changes its meaning or goes."""
@@ -224,3 +224,14 @@ class Report:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(self.to_csv() if file.suffix == ".csv" else self.to_json())
         return file
+
+
+def timed_again(results: Iterable[Result]) -> dict[str, str]:
+    """Return providers that are others timed in another way, "iris eager" beside "iris", with the name of the other."""
+    timers = {each.provider: each.timer for each in results}
+    again = {}
+    for name, timer in timers.items():
+        firsts = [other for other in timers if name.startswith(f"{other} ") and timers[other] != timer]
+        if firsts:
+            again[name] = max(firsts, key=len)
+    return again

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from iris_core.bench.results import timed_again
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from iris_core.bench.results import Report, Result
 
 NO_NUMBER = "-"
+_TIMES = {"graph": "graph us", "events": "eager us", "cpu": "cpu us", "reported": "reported us", "": "time us"}
+"""Headings of times, by timer."""
 
 
 def show(report: Report, matrices: Mapping[str, tuple[str, ...]] | None = None, console: Console | None = None) -> None:
@@ -43,22 +47,44 @@ def show(report: Report, matrices: Mapping[str, tuple[str, ...]] | None = None, 
 
 
 def _list(name: str, results: Sequence[Result]) -> Table:
+    """A row for each result; one that is another timing of the same provider stands in a column of that row."""
+    results, again = _beside(results)
     columns: dict[str, list[str]] = {}
     for param in _in_order(p for r in results for p in r.params):
         columns[param] = [str(r.params.get(param, NO_NUMBER)) for r in results]
     columns["provider"] = [r.provider or NO_NUMBER for r in results]
+    times = [{each.timer: each for each in (r, again.get(id(r))) if each is not None} for r in results]
+    for timer in _in_order(timer for row in times for timer in row) if again else ("",):
+        shown = [row.get(timer) for row in times] if again else results
+        columns[_TIMES[timer]] = [NO_NUMBER if each is None else _time(each) for each in shown]
     for heading, attribute in (
-        ("time us", "time_us"), ("skew %", "skew_pct"), ("GB/s", "gb_per_s"),
-        ("bus GB/s", "bus_gb_per_s"), ("TFLOP/s", "tflop_per_s"),
+        ("skew %", "skew_pct"), ("GB/s", "gb_per_s"), ("bus GB/s", "bus_gb_per_s"), ("TFLOP/s", "tflop_per_s"),
     ):  # fmt: skip
         columns[heading] = [_number(getattr(r, attribute)) for r in results]
     columns["speed"] = [_relative(r.ratio, r.baseline) for r in results]
     columns["of the best peer"] = [_relative(r.ratio_to_best_peer, r.best_peer) for r in results]
     for counter in _in_order(c for r in results for c in r.counters):
         columns[counter] = [_number(r.counters.get(counter)) for r in results]
-    columns["target"] = ["; ".join(_verdict(each.reached, str(each)) for each in r.targets) for r in results]
-    columns["data"] = [_data(r) for r in results]
+    columns["target"] = ["; ".join([*_verdicts(r), *_verdicts(again.get(id(r)), "of the other: ")]) for r in results]
+    columns["data"] = [_data_of_both(r, again.get(id(r))) for r in results]
     return _table(name, columns)
+
+
+def _beside(results: Sequence[Result]) -> tuple[list[Result], dict[int, Result]]:
+    """Return (results with a row of their own, the other timing of such a result by its id)."""
+
+    def place(result: Result, provider: str) -> tuple[Any, ...]:
+        return provider, result.num_ranks, *result.params.items()
+
+    firsts = timed_again(results)
+    rows = {place(r, r.provider): r for r in results}
+    again = {}
+    for each in results:
+        row = rows.get(place(each, firsts[each.provider])) if each.provider in firsts else None
+        if row is not None:
+            again[id(row)] = each
+    beside = {id(each) for each in again.values()}
+    return [each for each in results if id(each) not in beside], again
 
 
 def _matrix(name: str, provider: str, results: Sequence[Result], axes: Sequence[str]) -> Table:
@@ -92,7 +118,7 @@ def _table(title: str, columns: Mapping[str, Sequence[str]]) -> Table:
 def _coloured(text: str) -> Any:
     from rich.text import Text
 
-    style = "bold red" if text.startswith("WRONG") or "MISSED" in text else "dim" if text.startswith("skipped") else ""
+    style = "bold red" if "WRONG" in text or "MISSED" in text else "dim" if text.startswith("skipped") else ""
     return Text(text, style=style)
 
 
@@ -102,6 +128,14 @@ def _number(value: float | None) -> str:
 
 def _relative(value: float | None, other: str) -> str:
     return NO_NUMBER if value is None else f"{value:.3g} x {other}"
+
+
+def _verdicts(result: Result | None, prefix: str = "") -> list[str]:
+    return [prefix + _verdict(each.reached, str(each)) for each in (result.targets if result else ())]
+
+
+def _time(result: Result) -> str:
+    return "WRONG" if result.error else _number(result.time_us)
 
 
 def _verdict(reached: bool | None, text: str) -> str:
@@ -114,6 +148,12 @@ def _data(result: Result) -> str:
     if result.error:
         return f"WRONG: {result.error}"
     return "right" if result.verified else "not checked"
+
+
+def _data_of_both(result: Result, other: Result | None) -> str:
+    """What is to be said of the data of a row: of the other timing, too, where that is something else."""
+    own, its = _data(result), _data(other) if other else ""
+    return own if its in ("", own) else f"{own}; {_TIMES[other.timer].removesuffix(' us')}: {its}" if other else own
 
 
 def _footer(report: Report) -> str:
