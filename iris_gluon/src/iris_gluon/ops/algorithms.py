@@ -16,7 +16,7 @@ from iris_gluon.gemm import GemmConfig, choose_config
 from iris_gluon.ops.kernels import await_product, fetch_product, push_product, reduce_product
 from iris_triton.copies import copies_obstacle, flag_writer
 from iris_triton.ops.fused import Fused, Plan, peer_memory, programs_for, staging, staging_nbytes
-from iris_triton.ops.shards import COPY_S, WIRE, Shards, shards_of
+from iris_triton.ops.shards import COPY_S, WIRE, Shards, gathered_rows, shards_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -302,12 +302,9 @@ class HopperFetch(_HopperGather):
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Find memory for A of all, make the flags, bind the kernel."""
         gemm = self._gemm(request, host.processors)
-        size, dtype = host.team.size, getattr(torch, request.dtype)
-        rows = request.m // size
-        need = request.m * request.k * dtype.itemsize
-        memory = peer_memory(host, need, f"{self.op} ({self.name})")[:need]
-        gathered = memory.view(dtype).view(request.m, request.k)
-        blocks = rows // gemm.block_m
+        size = host.team.size
+        memory, gathered, own = gathered_rows(request, host, f"{self.op} ({self.name})")
+        blocks = request.m // size // gemm.block_m
         config, on_cpu = request.options["config"], request.target.type is DeviceType.CPU
         most = config.get("num_sms", 2 if on_cpu else host.processors)
         most = most if on_cpu else min(most, host.processors)
@@ -321,7 +318,6 @@ class HopperFetch(_HopperGather):
         arguments |= {"gathered": gathered, "state": state, "FETCHERS": fetchers}
         names = self._names(request, arguments, "out", "b")
         kernel = WithScratch(fetch_product, fetchers + computing, arguments, names, host.team.device, compiler)
-        own = gathered[host.team.rank * rows : (host.team.rank + 1) * rows]
         return Plan(kernel, staged_a=own, aux_buffer=memory, locks=state[fetchers + computing :])
 
     def launch(

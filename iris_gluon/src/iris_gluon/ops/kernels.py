@@ -411,6 +411,32 @@ def _fetch(
     leave(row, epoch, SIZE)
 
 
+@gluon.jit
+def _multiply_shards(
+    out, b, bias, gathered, flags, generation, tiles_per_flag, me, rank, n, k, b_down, out_down, bias_step, rows_each,
+    tiles_n, k_tiles, timeout_ns, status,
+    SIZE: gl.constexpr, BIAS: gl.constexpr, TURNED_B: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr,
+    ASIDE: gl.constexpr, SCOPE: gl.constexpr
+):  # fmt: skip
+    """Multiply the rows of all members with B, each when its flag says that it is there; see `ShardsInTurn`.
+
+    The first ASIDE programs do something else.
+    """
+    tiles_each = rows_each // BLOCK_M
+    order = ShardsInTurn(
+        tiles_each, tiles_n, me, flags, generation, tiles_per_flag, gl.cast(timeout_ns, gl.int64),
+        gl.cast(status, gl.int64), rank, GROUP, SIZE, SCOPE,
+    )  # fmt: skip
+    rows = rows_each * SIZE
+    sink = StoreTile(_matrix(out.to(gl.int64), out, rows, n, gl.cast(out_down, gl.int64), BLOCK_M, BLOCK_N // PARTS))
+    multiply_tiles(
+        _operand(gathered, rows, k, k, BLOCK_M, BLOCK_K, False), _operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
+        order, _with_bias(sink, bias, bias_step, rows, n, BIAS), tiles_each * SIZE * tiles_n, k_tiles, STAGES, PARTS,
+        NUM_WARPS, ASIDE, False, TURNED_B,
+    )  # fmt: skip
+
+
 @gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def fetch_product(
     out, b, bias, gathered, state, control, bases, me, rank, n, k, b_down, out_down, bias_step, rows_each, tiles_n,
@@ -439,20 +465,10 @@ def fetch_product(
             BLOCK_M,
         )  # fmt: skip
     else:
-        tiles_each = rows_each // BLOCK_M
-        order = ShardsInTurn(
-            tiles_each, tiles_n, me, flags, generation, gl.cast(1, gl.int32), gl.cast(timeout_ns, gl.int64),
-            gl.cast(status, gl.int64), rank, GROUP, SIZE, "gpu",
-        )  # fmt: skip
-        rows = rows_each * SIZE
-        sink = StoreTile(
-            _matrix(out.to(gl.int64), out, rows, n, gl.cast(out_down, gl.int64), BLOCK_M, BLOCK_N // PARTS)
-        )
-        multiply_tiles(
-            _operand(gathered, rows, k, k, BLOCK_M, BLOCK_K, False),
-            _operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
-            order, _with_bias(sink, bias, bias_step, rows, n, BIAS), tiles_each * SIZE * tiles_n, k_tiles, STAGES,
-            PARTS, NUM_WARPS, FETCHERS, False, TURNED_B,
+        _multiply_shards(
+            out, b, bias, gathered, flags, generation, gl.cast(1, gl.int32), me, rank, n, k, b_down, out_down,
+            bias_step, rows_each, tiles_n, k_tiles, timeout_ns, status, SIZE, BIAS, TURNED_B, BLOCK_M, BLOCK_N, BLOCK_K,
+            GROUP, STAGES, PARTS, NUM_WARPS, FETCHERS, "gpu",
         )  # fmt: skip
     gl.store(state + program, generation)
 
@@ -469,15 +485,8 @@ def await_product(
     Args (beside those of `fetch_product`):
         flags: int32[SIZE]: 1 when a member's rows are there.  The own ones are.
     """
-    tiles_each = rows_each // BLOCK_M
-    order = ShardsInTurn(
-        tiles_each, tiles_n, me, flags, gl.cast(1, gl.int32), tiles_each, gl.cast(timeout_ns, gl.int64),
-        gl.cast(status, gl.int64), rank, GROUP, SIZE, "sys",
-    )  # fmt: skip
-    rows = rows_each * SIZE
-    sink = StoreTile(_matrix(out.to(gl.int64), out, rows, n, gl.cast(out_down, gl.int64), BLOCK_M, BLOCK_N // PARTS))
-    multiply_tiles(
-        _operand(gathered, rows, k, k, BLOCK_M, BLOCK_K, False), _operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
-        order, _with_bias(sink, bias, bias_step, rows, n, BIAS), tiles_each * SIZE * tiles_n, k_tiles, STAGES, PARTS,
-        NUM_WARPS, 0, False, TURNED_B,
+    _multiply_shards(
+        out, b, bias, gathered, flags, gl.cast(1, gl.int32), rows_each // BLOCK_M, me, rank, n, k, b_down, out_down,
+        bias_step, rows_each, tiles_n, k_tiles, timeout_ns, status, SIZE, BIAS, TURNED_B, BLOCK_M, BLOCK_N, BLOCK_K,
+        GROUP, STAGES, PARTS, NUM_WARPS, 0, "sys",
     )  # fmt: skip

@@ -69,6 +69,20 @@ class _Plan:
     index: int | None
 
 
+def bind_meeting(team: Team) -> BoundKernel:
+    """Return a kernel by which members meet between things on a stream that are no kernels; it takes no tensors."""
+    arguments = {
+        "control": team.control.tensor.view(torch.int64),
+        "bases": team.bases,
+        "me": team.rank,
+        "rank": team.world_rank,
+        "timeout_ns": team.timeout_ns,
+        "status": team.status_ptr,
+        "SIZE": team.size,
+    }
+    return BoundKernel(meet_alone, 1, arguments, (), team.device, {} if team.device == "cpu" else {"num_warps": 1})
+
+
 class CopyEngine(Portable):
     """One operation by the copy engines.
 
@@ -140,19 +154,8 @@ class CopyEngine(Portable):
             )
             rounds.append(_Round(give, take))
         own = None if root is not None else (rank * part, rank * part if sharded else 0, part)
-        arguments = {
-            "control": team.control.tensor.view(torch.int64),
-            "bases": team.bases,
-            "me": rank,
-            "rank": team.world_rank,
-            "timeout_ns": team.timeout_ns,
-            "status": team.status_ptr,
-            "SIZE": size,
-        }
-        on_cpu = request.target.type is DeviceType.CPU
-        meet = BoundKernel(meet_alone, 1, arguments, (), team.device, {} if on_cpu else {"num_warps": 1})
-        index = None if on_cpu else torch.device(team.device).index
-        return _Plan(tuple(rounds), own, meet, copier(request.target.type), index)
+        index = None if request.target.type is DeviceType.CPU else torch.device(team.device).index
+        return _Plan(tuple(rounds), own, bind_meeting(team), copier(request.target.type), index)
 
     def launch(self, plan: Any, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> None:
         """Ask for all copies and meetings on a stream."""

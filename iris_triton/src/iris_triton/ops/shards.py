@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.types import DeviceType
-from iris_triton.collectives.meeting import meet_alone
+from iris_triton.collectives.engine import bind_meeting
 from iris_triton.copies import copier
-from iris_triton.launcher import BoundKernel
 from iris_triton.ops.fused import peer_memory
 
 if TYPE_CHECKING:
@@ -96,6 +95,20 @@ class Shards:
             torch.cuda.current_stream(self.side.device).wait_stream(self.side)
 
 
+def gathered_rows(request: FusedRequest, host: Host, what: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Find symmetric memory for rows of A of all members; as `shards_of`.
+
+    Returns:
+        (its bytes, the matrix of request.m x request.k elements in them, the own rows of that).
+    """
+    dtype: torch.dtype = getattr(torch, request.dtype)
+    need = request.m * request.k * dtype.itemsize
+    memory = peer_memory(host, need, what)[:need]
+    matrix = memory.view(dtype).view(request.m, request.k)
+    rows, rank = request.m // host.team.size, host.team.rank
+    return memory, matrix, matrix[rank * rows : (rank + 1) * rows]
+
+
 def shards_of(request: FusedRequest, host: Host, what: str) -> Shards:
     """Find memory for rows of A (request.m x request.k) of all members.  Collective: every member calls it.
 
@@ -105,31 +118,19 @@ def shards_of(request: FusedRequest, host: Host, what: str) -> Shards:
         what: who asks, for errors.
     """
     team, on_cpu = host.team, request.target.type is DeviceType.CPU
-    dtype: torch.dtype = getattr(torch, request.dtype)
-    need = request.m * request.k * dtype.itemsize
-    memory = peer_memory(host, need, what)[:need]
-    matrix = memory.view(dtype).view(request.m, request.k)
-    rows, nbytes = request.m // team.size, need // team.size
+    memory, matrix, own = gathered_rows(request, host, what)
+    nbytes = memory.numel() // team.size
     begin = matrix.data_ptr() - team.base_ptrs[team.rank]
     others = []
     for step in range(1, team.size):
         member = (team.rank + step) % team.size
         at = begin + member * nbytes
         others.append(Shard(member, team.base_ptrs[team.rank] + at, team.base_ptrs[member] + at, nbytes))
-    arguments = {
-        "control": team.control.tensor.view(torch.int64),
-        "bases": team.bases,
-        "me": team.rank,
-        "rank": team.world_rank,
-        "timeout_ns": team.timeout_ns,
-        "status": team.status_ptr,
-        "SIZE": team.size,
-    }
     return Shards(
         matrix=matrix,
-        own=matrix[team.rank * rows : (team.rank + 1) * rows],
+        own=own,
         others=others,
-        meet=BoundKernel(meet_alone, 1, arguments, (), team.device, {} if on_cpu else {"num_warps": 1}),
+        meet=bind_meeting(team),
         copy=copier(request.target.type),
         memory=memory,
         side=None if on_cpu else torch.cuda.Stream(request.target.index),  # type: ignore[no-untyped-call]
