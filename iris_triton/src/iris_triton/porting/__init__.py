@@ -4,7 +4,7 @@
     collectives   ctx.ccl with its layouts and workspaces
     operations    ctx.ops, and `iris.ops.X(ctx, ...)`
     configs       Config and FusedConfig whose fields can be assigned, and which are advice
-    pending       asynchronous operations that barriers wait for
+    pending       asynchronous operations: what stands for one, and those that barriers wait for
     groups        a group as first rank and stride
     engines       copy engines, of which there are none
     pointers      tensors made of addresses

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from iris_core.ccl.api import Collectives
 from iris_core.ccl.calls import COLUMNS, TILES, TORCH
 from iris_triton.porting.configs import Obliging
-from iris_triton.porting.pending import UnderWay
+from iris_triton.porting.pending import Handle, UnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ _ENDING_TOGETHER = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 
 
 @dataclass(eq=False)
-class AllReduceWorkspace:
+class AllReduceWorkspace(Handle):
     """What `ctx.ccl.all_reduce` returns: a description of the call and, of an asynchronous one, its handle.
 
     Buffers and flags belong to the library: they are made once, and never reset by the caller.  So `ring_buffer`,
@@ -56,15 +56,6 @@ class AllReduceWorkspace:
     flags_per_tile: int = 0
     prepared: bool = True
     work: Work | None = field(default=None, repr=False)
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for an asynchronous call; see `iris_core.protocols.Work`."""
-        if self.work is not None:
-            self.work.wait(timeout_s)
-
-    def is_completed(self) -> bool:
-        """Whether an asynchronous call is done; True of one that was none."""
-        return self.work is None or self.work.is_completed()
 
     def describe(self, tensor: torch.Tensor, config: Config | None, work: Work | None) -> AllReduceWorkspace:
         """Take over a call."""

@@ -11,7 +11,7 @@ from iris_core.errors import UnsupportedError
 from iris_core.ops.api import Operations
 from iris_core.ops.workspace import FusedWorkspace
 from iris_triton.porting.configs import FusedConfig, Obliging
-from iris_triton.porting.pending import UnderWay
+from iris_triton.porting.pending import Handle, UnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ _TORCH, _TILES = "torch", "tiles"
 
 
 @dataclass(eq=False)
-class PendingWorkspace(FusedWorkspace):
+class PendingWorkspace(Handle, FusedWorkspace):
     """A workspace that is the handle of an asynchronous call as well.
 
     Attributes:
@@ -39,15 +39,6 @@ class PendingWorkspace(FusedWorkspace):
     """
 
     work: Work | None = field(default=None, repr=False)
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for the call; see `iris_core.protocols.Work`."""
-        if self.work is not None:
-            self.work.wait(timeout_s)
-
-    def is_completed(self) -> bool:
-        """Whether the call is done."""
-        return self.work is None or self.work.is_completed()
 
 
 def _by_either_name(method: F) -> F:

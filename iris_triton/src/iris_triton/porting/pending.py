@@ -1,4 +1,4 @@
-"""Asynchronous operations that nobody has waited for yet: barriers of ported contexts wait for them."""
+"""Asynchronous operations: what stands for one, and those that nobody has waited for yet, for which barriers wait."""
 
 from __future__ import annotations
 
@@ -9,6 +9,25 @@ import torch
 
 if TYPE_CHECKING:
     from iris_core.protocols import Work
+
+
+class Handle:
+    """What a call returns that stands for its handle as well.
+
+    Attributes:
+        work: the handle; None of a call that was not asynchronous.
+    """
+
+    work: Work | None
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for an asynchronous call; see `iris_core.protocols.Work`."""
+        if self.work is not None:
+            self.work.wait(timeout_s)
+
+    def is_completed(self) -> bool:
+        """Whether an asynchronous call is done; True of one that was none."""
+        return self.work is None or self.work.is_completed()
 
 
 class UnderWay:
