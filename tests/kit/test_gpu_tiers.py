@@ -117,6 +117,21 @@ def test_a_tier_that_was_asked_for_must_run(tiers, tmp_path):
     assert report["tiers"][1]["skip_reasons"] == {"needs 4 GPUs, torch sees 2": 2}
 
 
+def test_ranks_that_share_gpus(tiers, tmp_path):
+    suite = SUITE.replace("multigpu(4)", "multigpu(4, shared=False)")
+    code, output = tiers(2, "--gpu-tiers", "2 8", "--ranks-per-gpu=4", "--gpu-report", str(tmp_path), suite=suite)
+    assert code == 0
+    assert "GPU tiers (2 GPUs, 4 ranks on each)" in output
+    assert ("test_ranks[8]", "passed") in results(output)
+    report = json.loads((tmp_path / "gpu-tests-8-ranks-on-2xtesting-100.json").read_text())
+    assert report["ranks_per_gpu"] == 4
+    assert [tier["passed"] for tier in report["tiers"]] == [3, 1]
+    code, output = tiers(2, "--gpu-tiers=all", "--ranks-per-gpu=4", suite=suite)
+    assert ("test_four", "skipped") in results(output)
+    assert ("test_ranks[3]", "passed") in results(output)
+    assert "needs 4 GPUs, torch sees 2" in output
+
+
 def test_a_selection_that_leaves_a_tier_empty(tiers):
     code, output = tiers(2, "--gpu-tiers=2", "-k", "test_one")
     assert code == 1
@@ -155,6 +170,7 @@ def test_failures_are_listed(tiers, tmp_path):
     (2, ["--gpu-report=here"], SUITE, "--gpu-report needs --gpu-tiers"),
     (2, ["--gpu-tiers=all"], SUITE + "import no_such_module", "no_such_module"),
     (2, [], SUITE.replace("multigpu(4)", "multigpu(9)"), "needs 9 GPUs; the largest tier has 8"),
+    (2, ["--ranks-per-gpu=0"], SUITE, "--ranks-per-gpu takes a number from 1 on"),
 ])  # fmt: skip
 def test_what_cannot_be_done_is_an_error(tiers, tmp_path, gpus, arguments, suite, says):
     if "--gpu-tiers=all" in arguments:

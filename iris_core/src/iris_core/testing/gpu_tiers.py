@@ -3,6 +3,10 @@
     pytest -p iris_core.testing.gpu_tiers                       all tests; those that lack GPUs are skipped
     pytest -p iris_core.testing.gpu_tiers --gpu-tiers=all       the GPU tests alone, every tier that these GPUs allow
     pytest -p iris_core.testing.gpu_tiers --gpu-tiers="1 2"     these tiers, and it is a failure if one does not run
+    pytest -p iris_core.testing.gpu_tiers --ranks-per-gpu=4 --gpu-tiers=8    tier 8 on two GPUs, four ranks on each
+
+With `--ranks-per-gpu` the ranks of a GPU take turns on it: each waits in its kernels until the driver gives the others
+their slice of time.  That shows whether kernels are right with that many ranks, and nothing about speed or links.
 
 A tier is a number of GPUs: 1, 2, 4 or 8.  The marker `gpu` puts a test into the first tier.  `multigpu(n)` puts it into
 the smallest one that has n GPUs; without n, the test's parameter `num_ranks` counts, or 2.  The tests of
@@ -30,7 +34,8 @@ TIERS = (1, 2, 4, 8)
 
 _MARKERS = (
     "gpu: needs one GPU; runs in `make gpu-test`",
-    "multigpu(n): needs n GPUs, by default as many as the parameter `num_ranks` says, or 2; runs in `make gpu-test`",
+    "multigpu(n, shared=True): needs n GPUs, by default as many as the parameter `num_ranks` says, or 2; runs in "
+    "`make gpu-test`; shared=False: its ranks cannot share a GPU (--ranks-per-gpu)",
 )
 _TIER = pytest.StashKey[int]()
 _NUM_SLOWEST = 5
@@ -43,6 +48,44 @@ def visible_gpus() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+@dataclass(frozen=True)
+class Room:
+    """How many ranks find a place.
+
+    Attributes:
+        gpus: number of GPUs that torch sees.
+        ranks_per_gpu: how many ranks may share one.
+    """
+
+    gpus: int
+    ranks_per_gpu: int = 1
+
+    def lacks(self, item: pytest.Item) -> str:
+        """Return why a test finds no place here; "" if it does."""
+        tier = item.stash[_TIER]
+        if tier <= (self.gpus if needs_own_gpus(item) else self.ranks):
+            return ""
+        return f"needs {_number(tier)}, torch sees {self.gpus}"
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks that find a place."""
+        return self.gpus * self.ranks_per_gpu
+
+    def __str__(self) -> str:
+        return _number(self.gpus) + (f", {self.ranks_per_gpu} ranks on each" if self.ranks_per_gpu > 1 else "")
+
+
+def _number(gpus: int) -> str:
+    return f"{gpus} GPU{'s' * (gpus != 1)}"
+
+
+def needs_own_gpus(item: pytest.Item) -> bool:
+    """Return whether the ranks of a test cannot share a GPU."""
+    multi = item.get_closest_marker("multigpu")
+    return multi is not None and not multi.kwargs.get("shared", True)
 
 
 def tier_of(item: pytest.Item) -> int:
@@ -74,6 +117,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "which must not be skipped then",
     )
     group.addoption(
+        "--ranks-per-gpu",
+        metavar="NUMBER",
+        type=int,
+        default=1,
+        help="let so many ranks share a GPU: larger tiers run on few GPUs, slowly, without what needs GPUs of its own",
+    )
+    group.addoption(
         "--gpu-report", metavar="FOLDER", type=pathlib.Path, help="write FOLDER/gpu-tests-<number>x<gpu>.json"
     )
 
@@ -83,6 +133,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in _MARKERS:
         config.addinivalue_line("markers", line)
     wanted, folder = config.getoption("--gpu-tiers"), config.getoption("--gpu-report")
+    if config.getoption("--ranks-per-gpu") < 1:
+        raise pytest.UsageError("--ranks-per-gpu takes a number from 1 on")
     if wanted is None:
         if folder is not None:
             raise pytest.UsageError("--gpu-report needs --gpu-tiers")
@@ -90,17 +142,24 @@ def pytest_configure(config: pytest.Config) -> None:
     asked = None if wanted.strip() == "all" else _parse(wanted)
     if visible_gpus() == 0:
         raise pytest.UsageError("GPU tests were asked for, but torch sees no GPU here: nothing can run")
-    config.pluginmanager.register(_Run(config, asked, folder), "iris-gpu-tiers-run")
+    config.pluginmanager.register(_Run(config, _room(config), asked, folder), "iris-gpu-tiers-run")
+
+
+def _room(config: pytest.Config) -> Room:
+    return Room(visible_gpus(), config.getoption("--ranks-per-gpu"))
 
 
 @pytest.hookimpl(tryfirst=True)  # before -k and -m: what they leave out was there all the same
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip tests that need more GPUs than there are."""
+    room = None
     for item in items:
-        tier = item.stash[_TIER] = tier_of(item)
-        if tier and tier > visible_gpus():
-            plural = "s" * (tier > 1)
-            item.add_marker(pytest.mark.skip(reason=f"needs {tier} GPU{plural}, torch sees {visible_gpus()}"))
+        item.stash[_TIER] = tier_of(item)
+        if not item.stash[_TIER]:
+            continue
+        room = room or _room(config)
+        if lacking := room.lacks(item):
+            item.add_marker(pytest.mark.skip(reason=lacking))
 
 
 def _parse(text: str) -> tuple[int, ...]:
@@ -155,11 +214,14 @@ class _Tier:
 class _Run:
     """Counts what runs in each tier, judges whether that is what was asked for, and writes it down."""
 
-    def __init__(self, config: pytest.Config, asked: tuple[int, ...] | None, folder: pathlib.Path | None) -> None:
+    def __init__(
+        self, config: pytest.Config, room: Room, asked: tuple[int, ...] | None, folder: pathlib.Path | None
+    ) -> None:
         self._config = config
+        self._room = room
         self._asked = asked
         self._folder = folder
-        self._tiers = {gpus: _Tier(gpus) for gpus in (asked or [n for n in TIERS if n <= visible_gpus()])}
+        self._tiers = {gpus: _Tier(gpus) for gpus in (asked or [n for n in TIERS if n <= room.ranks])}
         self._tier_of: dict[str, int] = {}
         self._problems: list[str] = []
         self._report: pathlib.Path | None = None
@@ -198,14 +260,13 @@ class _Run:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print which tiers ran, which could not, and what is wrong with that."""
-        gpus = visible_gpus()
-        terminalreporter.section(f"GPU tiers ({gpus} GPU{'s' * (gpus > 1)})")
+        terminalreporter.section(f"GPU tiers ({self._room})")
         for tier in self._tiers.values():
             counts = ", ".join(f"{tier.count(outcome)} {outcome}" for outcome in ("passed", "failed", "skipped"))
             terminalreporter.line(f"tier {tier.gpus}: {counts}, {tier.seconds:.0f} s")
         for gpus in TIERS:
             if gpus not in self._tiers:
-                why = f"torch sees {visible_gpus()}" if gpus > visible_gpus() else "not asked for"
+                why = f"torch sees {self._room.gpus}" if gpus > self._room.ranks else "not asked for"
                 terminalreporter.line(f"tier {gpus}: did not run ({why})")
         for problem in self._problems:
             terminalreporter.line(f"FAILED: {problem}", red=True)
@@ -237,6 +298,7 @@ class _Run:
         result = {
             "machine": machine,
             "source": _source(self._config.rootpath),
+            "ranks_per_gpu": self._room.ranks_per_gpu,
             "tiers_asked_for": "all" if self._asked is None else list(self._asked),
             "arguments": [arg for arg in self._config.invocation_params.args if not str(arg).startswith("--gpu-")],
             "passed": not self._problems and not any(tier.count("failed") for tier in self._tiers.values()),
@@ -244,7 +306,8 @@ class _Run:
             "tiers": [tier.as_json() for tier in self._tiers.values()],
         }
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"gpu-tests-{visible_gpus()}x{model}.json"
+        of = f"{self._room.ranks}-ranks-on-" if self._room.ranks_per_gpu > 1 else ""
+        path = folder / f"gpu-tests-{of}{self._room.gpus}x{model}.json"
         path.write_text(json.dumps(result, indent=2) + "\n")
         return path
 
