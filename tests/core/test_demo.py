@@ -68,6 +68,9 @@ def test_an_unknown_demonstration_lists_those_there_are(capsys):
         (2, 4, None, (4, "cpu")),
         (8, 3, "cpu", (3, "cpu")),
         (8, None, "cuda", (4, "cuda")),
+        (1, None, "cuda", (1, "cuda")),
+        (2, 4, "cuda", (4, "cuda")),
+        (8, 2, "cuda:1", (2, "cuda:1")),
     ],
 )
 def test_where_it_runs(monkeypatch, gpus, ranks, device, expected):
@@ -75,4 +78,5 @@ def test_where_it_runs(monkeypatch, gpus, ranks, device, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     *chosen, note = demo.choose_ranks(ranks, device)
     assert tuple(chosen) == expected
-    assert bool(note) == (gpus > 0 and expected[1] == "cpu" and device is None)
+    assert ("run on the CPU" in note) == (gpus > 0 and expected[1] == "cpu" and device is None)
+    assert ("share a GPU" in note) == (expected in [(4, "cuda"), (2, "cuda:1")] and (gpus, ranks) != (8, None))

@@ -89,10 +89,10 @@ def run(args: argparse.Namespace) -> int:
 def choose_ranks(ranks: int | None, device: str | None) -> tuple[int, str | None, str]:
     """Choose ranks and device where the user did not.
 
-    Ranks wait for each other inside kernels, so two of them must not share a GPU.
+    Ranks that share a GPU take turns on it, waiting included, which is slow: that has to be asked for (`--device cuda`).
 
     Returns:
-        (ranks, device, note): the note says why the GPUs are not used as one might expect; empty if they are.
+        (ranks, device, note): the note says where the GPUs are not used as one might expect; empty if they are.
     """
     if ranks is not None and ranks < 1:
         raise SystemExit("iris demo: --ranks must be at least 1")
@@ -102,14 +102,15 @@ def choose_ranks(ranks: int | None, device: str | None) -> tuple[int, str | None
     if device is not None and device.startswith("cpu"):
         return ranks or DEFAULT_RANKS, device, ""
     if device is not None:
-        if ranks is not None and ranks > gpus:
-            raise SystemExit(f"iris demo: {ranks} ranks need as many GPUs; torch sees {gpus} here")
-        return ranks or max(1, min(gpus, DEFAULT_RANKS)), device, ""
+        ranks = ranks or max(1, min(gpus, DEFAULT_RANKS))
+        shared = 0 < gpus < ranks or (ranks > 1 and ":" in device)
+        return ranks, device, "several ranks share a GPU and take turns on it: the times mean little" if shared else ""
     if gpus == 0:
         return ranks or DEFAULT_RANKS, "cpu", ""
     if gpus == 1 or (ranks or 0) > gpus:
         wanted = ranks or DEFAULT_RANKS
-        return wanted, "cpu", f"{wanted} ranks run on the CPU, because there are only {gpus} GPUs"
+        few = "is only one GPU" if gpus == 1 else f"are only {gpus} GPUs"
+        return wanted, "cpu", f"{wanted} ranks run on the CPU, because there {few}; with --device cuda they share"
     return ranks or min(gpus, DEFAULT_RANKS), None, ""
 
 
