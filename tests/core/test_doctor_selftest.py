@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -162,7 +163,17 @@ def self_test(self, context, begin):
     assert outcome.to_json()["state"] == "failed"
 
 
-def test_a_rank_that_hangs_is_ended_and_named(theirs):
+@pytest.fixture
+def temporary(monkeypatch, tmp_path):
+    """The folder of temporary files of this process and those that it starts."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # what was found out before
+    return folder
+
+
+def test_a_rank_that_hangs_is_ended_and_named(theirs, temporary):
     start = time.monotonic()
     outcome = theirs("""
 def self_test(self, context, begin):
@@ -179,9 +190,10 @@ def self_test(self, context, begin):
     assert outcome.problems[1:] == ["rank 1 did not come back from touch with rank 0"]
     assert outcome.failures == [PairCheck("touch", 1, 0, "did not come back")]
     assert PairCheck("before", 0, 1) in outcome.checks
+    assert list(temporary.iterdir()) == []
 
 
-def test_whoever_ends_the_doctor_ends_the_ranks(theirs, site):
+def test_whoever_ends_the_doctor_ends_the_ranks(theirs, site, temporary):
     outcome = theirs("""
 def self_test(self, context, begin):
     import os, pathlib, time
@@ -190,6 +202,7 @@ def self_test(self, context, begin):
     yield from ()
 """, timeout_s=0.01)  # fmt: skip
     assert outcome.problems[0] == "the self-test did not end within 0.01 s"
+    assert list(temporary.iterdir()) == []
     (site.folder / "seconds").write_text("600")
     program = "from iris_core.cli.doctor.selftest import *; run_job(Job('theirs', 'host', 'cpu', 2), 600)"
     doctor = subprocess.Popen([sys.executable, "-c", program])

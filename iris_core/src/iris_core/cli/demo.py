@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 def choose_ranks(ranks: int | None, device: str | None) -> tuple[int, str | None, str]:
     """Choose ranks and device where the user did not.
 
-    Ranks that share a GPU take turns on it, waiting included, which is slow: that has to be asked for (`--device cuda`).
+    Ranks that share a GPU take turns on it, waiting included: that is slow and has to be asked for (`--device cuda`).
 
     Returns:
         (ranks, device, note): the note says where the GPUs are not used as one might expect; empty if they are.

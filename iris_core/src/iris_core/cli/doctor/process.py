@@ -85,7 +85,8 @@ def run_module(
     Args:
         module: the module.
         argument: what the module is to do; handed over as JSON.
-        folder: where it writes its records; its standard error goes there too.
+        folder: where it writes its records; its standard error and its temporary files go there too, so that
+            nothing stays behind of one that was ended.
         timeout_s: seconds that it may take.
         environment: its variables.
     """
@@ -95,7 +96,7 @@ def run_module(
     with open(folder / "stderr", "wb") as stderr:
         child = subprocess.Popen(
             command,
-            env=dict(environment),
+            env={**environment, "TMPDIR": str(folder)},
             stdin=subprocess.DEVNULL,
             stdout=stderr,
             stderr=stderr,
