@@ -8,6 +8,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 MANIFESTS := requirements-dev.txt $(wildcard iris_*/pyproject.toml)
 PYTEST_ARGS ?=
 TIERS ?=
+JOBS ?= 1
 # what a part of the tests says is no result to be kept
 GPU_REPORT ?= $(if $(PYTEST_ARGS),out,benchmarks/results)
 GPU_VENV := .venv-gpu
@@ -24,7 +25,8 @@ help:
 	@echo "make test-all     the same with every combination of dtypes, reductions, shapes, places and ranks; much longer"
 	@echo "make lint         ruff and mypy"
 	@echo "make docs         the documentation, in build/docs/index.html; warnings are errors"
-	@echo "make gpu-test     the tests that need GPUs, in tiers of 1, 2, 4 and 8; TIERS=\"1 2\" for some of them"
+	@echo "make gpu-test     the tests that need GPUs, in tiers of 1, 2, 4 and 8; TIERS=\"1 2\" for some of them,"
+	@echo "                  JOBS=12 for as many at the same time (needs pytest-xdist)"
 	@echo "make test-triton TRITON=3.6.0   the suite with another Triton, in its own environment"
 	@echo "make bench        the benchmarks of the CPU path; JSON under benchmarks/results"
 	@echo "make gpu-bench    remote memory access, bulk copies, GEMM and collectives on all GPUs; see docs/benchmarks.md"
@@ -68,8 +70,15 @@ docs: $(DOCS_STAMP)
 #   - the environment of `make test`, if it is there;
 #   - an environment on top of $(PYTHON)'s packages, where those hold all but the four distributions: no index is asked;
 #   - else the environment of `make test`, which is made from the index.
+GPU_TIERS = --gpu-tiers="$(if $(TIERS),$(TIERS),all)" --gpu-report="$(GPU_REPORT)" $(PYTEST_ARGS)
 gpu-test:
-	@$(WITH_GPU_PYTHON) $$python -m pytest --gpu-tiers="$(if $(TIERS),$(TIERS),all)" --gpu-report="$(GPU_REPORT)" $(PYTEST_ARGS)
+ifeq ($(JOBS),1)
+	@$(WITH_GPU_PYTHON) $$python -m pytest $(GPU_TIERS)
+else
+	@$(WITH_GPU_PYTHON) status=0; \
+	$$python -m pytest -n $(JOBS) --dist worksteal -m "not alone" $(GPU_TIERS) || status=$$?; \
+	$$python -m pytest -m alone --gpu-report-add $(GPU_TIERS) || status=$$?; exit $$status
+endif
 
 gpu-python:
 ifeq ($(VENV),)

@@ -132,6 +132,31 @@ def test_ranks_that_share_gpus(tiers, tmp_path):
     assert "needs 4 GPUs, torch sees 2" in output
 
 
+def test_side_by_side_and_the_rest_afterwards(tiers, tmp_path):
+    suite = SUITE.replace("@pytest.mark.gpu\ndef test_one", "@pytest.mark.alone\n@pytest.mark.gpu\ndef test_one")
+    suite = suite.replace("def test_one(): pass", "def test_one(): assert False")
+    report = ("--gpu-report", str(tmp_path))
+    code, output = tiers(2, "--gpu-tiers", "1 2", "-n2", "-m", "not alone", *report, suite=suite)
+    assert code == 0
+    assert "tier 1: 2 passed, 0 failed, 1 skipped" in output
+    assert "tier 2: 3 passed" in output
+    code, output = tiers(2, "--gpu-tiers", "1 2", "-m", "alone", *report, "--gpu-report-add", suite=suite)
+    assert code == 1
+    assert "did not run" not in output.replace("did not run (torch", "")  # tier 2 had run before
+    whole = json.loads((tmp_path / "gpu-tests-2xtesting-100.json").read_text())
+    assert whole["passed"] is False
+    assert [(tier["gpus"], tier["passed"], tier["failed"]) for tier in whole["tiers"]] == [(1, 2, 1), (2, 3, 0)]
+    assert len(whole["arguments"]) == 2
+
+
+def test_a_process_that_ends_is_a_failure(tiers, tmp_path):
+    suite = SUITE.replace("def test_two_by_default(): pass", "def test_two_by_default(): __import__('os')._exit(3)")
+    code, _ = tiers(2, "--gpu-tiers=2", "-n2", "--gpu-report", str(tmp_path), suite=suite)
+    assert code == 1
+    (problem,) = json.loads((tmp_path / "gpu-tests-2xtesting-100.json").read_text())["problems"]
+    assert problem == "the process of test_suite.py::test_two_by_default ended"
+
+
 def test_a_selection_that_leaves_a_tier_empty(tiers):
     code, output = tiers(2, "--gpu-tiers=2", "-k", "test_one")
     assert code == 1
@@ -170,6 +195,8 @@ def test_failures_are_listed(tiers, tmp_path):
     (2, ["--gpu-report=here"], SUITE, "--gpu-report needs --gpu-tiers"),
     (2, ["--gpu-tiers=all"], SUITE + "import no_such_module", "no_such_module"),
     (2, [], SUITE.replace("multigpu(4)", "multigpu(9)"), "needs 9 GPUs; the largest tier has 8"),
+    (2, ["--gpu-tiers=1", "--gpu-report-add"], SUITE, "--gpu-report-add needs --gpu-report"),
+    (2, ["--gpu-tiers=1", "--gpu-report=no", "--gpu-report-add"], SUITE, "there is no no/gpu-tests-2xtesting-100.json"),
     (2, ["--ranks-per-gpu=0"], SUITE, "--ranks-per-gpu takes a number from 1 on"),
 ])  # fmt: skip
 def test_what_cannot_be_done_is_an_error(tiers, tmp_path, gpus, arguments, suite, says):

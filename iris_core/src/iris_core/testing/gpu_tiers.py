@@ -8,6 +8,10 @@
 With `--ranks-per-gpu` the ranks of a GPU take turns on it: each waits in its kernels until the driver gives the others
 their slice of time.  That shows whether kernels are right with that many ranks, and nothing about speed or links.
 
+With pytest-xdist tests run side by side (`-n 12 --dist worksteal -m "not alone"`).  The marker `alone` is for those
+that others would disturb, such as measurements of free memory; they run afterwards (`-m alone`), and `--gpu-report-add`
+puts their results into the report of the others.
+
 A tier is a number of GPUs: 1, 2, 4 or 8.  The marker `gpu` puts a test into the first tier.  `multigpu(n)` puts it into
 the smallest one that has n GPUs; without n, the test's parameter `num_ranks` counts, or 2.  The tests of
 `StackConformance` need no marker.
@@ -28,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 TIERS = (1, 2, 4, 8)
 
@@ -36,6 +40,7 @@ _MARKERS = (
     "gpu: needs one GPU; runs in `make gpu-test`",
     "multigpu(n, shared=True): needs n GPUs, by default as many as the parameter `num_ranks` says, or 2; runs in "
     "`make gpu-test`; shared=False: its ranks cannot share a GPU (--ranks-per-gpu)",
+    "alone: other tests on the same GPUs would disturb it",
 )
 _TIER = pytest.StashKey[int]()
 _NUM_SLOWEST = 5
@@ -126,6 +131,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--gpu-report", metavar="FOLDER", type=pathlib.Path, help="write FOLDER/gpu-tests-<number>x<gpu>.json"
     )
+    group.addoption(
+        "--gpu-report-add",
+        action="store_true",
+        help="add to the report that is there, of another part of the tests of the same source on the same GPUs",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -135,6 +145,8 @@ def pytest_configure(config: pytest.Config) -> None:
     wanted, folder = config.getoption("--gpu-tiers"), config.getoption("--gpu-report")
     if config.getoption("--ranks-per-gpu") < 1:
         raise pytest.UsageError("--ranks-per-gpu takes a number from 1 on")
+    if config.getoption("--gpu-report-add") and folder is None:
+        raise pytest.UsageError("--gpu-report-add needs --gpu-report")
     if wanted is None:
         if folder is not None:
             raise pytest.UsageError("--gpu-report needs --gpu-tiers")
@@ -160,6 +172,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         room = room or _room(config)
         if lacking := room.lacks(item):
             item.add_marker(pytest.mark.skip(reason=lacking))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Tell the tier with every report: with pytest-xdist, they are counted in another process."""
+    outcome: Any = yield
+    outcome.get_result().gpu_tier = item.stash[_TIER]
 
 
 def _parse(text: str) -> tuple[int, ...]:
@@ -211,6 +230,20 @@ class _Tier:
         }
 
 
+def _added(part: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
+    """Return a tier of a report made of those of two parts of the tests."""
+    slowest = sorted({**whole["slowest"], **part["slowest"]}.items(), key=lambda each: -each[1])[:_NUM_SLOWEST]
+    skips = collections.Counter(whole["skip_reasons"]) + collections.Counter(part["skip_reasons"])
+    return {
+        "gpus": part["gpus"],
+        **{key: whole[key] + part[key] for key in ("passed", "failed", "skipped")},
+        "seconds": round(whole["seconds"] + part["seconds"], 1),
+        "failures": whole["failures"] + part["failures"],
+        "skip_reasons": dict(skips),
+        "slowest": dict(slowest),
+    }
+
+
 class _Run:
     """Counts what runs in each tier, judges whether that is what was asked for, and writes it down."""
 
@@ -222,9 +255,14 @@ class _Run:
         self._asked = asked
         self._folder = folder
         self._tiers = {gpus: _Tier(gpus) for gpus in (asked or [n for n in TIERS if n <= room.ranks])}
-        self._tier_of: dict[str, int] = {}
+        self._crashed: list[str] = []
         self._problems: list[str] = []
         self._report: pathlib.Path | None = None
+        self._machine: dict[str, Any] = {}
+        self._path: pathlib.Path | None = None
+        self._before: dict[str, Any] | None = None  # the report that this run adds to
+        if folder is not None and not hasattr(config, "workerinput"):  # xdist's own processes report to this one
+            self._look(folder)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -232,11 +270,14 @@ class _Run:
         kept = [item for item in items if item.stash[_TIER] in self._tiers]
         config.hook.pytest_deselected(items=[item for item in items if item.stash[_TIER] not in self._tiers])
         items[:] = sorted(kept, key=lambda item: item.stash[_TIER])
-        self._tier_of = {item.nodeid: item.stash[_TIER] for item in items}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the outcome of a phase of a test."""
-        test = self._tiers[self._tier_of[report.nodeid]].tests.setdefault(report.nodeid, _Test())
+        tier: int | None = getattr(report, "gpu_tier", None)
+        if tier is None:  # of pytest-xdist, whose process with this test has ended
+            self._crashed.append(report.nodeid)
+            return
+        test = self._tiers[tier].tests.setdefault(report.nodeid, _Test())
         test.seconds += report.duration
         if report.failed:
             test.outcome = "failed"
@@ -250,13 +291,14 @@ class _Run:
         """Fail where a tier did not run; write the report."""
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
             return  # collecting failed or somebody interrupted: that says enough, and is no result
-        if self._config.option.collectonly:
+        if self._config.option.collectonly or hasattr(self._config, "workerinput"):  # xdist's own processes
             return
         self._problems = self._judge()
         if self._problems and exitstatus != pytest.ExitCode.TESTS_FAILED:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        if self._folder is not None and any(tier.ran for tier in self._tiers.values()):
-            self._report = self._write(self._folder)
+        if self._path is not None and any(tier.ran for tier in self._tiers.values()):
+            self._write(self._path)
+            self._report = self._path
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print which tiers ran, which could not, and what is wrong with that."""
@@ -273,14 +315,35 @@ class _Run:
         if self._report is not None:
             terminalreporter.line(f"report: {self._report}")
 
+    def _look(self, folder: pathlib.Path) -> None:
+        """Find out where the report goes, and what is there already."""
+        from iris_core.bench.machine import describe
+
+        self._machine = describe()
+        model = re.sub(r"[^a-z0-9]+", "-", str(self._machine["gpu"]).lower().removeprefix("nvidia ")).strip("-")
+        of = f"{self._room.ranks}-ranks-on-" if self._room.ranks_per_gpu > 1 else ""
+        self._path = folder / f"gpu-tests-{of}{self._room.gpus}x{model}.json"
+        if not self._config.getoption("--gpu-report-add"):
+            return
+        if not self._path.exists():
+            raise pytest.UsageError(f"--gpu-report-add: there is no {self._path}")
+        before: dict[str, Any] = json.loads(self._path.read_text())
+        if before["source"] != _source(self._config.rootpath):
+            raise pytest.UsageError(f"--gpu-report-add: {self._path} is of another source, {before['source']}")
+        self._before = before
+
     def _judge(self) -> list[str]:
+        crashed = [f"the process of {nodeid} ended" for nodeid in self._crashed]
         if self._asked is None and self._narrowed and any(tier.ran for tier in self._tiers.values()):
-            return []
-        return [
+            return crashed
+        ran_before = {
+            tier["gpus"] for tier in (self._before or {"tiers": []})["tiers"] if tier["passed"] + tier["failed"]
+        }
+        return crashed + [
             f"tier {tier.gpus} did not run: "
             + (f"its {len(tier.tests)} tests were skipped" if tier.tests else "no test of it was selected")
             for tier in self._tiers.values()
-            if not tier.ran
+            if not tier.ran and tier.gpus not in ran_before
         ]
 
     @property
@@ -290,26 +353,28 @@ class _Run:
         chosen = self._config.args_source is pytest.Config.ArgsSource.ARGS
         return bool(option.keyword or option.markexpr or option.deselect or chosen)
 
-    def _write(self, folder: pathlib.Path) -> pathlib.Path:
-        from iris_core.bench.machine import describe
-
-        machine = describe()
-        model = re.sub(r"[^a-z0-9]+", "-", str(machine["gpu"]).lower().removeprefix("nvidia ")).strip("-")
+    def _write(self, path: pathlib.Path) -> None:
+        before = self._before
+        tiers = [tier.as_json() for tier in self._tiers.values()]
+        arguments = [arg for arg in self._config.invocation_params.args if not str(arg).startswith("--gpu-")]
+        if before is not None:
+            old = {tier["gpus"]: tier for tier in before["tiers"]}
+            tiers = [_added(tier, old.pop(tier["gpus"])) if tier["gpus"] in old else tier for tier in tiers]
+            tiers = sorted([*tiers, *old.values()], key=lambda tier: tier["gpus"])
         result = {
-            "machine": machine,
+            "machine": self._machine,
             "source": _source(self._config.rootpath),
             "ranks_per_gpu": self._room.ranks_per_gpu,
             "tiers_asked_for": "all" if self._asked is None else list(self._asked),
-            "arguments": [arg for arg in self._config.invocation_params.args if not str(arg).startswith("--gpu-")],
-            "passed": not self._problems and not any(tier.count("failed") for tier in self._tiers.values()),
-            "problems": self._problems,
-            "tiers": [tier.as_json() for tier in self._tiers.values()],
+            "arguments": [*(before["arguments"] if before else []), arguments],
+            "passed": not self._problems
+            and not any(tier["failed"] for tier in tiers)
+            and (before is None or not before["problems"]),
+            "problems": [*(before["problems"] if before else []), *self._problems],
+            "tiers": tiers,
         }
-        folder.mkdir(parents=True, exist_ok=True)
-        of = f"{self._room.ranks}-ranks-on-" if self._room.ranks_per_gpu > 1 else ""
-        path = folder / f"gpu-tests-{of}{self._room.gpus}x{model}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=2) + "\n")
-        return path
 
 
 def _source(root: pathlib.Path) -> dict[str, Any]:
