@@ -6,7 +6,15 @@ import weakref
 import pytest
 import torch
 
-from iris_core.errors import HeapError, HeapExhaustedError, IrisError, PeerAccessError, RankMismatchError
+from iris_core import Iris
+from iris_core.errors import (
+    HeapError,
+    HeapExhaustedError,
+    IrisError,
+    PeerAccessError,
+    RankMismatchError,
+    UnsupportedError,
+)
 from iris_core.testing.conformance import oracle
 
 from .fake_driver import GRANULE, Expandable
@@ -275,6 +283,56 @@ def test_an_import_takes_the_place_of_memory_that_is_free_but_still_committed():
         assert seen_everywhere(c, shared)
         fill.clear()
         shared.clear()
+
+
+@pytest.mark.parametrize("which", [1, 2, 3, 4])
+def test_a_place_whose_memory_could_not_be_given_back_is_usable_later(which):
+    with Imports() as i:
+        c = i.cluster
+        fill = c.each(lambda heap: heap.allocate(16 * GRANULE, U8))
+        c.each(lambda heap: heap.free(fill[heap.rank]))
+        fill.clear()
+        c.barriers(1)
+        sources = i.tensors(0, (100,))
+        c.drivers[0].fail_next["unmap"] = which
+        errors = c.attempt(lambda heap: heap.as_symmetric(sources[heap.rank]))
+        assert all(isinstance(e, IrisError) and "unmap" in str(e) for e in errors)
+        errors.clear()
+        for _ in range(2):
+            shared = c.each(lambda heap: heap.as_symmetric(sources[heap.rank]))
+            assert seen_everywhere(c, shared)
+            shared.clear()
+            c.barriers()
+
+
+def test_a_failing_undo_of_an_import_keeps_the_ranks_together():
+    with Imports() as i:
+        c = i.cluster
+        sources = i.tensors(0, (100,))
+        c.drivers[1].fail_next["map"] = 1
+        c.drivers[0].fail_next["unmap"] = 1  # rank 0 has mapped its memory and takes it off again
+        errors = c.attempt(lambda heap: heap.as_symmetric(sources[heap.rank]))
+        assert "while taking it off the heap again: unmap failed" in errors[0].__notes__[0]
+        assert "map failed" in str(errors[1])
+        errors.clear()
+        c.barriers()  # the histories and the free lists are equal
+        shared = c.each(lambda heap: heap.as_symmetric(sources[heap.rank]))
+        assert seen_everywhere(c, shared)
+        assert [heap.offset_of(t) for heap, t in zip(c.heaps, shared, strict=True)] == [0, 0]
+        shared.clear()
+
+
+def test_a_view_whose_memory_holds_other_values_is_refused_by_every_allocator():
+    with Imports() as i, Iris("1MiB", device="cpu") as ctx:
+        c = i.cluster
+        sources = [pieces.tensor(0, (4,), torch.complex64).fill_(1 + 2j) for pieces in i.pieces]
+        for view in (torch.conj, lambda t: t.conj().imag):
+            errors = c.attempt(lambda heap, view=view: heap.as_symmetric(view(sources[heap.rank])))
+            with pytest.raises(UnsupportedError, match=r"resolve_conj\(\)\.resolve_neg\(\)") as caught:
+                ctx.as_symmetric(view(sources[0]))
+            assert [str(e) for e in errors] == [str(caught.value)] * 2
+        resolved = ctx.as_symmetric(sources[0].conj().resolve_conj())
+        assert resolved.tolist() == [1 - 2j] * 4
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ class VmemAllocator:
         self._check_open()
         granule, own = self._granule, self._own
         offsets = range(offset_bytes // granule * granule, offset_bytes + nbytes, granule)
-        own.drop([piece for piece in own.within(offsets.start, offsets.stop) if piece.doomed])
+        own.clear_doomed(offsets.start, -(-offsets.stop // granule) * granule)
         missing = [offset for offset in offsets if own.at(offset) is None]
         if not missing:
             return
@@ -165,7 +165,7 @@ class VmemAllocator:
             with Transaction() as undo:
                 for offset in missing:
                     handle = self._driver.create(granule)
-                    undo.add(self._driver.release, handle)
+                    undo.add(self._space.handles.release, handle)
                     pieces.append(Piece(offset, granule, next(self._serials), handle))
                 own.map([(piece, cast("int", piece.handle)) for piece in pieces], undo)
                 undo.commit()
@@ -264,6 +264,7 @@ class VmemAllocator:
     def _map_external(self, offset_bytes: int, external: External, undo: Transaction) -> list[Piece]:
         if offset_bytes + external.nbytes > self._nbytes:
             raise HeapError(f"{external.nbytes} bytes of memory do not fit at offset {offset_bytes} of the heap")
+        self._own.clear_doomed(offset_bytes, offset_bytes + external.nbytes)
         pieces = []
         for handle, nbytes in external.handles:
             pieces.append(Piece(offset_bytes, nbytes, next(self._serials), handle))
@@ -273,7 +274,7 @@ class VmemAllocator:
 
     def _find(self, tensor: torch.Tensor, references: Transaction) -> External:
         self._check_open()
-        return retain(self._driver, tensor, self._device, references)
+        return retain(self._driver, self._space.handles, tensor, self._device, references)
 
     def _place(self, external: External) -> tuple[int, int] | None:
         """(block, where the tensor begins), if all pieces are in one block of the heap, one behind the other."""
@@ -346,20 +347,18 @@ class VmemAllocator:
         new: list[tuple[Piece, Segment]] = []
         for segment in segments:
             piece = self._read(rank, segment)
-            known = table.at(piece.offset_bytes)
-            if known is not None and known.doomed:
-                table.drop([known])
-                known = None
-            if known is None:
+            table.clear_doomed(piece.offset_bytes, piece.end)
+            there = table.overlapping(piece.offset_bytes, piece.end)
+            if not there:
                 new.append((piece, segment))
-            elif known.serial != piece.serial:
+            elif [known.serial for known in there] != [piece.serial]:
                 raise HeapError(f"rank {rank} replaced its memory at offset {piece.offset_bytes} without an agreement")
         with Transaction() as undo:
             with Transaction() as handles:  # never committed: once it is mapped, the mapping keeps the memory
                 memory = []
                 for piece, segment in new:
                     handle = self._driver.import_fd(cast("int", segment.fd))
-                    handles.add(self._driver.release, handle)
+                    handles.add(self._space.handles.release, handle)
                     memory.append((piece, handle))
                 table.map(memory, undo)
             undo.commit()
@@ -394,6 +393,11 @@ class VmemAllocator:
         self._fresh.clear()
         self._offered.clear()
         self._imported.clear()
+        if self._lease.is_ours:
+            try:
+                self._space.handles.release_refused()
+            except DriverError as e:
+                logger.warning("%s: memory that the driver did not take back: %s", self._device, e)
         peers = [table for table in self._space.tables if table is not self._own and len(table)]
         if peers and self._lease.is_ours and idle(self._driver, self._device):
             for table in peers:

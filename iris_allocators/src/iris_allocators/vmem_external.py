@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from iris_allocators._driver import VmmDriver
     from iris_allocators._driver.transaction import Transaction
+    from iris_allocators.vmem_pieces import Handles
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,12 @@ class External:
         return sum(nbytes for _, nbytes in self.handles)
 
 
-def retain(driver: VmmDriver, tensor: torch.Tensor, device: str, undo: Transaction) -> External:
+def retain(driver: VmmDriver, taken: Handles, tensor: torch.Tensor, device: str, undo: Transaction) -> External:
     """Find a tensor's memory and take a reference to every piece of it.
 
     Args:
         driver: the device's.
+        taken: lets go of the references.
         tensor: any tensor with at least one element.
         device: torch's name of the device on which it has to be.
         undo: gets the steps that let go of the references.
@@ -58,7 +60,7 @@ def retain(driver: VmmDriver, tensor: torch.Tensor, device: str, undo: Transacti
     try:
         while ptr < begin + extent:
             handle = driver.retain(ptr)
-            undo.add(driver.release, handle)
+            undo.add(taken.release, handle)
             if not handles:
                 os.close(driver.export_fd(handle))  # what cannot be exported is refused before anything is mapped
             base, nbytes = driver.address_range(ptr)

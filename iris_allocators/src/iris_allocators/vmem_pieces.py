@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iris_allocators._driver.transaction import Transaction
+from iris_core.errors import DriverError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -53,6 +54,37 @@ class Piece:
             os.close(fd)
 
 
+class Handles:
+    """Lets go of the driver's handles; what the driver does not take back is kept and offered again.
+
+    Args:
+        driver: whose handles they are.
+    """
+
+    def __init__(self, driver: VmmDriver) -> None:
+        self._driver = driver
+        self._refused: list[int] = []
+
+    def release(self, handle: int) -> None:
+        """Let go of a handle; if the driver refuses, `release_refused` tries again later.
+
+        Raises:
+            DriverError: the driver refuses.
+        """
+        try:
+            self._driver.release(handle)
+        except DriverError:
+            self._refused.append(handle)
+            raise
+
+    def release_refused(self) -> None:
+        """Try again what was refused; raises the first error once all have been tried."""
+        refused, self._refused = self._refused, []
+        with Transaction() as each:
+            for handle in reversed(refused):
+                each.add(self.release, handle)
+
+
 class PieceTable:
     """What is mapped in one rank's heap.
 
@@ -81,6 +113,16 @@ class PieceTable:
         i, j = bisect_left(self._offsets, start), bisect_left(self._offsets, end)
         return [self._pieces[offset] for offset in self._offsets[i:j]]
 
+    def overlapping(self, start: int, end: int) -> list[Piece]:
+        """Return the pieces that have a byte in [start, end), by offset."""
+        i = bisect_left(self._offsets, start)
+        before = [self._pieces[self._offsets[i - 1]]] if i else []
+        return [piece for piece in before if piece.end > start] + self.within(start, end)
+
+    def clear_doomed(self, start: int, end: int) -> None:
+        """Finish dropping what should be gone from [start, end), before something else is mapped there."""
+        self.drop([piece for piece in self.overlapping(start, end) if piece.doomed])
+
     def map(self, pieces: Iterable[tuple[Piece, int]], undo: Transaction) -> None:
         """Map physical memory and make it accessible; `add` follows when the transaction is committed.
 
@@ -90,12 +132,19 @@ class PieceTable:
         """
         mapped = []
         for piece, handle in pieces:
-            ptr = self.base_ptr + piece.offset_bytes
-            self._driver.map(ptr, piece.nbytes, handle)
-            undo.add(self._driver.unmap, ptr, piece.nbytes)
+            self._driver.map(self.base_ptr + piece.offset_bytes, piece.nbytes, handle)
+            undo.add(self._undo_map, piece)
             mapped.append((piece.offset_bytes, piece.end))
         for start, end in joined(mapped):
             self._driver.set_access(self.base_ptr + start, end - start)
+
+    def _undo_map(self, piece: Piece) -> None:
+        try:
+            self._driver.unmap(self.base_ptr + piece.offset_bytes, piece.nbytes)
+        except DriverError:
+            # The addresses are taken: remember it, or nothing could be mapped there any more.  The handle is not ours.
+            self.add([Piece(piece.offset_bytes, piece.nbytes, piece.serial, doomed=True)])
+            raise
 
     def add(self, pieces: Sequence[Piece]) -> None:
         """Take in pieces that have been mapped."""
@@ -116,7 +165,7 @@ class PieceTable:
             self._driver.unmap(self.base_ptr + piece.offset_bytes, piece.nbytes)
             piece.mapped = False
         if piece.handle is not None:
-            self._driver.release(piece.handle)
+            self._driver.release(piece.handle)  # not by `Handles`: the piece itself is what is tried again
             piece.handle = None
         piece.close_fd()
         del self._pieces[piece.offset_bytes]
@@ -142,13 +191,25 @@ class AddressSpace:
         self._nbytes = world_size * stride
         self._reserved: int | None = driver.reserve(self._nbytes, alignment)
         base = self._reserved
+        self.handles = Handles(driver)
+        """What lets go of handles that no piece has."""
         self.tables = [PieceTable(driver, base + rank * stride) for rank in range(world_size)]
 
     def release(self) -> None:
-        """Unmap everything and give the addresses back; a second call continues after a failure."""
-        for table in self.tables:
-            table.drop(table.within(0, self._nbytes))
-        if self._reserved is not None:
+        """Unmap everything and give the addresses back; a second call continues after a failure.
+
+        Raises:
+            DriverError: the driver refuses; what could be given back is.
+        """
+        with Transaction() as each:
+            each.add(self._unreserve)
+            each.add(self.handles.release_refused)
+            for table in reversed(self.tables):
+                each.add(table.drop, table.within(0, self._nbytes))
+
+    def _unreserve(self) -> None:
+        mapped = any(piece.mapped for table in self.tables for piece in table.within(0, self._nbytes))
+        if self._reserved is not None and not mapped:
             self._driver.unreserve(self._reserved, self._nbytes)
             self._reserved = None
 

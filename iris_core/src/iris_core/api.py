@@ -472,6 +472,8 @@ class Iris(TensorFactories):
 
         Raises:
             DeviceError: `external` is on another device.
+            UnsupportedError: the driver cannot share its memory; or it is a lazy view (`conj()`), resolve it first.
+            LayoutError: it is sparse.
             HeapExhaustedError: no free block is large enough.
             HeapClosedError: the context is closed.
         """

@@ -239,7 +239,9 @@ class SymmetricHeap:
         Symmetric: every rank calls it with a tensor of the same shape and dtype.
 
         Raises:
-            UnsupportedError: some rank's tensor cannot be imported; raised on every rank.
+            UnsupportedError: some rank's tensor cannot be imported, which is raised on every rank; or the tensor is a
+                lazy view of torch's (`conj()`, or `imag` of one) and not on the heap yet.
+            LayoutError: the tensor is not strided.
             HeapExhaustedError: no room; the heap can be used as before.
             HeapClosedError: the heap is closed.
         """
@@ -248,6 +250,11 @@ class SymmetricHeap:
             return external
         if external.layout is not torch.strided:
             raise LayoutError(f"as_symmetric: only torch.strided tensors can be on the heap, not {external.layout}")
+        if external.is_conj() or external.is_neg():  # kernels and peers would see what is in memory
+            raise UnsupportedError(
+                "as_symmetric: this tensor is a lazily conjugated or negated view, whose memory holds other values "
+                "than it shows; pass tensor.resolve_conj().resolve_neg()"
+            )
         label = ("as_symmetric", tuple(external.shape), external.dtype)
         if Capability.IMPORT_TENSOR in self._allocator.info.provides and external.numel():
             self._order.check_not_capturing("as_symmetric")

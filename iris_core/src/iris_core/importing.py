@@ -107,11 +107,14 @@ class TensorImporter:
             raise_failure(self._world, error, [report.ok for report in reports], _FAILED)
             if any(report.dirty for report in reports):
                 self._peers.exchange()
-        except BaseException:
+        except BaseException as e:
             if is_new:
-                if error is None:
-                    self._residency.decommit([(offset, offset + size)])
-                self._sub.free(offset)
+                self._sub.free(offset)  # first of all: the free lists must stay equal on all ranks
+                try:
+                    if error is None:
+                        self._residency.decommit([(offset, offset + size)])
+                except Exception as undo:  # noqa: BLE001 - the first error is the one to raise
+                    e.add_note(f"while taking it off the heap again: {undo}")
             raise
         if is_new:
             self._residency.note(offset, size)
