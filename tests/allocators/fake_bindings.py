@@ -8,10 +8,13 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
+import itertools
 import types
 from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import DriverError
+
+from .fake_driver import INVALID
 
 if TYPE_CHECKING:
     from .fake_driver import FakeVmm
@@ -221,6 +224,11 @@ def hip_module(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = N
     def set_access(ptr: int, nbytes: int, description: Any, count: int) -> None:
         assert (count, description.flags) == (1, 3)
         assert (description.location.type, description.location.id) == (1, DEVICE)
+        if not vmm.takes_any_size:
+            sums = itertools.accumulate(vmm.sizes_in_reservation(ptr))
+            if nbytes not in sums:
+                vmm.calls.append("refused")
+                raise DriverError("set_access", *INVALID)
         vmm.set_access(ptr, nbytes)
 
     def export(out: int, handle: int, kind: Any, flags: int) -> None:
@@ -246,13 +254,13 @@ def hip_module(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = N
         "hipMemGetAllocationGranularity": granularity,
         "hipMemAddressReserve": lambda nbytes, alignment, addr, flags: Handle(vmm.reserve(nbytes, alignment)),
         "hipMemAddressFree": vmm.unreserve,
-        "hipMemCreate": create,
+        "hipMemCreate": on_device(create),
         "hipMemRelease": vmm.release,
         "hipMemMap": lambda ptr, nbytes, offset, handle, flags: vmm.map(ptr, nbytes, handle),
         "hipMemUnmap": vmm.unmap,
         "hipMemSetAccess": set_access,
         "hipMemExportToShareableHandle": export,
-        "hipMemImportFromShareableHandle": lambda fd, kind: Handle(vmm.import_fd(fd)),
+        "hipMemImportFromShareableHandle": on_device(lambda fd, kind: Handle(vmm.import_fd(fd))),
         "hipMemRetainAllocationHandle": lambda ptr: Handle(vmm.retain(ptr)),
         "hipMemGetAddressRange": range_of,
         "hipMemGetInfo": on_device(vmm.memory_info),

@@ -59,6 +59,8 @@ class FakeVmm:
         fail_next: by name, how many calls from now on the failing one comes; 1 is the next.
         fail_with: how it fails.
         exportable: whether memory can be exported.
+        takes_any_size: whether HIP's call for access takes any whole mappings, or as ROCm 7.2 does: a size that is the
+            sum of the reservation's first so many mappings, in their order here.
     """
 
     def __init__(self, total: int = 1 << 40) -> None:
@@ -69,6 +71,7 @@ class FakeVmm:
         self.fail_next: dict[str, int] = {}
         self.fail_with = NOT_SUPPORTED
         self.exportable = True
+        self.takes_any_size = True
         self.busy = False
         self._numbers = itertools.count(1000)
         self._handles: dict[int, list[Any]] = {}  # handle -> [memory, references to the handle]
@@ -182,6 +185,11 @@ class FakeVmm:
             reached += self._mappings[reached][0]
         self._check("set_access", reached == ptr + nbytes)
         assert _libc.mprotect(ptr, nbytes, _READ_WRITE) == 0
+
+    def sizes_in_reservation(self, ptr: int) -> list[int]:
+        """Sizes of what is mapped in the reservation that an address lies in, the oldest first."""
+        ((base, nbytes),) = ((b, n) for b, (n, _, _) in self._reserved.items() if b <= ptr < b + n)
+        return [size for at, (size, _) in self._mappings.items() if base <= at < base + nbytes]
 
     def address_range(self, ptr: int) -> tuple[int, int]:
         self._enter("address_range")

@@ -94,6 +94,45 @@ def test_an_allocator_lives_on_it(load, kind):
     assert behind.counts() == (0, 0, 0, 0)
 
 
+def test_access_on_rocm_is_set_cumulatively_where_the_range_alone_is_refused(load):
+    """ROCm 7.0 to 7.2 compare the size with that of a reservation's first mappings, whichever the address."""
+    driver, behind = load(DeviceType.HIP)
+    behind.takes_any_size = False
+    base, elsewhere = driver.reserve(16 * GRANULE, GRANULE), driver.reserve(4 * GRANULE, GRANULE)
+
+    def put(index, size, there=base):
+        handle = driver.create(size * GRANULE)
+        driver.map(there + index * GRANULE, size * GRANULE, handle)
+        driver.release(handle)
+
+    def set_access(index, size, there=base):
+        """Sets it, uses the memory (a fault ends the process), and returns the calls that it took."""
+        behind.calls.clear()
+        driver.set_access(there + index * GRANULE, size * GRANULE)
+        ctypes.memset(there + index * GRANULE, 1, size * GRANULE)
+        return len(behind.calls)
+
+    for index in (3, 0, 2):
+        put(index, 1, elsewhere)
+        assert set_access(index, 1, elsewhere) == 1, "mappings of one size need nothing else"
+    for index, size, calls in ((0, 3, 1), (3, 1, 2), (4, 2, 2), (6, 1, 2)):
+        put(index, size)
+        assert set_access(index, size) == calls, "from the beginning on"
+    driver.unmap(base, 3 * GRANULE)
+    put(1, 2)
+    assert set_access(1, 2) == 2, "to the end of what follows"
+    put(9, 5)  # behind a gap, where no range has a size that would be right
+    with pytest.raises(DriverError, match="hipMemSetAccess failed with hipErrorInvalidValue"):
+        set_access(9, 5)
+    behind.takes_any_size = True  # as it should be
+    assert set_access(9, 5) == 1
+    behind.fail_next["set_access"] = 1
+    behind.calls.clear()
+    with pytest.raises(DriverError, match="hipErrorNotSupported"):
+        set_access(3, 1)
+    assert behind.calls.count("set_access") == 1, "another failure is no reason to try again"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pool_is_shared_by_ipc(load, kind):
     driver, behind = load(kind, FakeIpc())

@@ -78,6 +78,8 @@ class HipVmm:
         self._access.location.type = device
         self._access.location.id = index
         self._access.flags = hip.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite
+        self._reserved: dict[int, int] = {}  # sizes by address; see `set_access`
+        self._mapped: dict[int, int] = {}
 
     def granularity(self) -> int:
         """Return the smallest piece of physical memory in bytes."""
@@ -86,15 +88,19 @@ class HipVmm:
 
     def reserve(self, nbytes: int, alignment: int) -> int:
         """Reserve addresses."""
-        return int(_call(hip.hipMemAddressReserve, nbytes, alignment, None, 0))
+        ptr = int(_call(hip.hipMemAddressReserve, nbytes, alignment, None, 0))
+        self._reserved[ptr] = nbytes
+        return ptr
 
     def unreserve(self, ptr: int, nbytes: int) -> None:
         """Undo `reserve`."""
         _call(hip.hipMemAddressFree, ptr, nbytes)
+        self._reserved.pop(ptr, None)
 
     def create(self, nbytes: int) -> int:
         """Create physical memory on this device; returns its handle."""
-        return int(_call(hip.hipMemCreate, nbytes, self._properties, 0))
+        with _Current(self._index):
+            return int(_call(hip.hipMemCreate, nbytes, self._properties, 0))
 
     def release(self, handle: int) -> None:
         """Let go of a handle."""
@@ -103,14 +109,51 @@ class HipVmm:
     def map(self, ptr: int, nbytes: int, handle: int) -> None:
         """Map physical memory at reserved addresses."""
         _call(hip.hipMemMap, ptr, nbytes, 0, handle, 0)
+        self._mapped[ptr] = nbytes
 
     def unmap(self, ptr: int, nbytes: int) -> None:
         """Undo `map`."""
         _call(hip.hipMemUnmap, ptr, nbytes)
+        self._mapped.pop(ptr, None)
 
     def set_access(self, ptr: int, nbytes: int) -> None:
-        """Let this device read and write a mapped range."""
-        _call(hip.hipMemSetAccess, ptr, nbytes, self._access, 1)
+        """Let this device read and write a mapped range.
+
+        ROCm 7.0 to 7.2 take a size only if it is the sum of the first so many mappings of the reservation, in an order
+        of their own and wherever `ptr` points (ROCm/rocm-systems issue 2667; mended by pull request 2451, in ROCm
+        7.14).  The check comes before any effect, so what is refused is tried again cumulatively, from the beginning
+        of the mappings that lead up to the range without a gap, to the range's end and to theirs: if these are all
+        that there are, the sum is right in every order.  Mappings of one size, as the heap's own, are always right.
+        """
+        refused: DriverError | None = None
+        for start, size in self._wider(ptr, nbytes):
+            try:
+                _call(hip.hipMemSetAccess, start, size, self._access, 1)
+            except DriverError as e:
+                if e.name != hip.hipError_t.hipErrorInvalidValue.name:
+                    raise
+                refused = refused or e
+            else:
+                return
+        if refused is not None:
+            raise refused
+
+    def _wider(self, ptr: int, nbytes: int) -> list[tuple[int, int]]:
+        """A range, and the larger ones without a gap that hold it: from their beginning, then to their end, too."""
+        start, end = ptr, ptr + nbytes
+        within = [
+            (at, at + size)
+            for at, size in sorted(self._mapped.items())
+            for base, reserved in self._reserved.items()
+            if base <= at < base + reserved and base <= ptr < base + reserved
+        ]
+        first, last = start, end
+        for at, stop in reversed(within):
+            first = at if stop == first else first
+        for at, stop in within:
+            last = stop if at == last else last
+        ranges = [(start, end), (first, end), (first, last)]
+        return [(a, b - a) for a, b in dict.fromkeys(ranges)]
 
     def export_fd(self, handle: int) -> int:
         """Return a new file descriptor for physical memory."""
@@ -120,7 +163,8 @@ class HipVmm:
 
     def import_fd(self, fd: int) -> int:
         """Return a handle of another process's physical memory."""
-        return int(_call(hip.hipMemImportFromShareableHandle, fd, _FD))
+        with _Current(self._index):
+            return int(_call(hip.hipMemImportFromShareableHandle, fd, _FD))
 
     def retain(self, ptr: int) -> int:
         """Return one more reference to the handle that is mapped at `ptr`."""
