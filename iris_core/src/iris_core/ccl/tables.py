@@ -35,6 +35,7 @@ class Entry:
         source: file that it comes from.
         config: fields of `Config` with which it took that.
         borrowed_from: ranks it was measured with, if that is another number than the request's.
+        note: what its file says of how it was measured, if that is not as usual.
     """
 
     op: str
@@ -45,12 +46,13 @@ class Entry:
     source: str
     config: Mapping[str, Any] = field(default_factory=dict)
     borrowed_from: int | None = None
+    note: str = ""
 
     @property
     def reason(self) -> str:
         """Why it is taken, for people."""
         ranks = "" if self.borrowed_from is None else f" with {self.borrowed_from} ranks (none for so many)"
-        return f"measured as the fastest{ranks} in {self.source}"
+        return f"measured as the fastest{ranks} in {self.source}" + (f" ({self.note})" if self.note else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ def _parse(content: Any, source: str) -> Table:
             seconds=float(row["seconds"]),
             source=source,
             config=dict(row.get("config", {})),
+            note=str(content.get("note", "")),
         )
         for row in content["entries"]
     ]

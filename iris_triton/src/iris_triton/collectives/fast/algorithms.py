@@ -15,7 +15,6 @@ from iris_triton._plugin import TRITON_INFO
 from iris_triton.collectives.fast.fabric import Fact, known_facts
 from iris_triton.collectives.fast.geometry import (
     DATA_RATIO,
-    PACKET,
     Mailbox,
     mailbox_for,
     packets_for,
@@ -37,7 +36,7 @@ MAX_RANKS = 8
 ENCODINGS = ("ll", "ll128", "sentinel")
 _USED_CONFIG = ("comm_sms", "num_warps")
 _HOP_S, _LAUNCH_S, _WIRE = 0.8e-6, 1.0e-6, 3.4e11  # measured on H200s: seconds, seconds, bytes per second
-_EARLY_NBYTES = 1 << 20  # for one member: a launch that comes up early saves 0.3 to 0.7 us, which is nothing above
+_EARLY_NBYTES = 1 << 20  # of data for one member: a launch that comes up early saves 0.3 to 0.7 us, nothing above
 _FLOATS = ("float32", "float16", "bfloat16")
 _BITWISE = ("band", "bor", "bxor")
 _BOOL = {"sum": "max", "product": "min", "min": "min", "max": "max", "band": "min", "bor": "max", "bxor": "bxor"}
@@ -189,7 +188,7 @@ class PacketCollective:
         else:
             kernel = exchange
             arguments |= {"SHARDED": self._sharded, "REDUCES": self._reduces}
-        early = early_launch(team.device) if packets * PACKET <= _EARLY_NBYTES else {}
+        early = early_launch(team.device) if packets <= packets_for(_EARLY_NBYTES, self._encoding) else {}
         arguments["EARLY"] = bool(early)
         launches = mailbox.pieces if self._encoding == "sentinel" else 1
         kernels = [

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from iris_core.ccl.team import Region, Team
+    from iris_core.ccl.team import Team
     from iris_core.types import CollectiveRequest
 
 PACKET, LINE = 16, 128  # bytes
-_HEADER = 4 * MAX_PROGRAMS
+_EPOCHS_NBYTES = 4 * MAX_PROGRAMS
 _FILL = {"ll": 0, "ll128": 0, "sentinel": 0xFF}  # every byte of sentinel's EMPTY
 _CPU_BLOCK, _CPU_PROGRAMS = 256, 4
 
@@ -171,13 +171,16 @@ def mailbox_for(team: Team, encoding: str, packets: int, slots: int, block: int)
     Raises:
         UnsupportedError: there is no room for a mailbox in which a message can go in pieces.
     """
-    least = _HEADER + 2 * slots * block * PACKET
-    whole = _HEADER + 2 * _aligned(slots * packets * PACKET)
+    least = 2 * slots * block * PACKET
+    whole = 2 * _aligned(slots * packets * PACKET)
     region = team.workspace(f"mailbox {encoding}", max(whole, least), least, _FILL[encoding])
-    half = (region.nbytes - _HEADER) // 2 // LINE * LINE
+    # Beside it, not within: regions have sizes of powers of two, and so have most messages.
+    epochs = team.region(f"epochs of mailbox {encoding} at {region.offset_bytes}", _EPOCHS_NBYTES)
+    counters = epochs.tensor[:_EPOCHS_NBYTES].view(torch.int32)
+    half = region.nbytes // 2 // LINE * LINE
     most = half // (slots * PACKET)
     if packets <= most:
-        return _mailbox(region, half, packets, 1)
+        return Mailbox(counters, region.offset_bytes, half, packets, 1)
     blocks = most // block
     if blocks == 0:
         raise UnsupportedError(
@@ -186,13 +189,8 @@ def mailbox_for(team: Team, encoding: str, packets: int, slots: int, block: int)
         )
     pieces = -(-packets // (blocks * block))
     cap = -(-packets // (pieces * block)) * block
-    return _mailbox(region, half, cap, pieces)
+    return Mailbox(counters, region.offset_bytes, half, cap, pieces)
 
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // LINE) * LINE
-
-
-def _mailbox(region: Region, half: int, cap: int, pieces: int) -> Mailbox:
-    counters = region.tensor[:_HEADER].view(torch.int32)
-    return Mailbox(counters, region.offset_bytes + _HEADER, half, cap, pieces)
