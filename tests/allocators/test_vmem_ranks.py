@@ -3,7 +3,7 @@
 import pytest
 
 from .fake_driver import GRANULE
-from .vmem_jobs import exhausted, grow_shrink_import
+from .vmem_jobs import exhausted, grow_shrink_import, short_of_descriptors
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
@@ -37,3 +37,18 @@ def test_memory_exhausted_on_one_rank(pool):
         assert gone
         assert counts == (0, 0, 0, 0)
     assert f"allocate({20 * GRANULE}, uint8)" in results[0][0][1]
+
+
+def test_a_rank_without_descriptors_is_the_same_error_everywhere_at_every_step(pool):
+    results = pool.run(short_of_descriptors, 3, range(2, 80))
+    errors = [errors for errors, _, _ in results]
+    assert errors[0] == errors[1] == errors[2]
+    *refused, last = errors[0]
+    assert last is None, "the heap can be used as before"
+    assert all("rank 1 could not" in text for _, text in refused)
+    texts = "\n".join(text for _, text in refused)
+    for step in ("get memory", "export its heap", "open a socket", "descriptors of rank 0 were let in", "map the heap"):
+        assert step in texts
+    for _, seen, counts in results:
+        assert seen == ["0101", "0202", "0303"]
+        assert counts == (0, 0, 0, 0)

@@ -1,13 +1,15 @@
 """What test_vmem_ranks runs on ranks that are processes: the heap on "vmem", with the private channel."""
 
 import gc
+import os
+import resource
 import weakref
 
 import torch
 import torch.distributed as dist
 
 from iris_core import bootstrap
-from iris_core.errors import HeapExhaustedError
+from iris_core.errors import HeapExhaustedError, IrisError
 from iris_core.heap import SymmetricHeap
 from iris_core.testing.conformance import oracle
 
@@ -84,6 +86,39 @@ def grow_shrink_import():
     seen.append(ctx.driver.counts())
     left = {name for name in oracle.open_descriptors() - oracle_before if "memfd" in name}
     return seen, sorted(left)
+
+
+def short_of_descriptors(rooms):
+    """Rank 1 may open only so many more files while the heap grows; returns the error of each attempt, and the end.
+
+    The pretended driver takes a descriptor for every piece of memory, so with more and more room the failure moves from
+    the own memory over its export and the sockets to what peers send and its import.
+    """
+    ctx = _Opened(64 * GRANULE)
+    heap, rank = ctx.heap, ctx.world.rank
+    kept = heap.allocate(GRANULE, U8).fill_(1 + rank)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = len(oracle.open_descriptors())
+    counts = ctx.driver.counts()
+    errors = []
+    for room in rooms:
+        if rank == 1:
+            highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (highest + room, hard))
+        try:
+            heap.allocate(6 * GRANULE, U8)
+            errors.append(None)
+        except IrisError as e:
+            errors.append((type(e).__name__, str(e)))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if errors[-1] is None:
+            break
+        assert (len(oracle.open_descriptors()), ctx.driver.counts()) == (before, counts), room
+    seen = ctx.seen(kept)
+    del kept
+    ctx.close()
+    return errors, seen, ctx.driver.counts()
 
 
 def exhausted():

@@ -49,9 +49,9 @@ def test_growth_that_fails_on_one_rank_fails_on_all() -> None:
     with Cluster(2, 1 << 16, Capability.GROWTH) as c:
         c.allocators[1].fail["commit"] = OSError("device is full")
         here, there = c.attempt(lambda heap: heap.allocate(10, F32))
-        assert type(here) is HeapError
-        assert "rank 1 could not get memory for allocate(10, float32)" in str(here)
-        assert type(there) is OSError
+        assert type(here) is type(there) is HeapError
+        assert str(here) == str(there) == "rank 1 could not get memory for allocate(10, float32): device is full"
+        assert type(there.__cause__) is OSError
         c.allocators[1].fail.clear()
         tensors = c.each(lambda heap: heap.allocate(10, F32))
         assert [h.offset_of(t) for h, t in zip(c.heaps, tensors, strict=True)] == [0, 0]
@@ -85,8 +85,8 @@ def test_a_heap_that_cannot_be_exported_fails_everywhere() -> None:
         c.allocators[0].fail["export"] = OSError("too many open files")
         c.allocators[0].generation += 1
         errors = c.attempt(lambda heap: heap.refresh_peer_access())
-        assert [type(e) for e in errors] == [OSError, PeerAccessError]
-        assert str(errors[1]) == "rank 0 could not export its heap: too many open files"
+        assert [type(e) for e in errors] == [PeerAccessError] * 2
+        assert {str(e) for e in errors} == {"rank 0 could not export its heap: too many open files"}
 
 
 @pytest.mark.parametrize("provides", [(Capability.DECOMMIT,), (Capability.DECOMMIT, Capability.GROWTH)])
@@ -147,8 +147,8 @@ def test_peers_that_cannot_be_mapped_fail_everywhere_and_leak_no_descriptor() ->
         for world in c.worlds:
             world.exchange_segments = exchange.__get__(world)  # type: ignore[method-assign]
         errors = c.attempt(lambda heap: heap.refresh_peer_access())
-        assert [type(e) for e in errors] == [OSError, PeerAccessError, PeerAccessError]
-        assert str(errors[1]) == str(errors[2]) == "rank 0 could not map the heap of a peer: no access"
+        assert [type(e) for e in errors] == [PeerAccessError] * 3
+        assert {str(e) for e in errors} == {"rank 0 could not map the heap of a peer: no access"}
         os.close(received[0])  # import_peer was given this one, and the fake does not close it
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(received[1])

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from iris_core.errors import (
+    CollectiveTimeoutError,
+    DeviceError,
+    DriverError,
     HeapError,
     HeapExhaustedError,
     IrisError,
+    LayoutError,
     PeerAccessError,
     SymmetryError,
     UnsupportedError,
@@ -28,8 +32,8 @@ if TYPE_CHECKING:
 HISTORY_LENGTH = 256
 """Calls that are kept to explain a difference."""
 
-_KINDS = (PeerAccessError, UnsupportedError)
-"""Errors that keep their kind on ranks where they did not happen."""
+_KINDS = (PeerAccessError, LayoutError, UnsupportedError, DeviceError, CollectiveTimeoutError)
+"""Errors that keep their kind when all ranks raise them; a driver's are only the reason for another one."""
 
 Label = tuple[Any, ...]
 """What a block was made by: name of the function and its arguments; formatted only when somebody looks."""
@@ -165,17 +169,23 @@ def agree(
     raise SymmetryError(explain_difference(everyone))
 
 
+class _Gathers(Protocol):
+    world_size: int
+
+    def all_gather_object(self, obj: Any) -> list[Any]: ...
+
+
 def raise_failure(
-    world: World,
+    world: _Gathers,
     error: Exception | None,
     outcomes: Sequence[bool | int],
     what: str,
     otherwise: type[IrisError] = HeapError,
 ) -> None:
-    """Raise on every rank if the local part of a step failed on any.
+    """Raise the same error on every rank if the local part of a step failed on any.
 
-    Collective where an outcome is false.  The error itself is raised where it happened, and one of the same kind with
-    its text on every other rank.
+    Collective where an outcome is false.  The error names the ranks and has their reasons; where it happened, the
+    original one is its cause.  A rank alone raises the original itself.
 
     Args:
         world: the ranks.
@@ -185,25 +195,32 @@ def raise_failure(
         otherwise: raised where the first rank that failed had an error of another kind than these.
 
     Raises:
-        HeapExhaustedError, PeerAccessError, UnsupportedError: on the first rank that failed, the error was one.
+        HeapExhaustedError, PeerAccessError, LayoutError, UnsupportedError, DeviceError, CollectiveTimeoutError: on the
+            first rank that failed, the error was one.
     """
     failed = [rank for rank, ok in enumerate(outcomes) if not ok]
     if not failed:
         return
+    if world.world_size == 1 and error is not None:
+        raise error
     exhausted = error if isinstance(error, HeapExhaustedError) else None
     sizes = (
         None if exhausted is None else (exhausted.requested_bytes, exhausted.free_bytes, exhausted.largest_free_bytes)
     )
-    kind = next((number for number, each in enumerate(_KINDS) if isinstance(error, each)), None)
-    everyone = world.all_gather_object((kind, sizes, str(error)))
-    if error is not None:
-        raise error
-    kind, sizes, cause = everyone[failed[0]]
-    text = f"{name_ranks(failed)} {what}: {cause}"
+    keeps = not isinstance(error, DriverError)
+    kind = next((number for number, each in enumerate(_KINDS) if keeps and isinstance(error, each)), None)
+    everyone = world.all_gather_object((kind, sizes, str(error) or type(error).__name__))
+    by_cause: dict[str, list[int]] = {}
+    for rank in failed:
+        by_cause.setdefault(everyone[rank][2], []).append(rank)
+    text = "\n".join(f"{name_ranks(ranks)} {what}: {cause}" for cause, ranks in by_cause.items())
+    kind, sizes, _ = everyone[failed[0]]
     if sizes is not None:
         requested, free, largest = sizes
-        raise HeapExhaustedError(text, requested_bytes=requested, free_bytes=free, largest_free_bytes=largest)
-    raise (otherwise if kind is None else _KINDS[kind])(text)
+        raise HeapExhaustedError(
+            text, requested_bytes=requested, free_bytes=free, largest_free_bytes=largest
+        ) from error
+    raise (otherwise if kind is None else _KINDS[kind])(text) from error
 
 
 def explain_difference(tails: Sequence[Sequence[Call]]) -> str:

@@ -259,7 +259,8 @@ class TorchWorld:
         """Gather every rank's segments, passing descriptors between the processes.
 
         Raises:
-            UnsupportedError: descriptors are to be passed between different hosts.
+            UnsupportedError: descriptors are to be passed between different hosts; raised on every rank.
+            PeerAccessError: a rank could not send or receive its descriptors; raised on every rank.
             CollectiveTimeoutError: a rank did not arrive in time.
             PeerLostError: a rank's process has ended.
         """
