@@ -1,5 +1,6 @@
 """ctx.mem_pool(): torch's requests for segments, made by calling the C functions that torch is given."""
 
+import contextlib
 import ctypes
 import gc
 import weakref
@@ -8,13 +9,14 @@ import pytest
 import torch
 
 from iris_core import Iris, mempool
-from iris_core.errors import SymmetryError, UnsupportedError
+from iris_core.errors import HeapExhaustedError, SymmetryError, UnsupportedError
 from iris_core.types import DeviceTarget, DeviceType
 
 from .fake_driver import GRANULE
 from .vmem_cluster import Cluster
 
 U8 = torch.uint8
+TARGET = DeviceTarget(DeviceType.CUDA, 3)
 
 
 class Pool:
@@ -32,7 +34,7 @@ def torch_with_pools(monkeypatch):
 
 
 def pools(cluster):
-    return [mempool.make_mem_pool(heap, DeviceTarget(DeviceType.CUDA, 3)) for heap in cluster.heaps]
+    return [mempool.make_mem_pool(heap, TARGET) for heap in cluster.heaps]
 
 
 def test_segments_are_symmetric_and_grow_the_heap():
@@ -82,6 +84,72 @@ def test_no_room_is_a_null_pointer_and_a_reason(caplog):
         assert pool.allocate(100, 2, None) is None
         assert "the pool is for cuda:3" in caplog.text
         assert pool.allocate(GRANULE, 3, None)
+
+
+def operator(pool, nbytes):
+    """What an operator of torch does: ask, ask again once the caches are empty, and give up with its own words."""
+    for _ in range(2):
+        if ptr := pool.allocate(nbytes, 3, None):
+            return ptr
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_the_reason_is_raised_instead_of_torchs_error(monkeypatch):
+    entered = []
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda *args: contextlib.nullcontext(entered.append(args)))
+    with Cluster(2) as c:
+        each = pools(c)
+        c.drivers[1].total = 2 * GRANULE
+
+        def on_heap(heap, nbytes):
+            with mempool.use_mem_pool(each[heap.rank], TARGET):
+                return operator(each[heap.rank], nbytes)
+
+        before = c.each(lambda heap: on_heap(heap, GRANULE))
+        assert entered[0] in [(pool, "cuda:3") for pool in each]
+        errors = c.attempt(lambda heap: on_heap(heap, 3 * GRANULE))
+        assert [type(e) for e in errors] == [HeapExhaustedError] * 2
+        assert all(f"rank 1: cpu has no room for {3 * GRANULE} more bytes" in str(e) for e in errors)
+        assert {(e.requested_bytes, e.free_bytes) for e in errors} == {(3 * GRANULE, GRANULE)}
+        assert all(isinstance(e.__cause__, torch.OutOfMemoryError) for e in errors)
+        errors = c.attempt(lambda heap: on_heap(heap, (1 + heap.rank) * 2 * GRANULE))
+        assert [type(e) for e in errors] == [SymmetryError] * 2
+        assert before
+
+        with pytest.raises(torch.OutOfMemoryError, match="of another pool"), mempool.use_mem_pool(each[0], TARGET):
+            raise torch.OutOfMemoryError("of another pool")
+
+
+def test_a_failure_that_was_dealt_with_is_not_raised_later(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda *args: contextlib.nullcontext())
+    with Cluster(1) as c:
+        (pool,) = pools(c)
+        with mempool.use_mem_pool(pool, TARGET):
+            assert pool.allocate(100 * GRANULE, 3, None) is None
+            assert pool.allocate(GRANULE, 3, None)
+            with pytest.raises(torch.OutOfMemoryError, match="elsewhere"), mempool.use_mem_pool(pool, TARGET):
+                raise torch.OutOfMemoryError("elsewhere")
+        assert pool.allocate(100 * GRANULE, 3, None) is None  # outside, as with torch's own context manager
+        with pytest.raises(torch.OutOfMemoryError, match="elsewhere"), mempool.use_mem_pool(pool, TARGET):
+            raise torch.OutOfMemoryError("elsewhere")
+
+
+def test_nothing_is_kept_of_pools_that_are_gone():
+    mempool._kept.clear()
+    held = []
+    for _ in range(5):
+        with Cluster(1) as c:
+            (pool,) = pools(c)
+            held.append((pool.free, pool.allocate(1000, 3, None)))
+            del pool
+    del c
+    gc.collect()
+    assert len(mempool._kept) == 5, "torch has their segments still"
+    for free, ptr in held:
+        free(ptr, 1000, 3, None)
+    with Cluster(1) as c:
+        assert pools(c)
+        assert len(mempool._kept) == 1
 
 
 def test_different_requests_are_noticed():

@@ -6,7 +6,9 @@ import subprocess
 import pytest
 import torch
 
+from iris_allocators.settings import HostSettings, TorchSettings, VmemSettings
 from iris_core.bench import machine
+from iris_core.settings import plugin_prefix
 
 
 def test_the_description_is_whole():
@@ -31,6 +33,18 @@ def test_switches_are_shown_where_they_are_set_and_two_always(monkeypatch):
     monkeypatch.setenv("SECRET", "never shown")
     switches = machine.describe()["switches"]
     assert switches == {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": None, "NCCL_PROTO": "LL"}
+
+
+def test_settings_of_the_allocators_are_switches():
+    torchs = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}
+    allocators = {"host": HostSettings, "torch": TorchSettings, "vmem": VmemSettings}
+    ours = {
+        f"{plugin_prefix(name)}{field}".upper()
+        for name, settings in allocators.items()
+        for field in settings.model_fields
+    }
+    assert "IRIS_VMEM__GRANULE" in ours
+    assert torchs | ours <= set(machine.SWITCHES)
 
 
 def test_gpus_come_from_the_vendors_tool(monkeypatch):

@@ -189,8 +189,18 @@ def memory_pool(allocator):
                 problems.append("2 GiB were found on a heap of 1 GiB")
             except torch.OutOfMemoryError:
                 pass
+            try:
+                with ctx.use_mem_pool():
+                    torch.empty(2 << 30, dtype=torch.uint8, device=ctx.device)
+                problems.append("2 GiB were found on a heap of 1 GiB")
+            except HeapExhaustedError as e:
+                if e.requested_bytes < 2 << 30 or not isinstance(e.__cause__, torch.OutOfMemoryError):
+                    problems.append(f"the reason says too little: {e}")
+            with ctx.use_mem_pool():
+                again = torch.full((BLOCK,), 70 + rank, dtype=I32, device=ctx.device)
+            problems += wrong(ctx, again, lambda peer: 70 + peer)
             problems += wrong(ctx, z, lambda peer: 9 + peer)
-            del y, z, tensor, a, b, outside
+            del y, z, tensor, a, b, outside, again
             gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.empty_cache()  # a heap that lies in torch's memory is torch's again only when its pool has gone

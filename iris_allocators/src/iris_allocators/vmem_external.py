@@ -70,8 +70,9 @@ def retain(driver: VmmDriver, taken: Handles, tensor: torch.Tensor, device: str,
     except DriverError as e:
         raise UnsupportedError(
             f"as_symmetric: the driver cannot share the memory of this tensor ({e}). It can share what torch allocates "
-            "with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (set before the program starts), and tensors made "
-            "inside `with torch.cuda.use_mem_pool(ctx.mem_pool()):` are on the heap from the beginning. To get a "
-            "copy instead: ctx.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)"
+            "with PYTORCH_ALLOC_CONF=expandable_segments:True (set before the program starts; where the older "
+            "PYTORCH_CUDA_ALLOC_CONF, or with ROCm PYTORCH_HIP_ALLOC_CONF, is set, torch reads that one instead), and "
+            "tensors made inside `with ctx.use_mem_pool():` are on the heap from the beginning. To get a copy instead: "
+            "ctx.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)"
         ) from e
     return External(tuple(handles), begin - first, extent)

@@ -497,7 +497,8 @@ class Iris(TensorFactories):
         not: compare `ctx.heap.offset_of(tensor)` over the ranks when in doubt.
 
         Segments that torch no longer uses go back to the heap with `torch.cuda.empty_cache()` on every rank, and with
-        the pool.  When the heap has no room, the operator raises torch.OutOfMemoryError and the reason is logged.
+        the pool.  When there is no memory for a segment, the operator raises torch.OutOfMemoryError and the reason is
+        logged; inside `ctx.use_mem_pool()` the reason itself is raised.
         Allocate in one thread only: a segment is made in Python while torch's allocator is locked, and a thread that
         holds Python's lock and waits for that allocator would wait for ever.
 
@@ -515,6 +516,31 @@ class Iris(TensorFactories):
 
             self._mem_pool = make_mem_pool(self.heap, self.target)
         return self._mem_pool
+
+    @contextlib.contextmanager
+    def use_mem_pool(self) -> Iterator[None]:
+        """Put the results of torch operators on the heap, as `torch.cuda.use_mem_pool(ctx.mem_pool())` does.
+
+        Collective in effect: what `mem_pool` asks of the ranks holds inside the block.
+
+        What keeps torch from getting memory there is raised as it is, with torch's OutOfMemoryError as its cause, and
+        on every rank.  Under torch's own context manager it is logged only.
+
+        Raises:
+            UnsupportedError: this rank computes on the CPU.
+            HeapExhaustedError: the heap, or a rank's device, has no room; the message says which, and how much is free.
+            SymmetryError: the ranks have asked for different segments.
+            PeerAccessError: some rank could not map a peer's new memory.
+            HeapClosedError: the context is closed.
+
+        Example:
+            with ctx.use_mem_pool():
+                y = torch.nn.functional.relu(x @ w)    # y is on the heap
+        """
+        from iris_core import mempool
+
+        with mempool.use_mem_pool(self.mem_pool(), self.target):
+            yield
 
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
         """Return whether the whole extent of a tensor lies on this rank's heap.
