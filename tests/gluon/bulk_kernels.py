@@ -5,7 +5,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from iris_core import Iris
-from iris_gluon import IrisDeviceCtx
+from iris_gluon import IrisDeviceCtx, default_layout
 from iris_gluon.bulk import get_bulk, put_bulk
 
 CASES = (  # elements, first element of the source, first element of the target
@@ -41,6 +41,25 @@ def move(
         put_bulk(x + first, y + to, numel, ctx.cur_rank, peer, ctx.heap_bases, CHUNK_BYTES, STAGES)
     else:
         get_bulk(x + first, y + to, numel, ctx.cur_rank, peer, ctx.heap_bases, CHUNK_BYTES, STAGES)
+
+
+@gluon.jit
+def _compute(ctx, x, y, numel):
+    gl.store(y + 2047, 7.0)
+
+
+@gluon.jit
+def _move(ctx, x, y, numel):
+    ctx.put_bulk(x, y, numel, ctx.cur_rank)
+    i = gl.arange(0, 32, layout=default_layout([32]))  # the partition's own warps
+    gl.store(y + 2000 + i, gl.load(x + i))
+
+
+@gluon.jit(do_not_specialize=["numel"])
+def move_aside(IrisDeviceCtx: gl.constexpr, context, x, y, numel):
+    """One warp copies while the others do something else."""
+    ctx = IrisDeviceCtx.initialize(context)
+    gl.warp_specialize([(_compute, (ctx, x, y, numel)), (_move, (ctx, x, y, numel))], [1], [40])
 
 
 @gluon.jit
@@ -112,4 +131,5 @@ def run_hand_over(rounds: int, num_warps: int, device: str) -> list[int]:
 
 
 def _numbers(rank: int, dtype: torch.dtype) -> torch.Tensor:
-    return ((torch.arange(SIZE) * 7 + rank * 13) % 61).to(dtype)
+    numbers = (torch.arange(SIZE) * 7 + rank * 13) % 61
+    return numbers > 30 if dtype is torch.bool else numbers.to(dtype)

@@ -8,6 +8,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler.errors import CompilationError
 
+from iris_core import Iris
 from iris_gluon import IrisDeviceCtx
 from iris_triton.compile_only import TARGETS, assembly, compile_for
 
@@ -66,8 +67,20 @@ def everything_said(error):
     return "\n".join(texts)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
-@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.int64])
+def test_a_partition_of_one_warp_copies():
+    """It is what bulk copies are for: the others compute meanwhile."""
+    arguments = [IrisDeviceCtx, INT64, torch.float32, torch.float32, 1001]
+    kernel = compile_for(bulk_kernels.move_aside, arguments, {"num_warps": 4}, "sm_90")
+    assert "cp.async.bulk.tensor" in assembly(kernel)
+    assert len(re.findall(r"ttg\.warp_specialize\(", kernel.asm["ttgir"])) == 1
+
+
+DTYPES = [torch.bool, torch.int8, torch.bfloat16, torch.float32, torch.int64]
+SPREAD = [(dtype, num_ranks) for dtype in DTYPES for num_ranks in (1, 2)]
+SPREAD += [(torch.bool, 4), (torch.float32, 4), (torch.bfloat16, 8)]
+
+
+@pytest.mark.parametrize(("dtype", "num_ranks"), SPREAD)
 @pytest.mark.parametrize(("form", "num_warps"), [("function", 1), ("method", 4)])
 @pytest.mark.parametrize("op", ["put", "get"])
 def test_copies(pool, op, form, num_warps, dtype, num_ranks, device):
@@ -75,9 +88,20 @@ def test_copies(pool, op, form, num_warps, dtype, num_ranks, device):
     assert [line for lines in results for line in lines] == []
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
 @pytest.mark.parametrize("num_warps", [1, 4])
 def test_stored_before_and_loaded_behind(pool, num_warps, num_ranks, device):
     rounds = 3 if device == "cpu" else 200
     results = pool.run(bulk_kernels.run_hand_over, num_ranks, rounds, num_warps, device)
     assert results == [[0] * rounds] * num_ranks
+
+
+def test_a_partition_runs_on_the_cpu_and_a_negative_number_is_refused():
+    with Iris("1MiB", device="cpu", backend="gluon") as ctx:
+        x, y = ctx.arange(2048, dtype=torch.float32), ctx.zeros(2048)
+        bulk_kernels.move_aside[(1,)](IrisDeviceCtx, ctx.get_device_context(), x, y, 1001, num_warps=4)
+        assert torch.equal(y[:1001], x[:1001])
+        assert not y[1001:2000].any()
+        assert y[2047] == 7
+        with pytest.raises(AssertionError, match="a bulk copy of less than no elements"):
+            bulk_kernels.move_aside[(1,)](IrisDeviceCtx, ctx.get_device_context(), x, y, -5, num_warps=4)

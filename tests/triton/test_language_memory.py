@@ -162,6 +162,13 @@ def test_a_hint_of_the_wrong_number_of_dimensions_is_refused(make_world):
     assert x[1].sum().item() == 16
 
 
+@pytest.mark.parametrize("hint", [0, -4, 3, 16.0, "x", (1, 0), (1, 12)])
+def test_a_hint_that_is_no_power_of_two_is_refused(make_world, hint):
+    world = make_world(2)
+    with pytest.raises(Exception, match="a hint must be a power of two"):
+        hinted[(1,)](world.zeros(16)[0], world.bases, hint=hint)
+
+
 @triton.jit
 def load_from(x, out, context, peer, world_size: tl.constexpr):
     ctx = iris.DeviceContext.initialize(context, 0, world_size)

@@ -319,6 +319,22 @@ def misuse(flag, bases, what: tl.constexpr):
         iris.wait(flag, 1, cmp="=>")
     elif what == "barrier":
         iris.barrier(flag, 0, 1, bases)
+    elif what == "signal type":
+        iris.signal(flag, 1, 0, 0, bases)
+    elif what == "signal scope":
+        iris.signal(flag, 1, 0, 0, bases, scope="cta")
+    elif what == "signal sem":
+        iris.put_signal(flag, flag, flag, 1, 0, 0, bases, sem="acquire")
+    elif what == "wait scope":
+        iris.wait(flag, 1, scope="cta")
+    elif what == "wait sem":
+        iris.wait(flag, 1, sem="release")
+    elif what == "signal block":
+        iris.signal(flag + tl.arange(0, 2), 1, 0, 0, bases)
+    elif what == "barrier block":
+        iris.barrier(flag + tl.arange(0, 2), 0, 1, bases)
+    elif what == "wait block":
+        iris.wait(flag + tl.arange(0, 2)[:, None] + tl.arange(0, 2)[None, :], 1)
     else:
         iris.wait(flag, 1)
 
@@ -332,9 +348,52 @@ def misuse(flag, bases, what: tl.constexpr):
         ("barrier", torch.float64, "flags of a barrier must be int32 or int64"),
         ("dtype", torch.float32, "flags must be integers of 32 or 64 bits"),
         ("dtype", torch.int16, "flags must be integers of 32 or 64 bits"),
+        ("signal type", torch.float32, "flags must be integers of 32 or 64 bits"),
+        ("signal scope", torch.int64, 'sem of signal must be "release" or "relaxed", scope "sys" or "gpu"'),
+        ("signal sem", torch.int64, 'sem of signal must be "release" or "relaxed", scope "sys" or "gpu"'),
+        ("wait scope", torch.int64, 'sem of wait must be "acquire" or "relaxed", scope "sys" or "gpu"'),
+        ("wait sem", torch.int64, 'sem of wait must be "acquire" or "relaxed", scope "sys" or "gpu"'),
+        ("signal block", torch.int64, "signal changes one flag"),
+        ("barrier block", torch.int64, "flags of a barrier must be a pointer to the first word"),
+        ("wait block", torch.int64, "wait takes one flag, or a block of them with one dimension"),
     ],
 )
 def test_misuse_is_refused(make_world, what, dtype, text):
     world = make_world(1)
     with pytest.raises(Exception, match=text):
         misuse[(1,)](torch.ones(1, dtype=dtype), world.bases, what)
+
+
+@triton.jit
+def meet_as(flags, contexts, words, caller, start, stride, size, world_size: tl.constexpr):
+    ctx = iris.DeviceContext.from_tensor(contexts + caller * words, world_size)
+    ctx.barrier(flags, start, stride, size)
+
+
+@pytest.mark.parametrize(
+    ("caller", "group", "text"),
+    [
+        (0, (0, 1, 3), "empty or reaches outside of the world"),
+        (0, (0, 1, 0), "empty or reaches outside of the world"),
+        (0, (-1, 1, 2), "empty or reaches outside of the world"),
+        (1, (1, -2, 2), "empty or reaches outside of the world"),
+        (0, (0, 0, 2), "names a rank twice"),
+        (0, (1, 1, 1), "no member of its group"),
+        (1, (0, 2, 1), "no member of its group"),
+    ],
+)
+def test_a_barrier_of_an_impossible_group_is_refused(make_world, caller, group, text):
+    """Unchecked, an address of the tensor's other words is taken for a heap's."""
+    world = make_world(2)
+    flags, contexts = world.zeros(3, dtype=torch.int64), world.contexts()
+    with pytest.raises(AssertionError, match=text):
+        meet_as[(1,)](flags[caller], contexts, contexts.shape[1], caller, *group, world_size=2)
+    assert not any(each.any() for each in flags)
+
+
+@pytest.mark.parametrize("group", [(1, 0, 1), (1, -1, 1)])
+def test_a_group_of_one_needs_no_stride(make_world, group):
+    world = make_world(2)
+    flags, contexts = world.zeros(3, dtype=torch.int64), world.contexts()
+    meet_as[(1,)](flags[1], contexts, contexts.shape[1], 1, *group, world_size=2)
+    assert flags[1].tolist() == [0, 1, 1]

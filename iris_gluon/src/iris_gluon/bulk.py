@@ -34,6 +34,16 @@ def supports_bulk():
 
 
 @gluon.constexpr_function
+def _is_scalar(pointer):
+    return not pointer.type.is_block()
+
+
+@gluon.constexpr_function
+def _item_bytes(element_type):
+    return max(8, element_type.primitive_bitwidth) // 8  # a bool is stored as a byte
+
+
+@gluon.constexpr_function
 def _is_chunk(nbytes):
     return nbytes in (1024, 2048, 4096, 8192, 16384, 32768)
 
@@ -106,10 +116,12 @@ def _copy_plainly(source, target, first, end):
 @gluon.jit
 def _copy(source, target, numel, CHUNK_BYTES: gl.constexpr, STAGES: gl.constexpr):
     gl.static_assert(supports_bulk(), "bulk copies need NVIDIA Hopper or newer (sm_90): use put or get on this target")
+    gl.static_assert(_is_scalar(source) and _is_scalar(target), "a bulk copy needs two pointers, no blocks of pointers")
     gl.static_assert(source.dtype == target.dtype, "a bulk copy needs pointers to the same type")
     gl.static_assert(_is_chunk(CHUNK_BYTES), "CHUNK_BYTES must be a power of 2 from 1024 to 32768")
     gl.static_assert(STAGES >= 2, "a bulk copy needs two stages or more")
-    PER_ROW: gl.constexpr = _ROW_BYTES * 8 // source.dtype.element_ty.primitive_bitwidth
+    gl.device_assert(numel >= 0, "a bulk copy of less than no elements")
+    PER_ROW: gl.constexpr = _ROW_BYTES // _item_bytes(source.dtype.element_ty)
     rows = (gl.cast(numel, gl.int64) // PER_ROW).to(gl.int32)
     if (gl.cast(source, gl.int64) | gl.cast(target, gl.int64)) % _ALIGNMENT != 0:
         rows = rows * 0
@@ -144,7 +156,8 @@ def put_bulk(
     Args:
         from_ptr: any address that the caller may read (scalar pointer).
         to_ptr: address in the heap of from_rank, the caller (scalar pointer to the same type).
-        numel: number of elements.
+        numel: number of elements, 0 or more; less fires an assertion on the CPU and, on GPUs, in kernels that are
+            compiled with debug=True.
         from_rank: the caller.
         to_rank: rank whose memory is written.
         heap_bases: int64[world_size].

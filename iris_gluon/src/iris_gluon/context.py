@@ -49,7 +49,8 @@ class IrisDeviceCtx:
     Arguments that the methods share:
         pointer, from_ptr, to_ptr, src_ptr, dst_ptr: pointer, or block of pointers of any shape, into the caller's heap;
             the access goes to the same offsets of the other rank's.  The own side, `to_ptr` of `get` and `from_ptr` of
-            `put` and `put_signal`, may lie anywhere.
+            `put` and `put_signal`, may lie anywhere.  Flags are less free: `signal` and `put_signal` change one,
+            and `wait` awaits one or a block with one dimension.  `put_bulk` and `get_bulk` take scalar pointers.
         from_rank, to_rank: rank whose memory is read or changed, an int32 or a constexpr.  One outside of the world
             fires an assertion on the CPU and, on GPUs, in kernels that are compiled with debug=True.
         value, val: scalar or block; converted to the pointers' element type.

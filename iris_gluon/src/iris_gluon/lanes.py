@@ -8,21 +8,21 @@ from iris_triton._compat import SemanticFunction
 
 
 @SemanticFunction
-def warp_size(semantic):
+def warp_size(caller):
     """Lanes of a warp of the target that the kernel is compiled for: 32 or 64.  In kernels only; a constexpr."""
-    return semantic.builder.options.warp_size
+    return caller.warp_size
 
 
 @SemanticFunction
-def default_layout(semantic, shape, num_warps=None, vector=1):
+def default_layout(caller, shape, num_warps=None, vector=1):
     """A BlockedLayout for blocks of a shape on the target that the kernel is compiled for.  In kernels only.
 
     The last dimension is the contiguous one: a warp covers as much of it as there is, then of the one before.
 
     Args:
         shape: list of powers of 2.
-        num_warps: warps that work on the block; those of the kernel by default (in a partition of gl.warp_specialize
-            give gl.num_warps()).
+        num_warps: warps that work on the block; by default those that run the caller: the kernel's, or in
+            gl.warp_specialize those of the partition.
         vector: neighbouring elements of the last dimension that a thread holds.
 
     Returns:
@@ -35,8 +35,7 @@ def default_layout(semantic, shape, num_warps=None, vector=1):
         layout: gl.constexpr = default_layout([BLOCK], vector=4)
         i = gl.arange(0, BLOCK, layout=layout)
     """
-    options = semantic.builder.options
-    return blocked_layout(shape, num_warps or options.num_warps, options.warp_size, vector)
+    return blocked_layout(shape, num_warps or caller.num_warps, caller.warp_size, vector)
 
 
 @gluon.constexpr_function

@@ -15,6 +15,7 @@ Importing it undoes TRITON_INTERPRET=1: kernels stay `JITFunction`s, and the CPU
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import sys
 from types import FunctionType
@@ -94,18 +95,47 @@ def language_of(function: Any) -> str:
     return "gluon" if function.is_gluon() else "triton"
 
 
-class SemanticFunction(ConstexprFunction):  # type: ignore[misc]  # Triton is untyped here
-    """A constexpr function that is told which semantic layer compiles the caller, as its first argument.
+def gluon_warps(semantic: Any, generator: Any) -> int | None:
+    """Warps that run the code that Gluon compiles, also in a partition of gl.warp_specialize; None in Triton."""
+    count = getattr(semantic, "num_warps", None)
+    return None if count is None else int(core._unwrap_if_constexpr(count(generator)))
 
-    A constexpr function proper cannot know: the compiler passes the layer, and Triton drops it.
+
+@dataclasses.dataclass(frozen=True)
+class Caller:
+    """Who runs the code that calls a `SemanticFunction`.
+
+    Attributes:
+        num_warps: warps of the program, or of the partition of gl.warp_specialize.
+        warp_size: lanes of a warp.
     """
 
-    def __call__(self, *args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
+    num_warps: int
+    warp_size: int
+
+
+class SemanticFunction:
+    """A function of constants, for kernels, that is told its `Caller` as first argument.
+
+    A constexpr function cannot know: Triton does not tell it who compiles.  So to the compiler this is a builtin.
+    """
+
+    __triton_builtin__ = True
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self.__name__, self.__qualname__, self.__module__ = fn.__name__, fn.__qualname__, fn.__module__
+        self.__doc__ = fn.__doc__
+        self.signature = inspect.signature(self.__call__)  # where some versions look for _semantic and _generator
+
+    def __call__(self, *args: Any, _semantic: Any = None, _generator: Any = None, **kwargs: Any) -> Any:
         if _semantic is None:
             raise RuntimeError(f"{self.__name__} can be called in kernels only")
+        options = _semantic.builder.options
+        caller = Caller(gluon_warps(_semantic, _generator) or options.num_warps, options.warp_size)
         plain = [core._unwrap_if_constexpr(arg) for arg in args]
         named = {name: core._unwrap_if_constexpr(arg) for name, arg in kwargs.items()}
-        return tl.constexpr(self.fn(_semantic, *plain, **named))
+        return tl.constexpr(self.fn(caller, *plain, **named))
 
 
 def launch_option_names() -> frozenset[str]:

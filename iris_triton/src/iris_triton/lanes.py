@@ -5,27 +5,21 @@ is compiling; whatever else makes no block of its own serves both languages as i
 """
 # mypy: ignore-errors
 
-from iris_triton._compat import core
-
-
-def _gluon_warps(semantic, generator):
-    """Warps that run the code that Gluon compiles, also in a partition of gl.warp_specialize; None in Triton."""
-    count = getattr(semantic, "num_warps", None)
-    return None if count is None else core._unwrap_if_constexpr(count(generator))
+from iris_triton._compat import core, gluon_warps
 
 
 @core.builtin
 def num_threads(_semantic=None, _generator=None):
     """Threads that run this code; a constexpr.  Meaningless on the CPU."""
     options = _semantic.builder.options
-    return core.constexpr((_gluon_warps(_semantic, _generator) or options.num_warps) * options.warp_size)
+    return core.constexpr((gluon_warps(_semantic, _generator) or options.num_warps) * options.warp_size)
 
 
 @core.builtin
 def lanes(count, _semantic=None, _generator=None):
     """Return 0 .. count - 1 as int32; neighbours lie in neighbouring threads."""
     count = core._unwrap_if_constexpr(count)
-    warps = _gluon_warps(_semantic, _generator)
+    warps = gluon_warps(_semantic, _generator)
     if warps is None:
         return _semantic.arange(0, count)
     from triton.experimental.gluon.language._layouts import BlockedLayout

@@ -40,13 +40,18 @@ def _gather_stores():
 
 
 @triton.constexpr_function
+def _is_block(pointer):
+    return pointer.type.is_block()
+
+
+@triton.constexpr_function
 def _is_op(op):
     return op in ("set", "add")
 
 
 @triton.constexpr_function
 def _is_order(sem, scope, order):
-    return sem in (order, "relaxed") and scope in ("sys", "gpu", "cta")
+    return sem in (order, "relaxed") and scope in ("sys", "gpu")
 
 
 @triton.jit
@@ -67,7 +72,7 @@ def signal(
 
     Args:
         pointer: flag in the heap of from_rank (scalar pointer to a 32- or 64-bit integer).
-        value: new value (op "set") or increment (op "add").
+        value: new value (op "set") or increment (op "add"); converted to the flag's type.
         from_rank: the caller.
         to_rank: rank whose flag is changed.
         heap_bases: int64[world_size].
@@ -79,6 +84,8 @@ def signal(
     tl.static_assert(
         _is_order(sem, scope, "release"), 'sem of signal must be "release" or "relaxed", scope "sys" or "gpu"'
     )
+    tl.static_assert(not _is_block(pointer), "signal changes one flag: give it a pointer, not a block of pointers")
+    tl.static_assert(is_flag(pointer.dtype.element_ty), "flags must be integers of 32 or 64 bits")
     target = translate(pointer, from_rank, to_rank, heap_bases)
     if sem == "release":
         _gather_stores()
@@ -111,8 +118,8 @@ def put_signal(
     Args:
         from_ptr: any addresses that the caller may read.
         to_ptr: addresses in the heap of from_rank.
-        signal_ptr: flag in the heap of from_rank.
-        value: new value or increment of the flag.
+        signal_ptr: flag in the heap of from_rank (scalar pointer to a 32- or 64-bit integer).
+        value: new value or increment of the flag; converted to its type.
         from_rank: the caller.
         to_rank: rank whose memory and flag are changed.
         heap_bases: int64[world_size].
@@ -178,6 +185,7 @@ def wait(
     )
     element: tl.constexpr = pointer.dtype.element_ty
     tl.static_assert(is_flag(element), "flags must be integers of 32 or 64 bits")
+    tl.static_assert(len(pointer.shape) <= 1, "wait takes one flag, or a block of them with one dimension")
     expected = tl.cast(value, element)
     status_word = _address(status)
     if pointer.type.is_block():
@@ -186,6 +194,22 @@ def wait(
         return poll(pointer, "relaxed", scope)
     else:
         return await_flag(pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank)
+
+
+@triton.jit
+def _check_group(rank, start, stride, size, world_size):
+    """Without debug=True the compiler drops all of this on GPUs."""
+    start = tl.cast(start, tl.int32)
+    stride = tl.cast(stride, tl.int32)
+    size = tl.cast(size, tl.int32)
+    last = start + (size - 1) * stride
+    inside = (start >= 0) & (start < world_size) & (last >= 0) & (last < world_size)
+    tl.device_assert((size >= 1) & inside, "the group of a barrier is empty or reaches outside of the world")
+    tl.device_assert((stride != 0) | (size == 1), "the group of a barrier names a rank twice")
+    step = tl.where(stride == 0, 1, stride)
+    index = (rank - start) // step
+    belongs = (start + index * stride == rank) & (index >= 0) & (index < size)
+    tl.device_assert(belongs, "a rank that calls a barrier is no member of its group")
 
 
 @triton.jit
@@ -213,15 +237,18 @@ def barrier(
         world_size: number of ranks in heap_bases.
         heap_bases: int64[world_size].
         rank_start, rank_stride, group_size: the group is rank_start + i * rank_stride for i < group_size; all ranks
-            by default.
+            by default.  A group that is empty, reaches outside of the world, names a rank twice or lacks the caller
+            fires an assertion on the CPU and, on GPUs, in kernels that are compiled with debug=True.
         program: index of the caller's words in flags, where several programs have a barrier each.
         timeout_ns, status: as in `wait`.
     """
     tl.static_assert(is_counter(flags.dtype.element_ty), "flags of a barrier must be int32 or int64")
+    tl.static_assert(not _is_block(flags), "flags of a barrier must be a pointer to the first word, not a block")
     if group_size is None:
         size = world_size
     else:
         size = group_size
+    _check_group(rank, rank_start, rank_stride, size, world_size)
     words = flags + tl.cast(program, tl.int64) * (world_size + 1)
     counter = words + world_size
     epoch = tl.load(counter) + 1

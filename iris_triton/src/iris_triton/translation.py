@@ -30,15 +30,28 @@ def _elements_per_alignment(element_type):
 
 
 @triton.constexpr_function
+def _numbers(hint):
+    return [getattr(each, "value", each) for each in hint]
+
+
+@triton.constexpr_function
+def _is_hint(hint):
+    """Whether a hint is a power of two, or some of them."""
+    numbers = _numbers(hint) if isinstance(hint, (tuple, list, tl.tuple)) else [hint]
+    return all(isinstance(each, int) and each >= 1 and each & (each - 1) == 0 for each in numbers)
+
+
+@triton.constexpr_function
 def _hint_of(hint, dimension, rank):
     """What a hint says of one dimension; an int speaks of the last one."""
     if isinstance(hint, int):
         return hint if dimension == rank - 1 else 1
-    if rank == 0 and len(hint) == 1:
-        return int(getattr(hint[0], "value", hint[0]))
-    if len(hint) != rank:
-        raise ValueError(f"hint {tuple(hint)} has {len(hint)} dimensions, but the block of pointers has {rank}")
-    return int(getattr(hint[dimension], "value", hint[dimension]))
+    numbers = _numbers(hint)
+    if rank == 0 and len(numbers) == 1:
+        return numbers[0]
+    if len(numbers) != rank:
+        raise ValueError(f"hint {tuple(numbers)} has {len(numbers)} dimensions, but the block of pointers has {rank}")
+    return numbers[dimension]
 
 
 @triton.jit
@@ -62,6 +75,7 @@ def translate(pointer, from_rank, to_rank, heap_bases, hint: tl.constexpr = None
     moved = pointer.to(tl.pointer_type(carrier), bitcast=True) + (distance >> _ALIGNMENT_LOG2) * units
     moved = moved.to(pointer.dtype, bitcast=True)
     if hint is not None:  # here and not in a function of its own: inlining drops what is promised of an argument
+        tl.static_assert(_is_hint(hint), "a hint must be a power of two, or a tuple with one for each dimension")
         rank: tl.constexpr = len(pointer.shape)
         tl.static_assert(rank <= 3, "a hint is possible for blocks of up to three dimensions")
         last: tl.constexpr = _hint_of(hint, rank - 1, rank)

@@ -21,10 +21,9 @@ def _block(
 
 
 @SemanticFunction
-def tile_layout(semantic, shape):
+def tile_layout(caller, shape):
     """Layout of what `multiply_tile` returns, for a tile of this shape.  In kernels only."""
-    options = semantic.builder.options
-    return blocked_layout(shape, options.num_warps, options.warp_size, vector=4)
+    return blocked_layout(shape, caller.num_warps, caller.warp_size, vector=4)
 
 
 @gluon.jit

@@ -126,11 +126,12 @@ class Dialect:
             return self.prepare(jitted(function))(*args, **kwargs)
         if isinstance(function, tl.constexpr):
             return self.call(function.value, *args, **kwargs)
-        if isinstance(function, _compat.ConstexprFunction):
-            if isinstance(function, _compat.SemanticFunction):
-                return function(*args, _semantic=self.semantic, **kwargs).value
-            if any(function is question for question in _compat.TARGET_QUESTIONS):
-                return False
+        if isinstance(function, _compat.SemanticFunction):
+            return function(*args, _semantic=self.semantic, _generator=self, **kwargs).value
+        if isinstance(function, _compat.ConstexprFunction) and any(
+            function is question for question in _compat.TARGET_QUESTIONS
+        ):
+            return False
         if isinstance(function, (BuiltinFunctionType, type)):
             handler = self._handlers.get(function)
             if handler is not None:
