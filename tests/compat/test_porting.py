@@ -125,7 +125,7 @@ def refusing(names, seen):
     """A call that refuses configs with these fields, or with such a variant."""
 
     def call(config):
-        given = config.given("matmul_all_reduce")
+        given = config.given() if isinstance(config, FusedConfig) else config.given("all_reduce")
         if names & {*given, getattr(config, "all_reduce_variant", "")}:
             raise UnsupportedError("no")
         seen.append(given)

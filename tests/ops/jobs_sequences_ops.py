@@ -182,6 +182,16 @@ def workspaces(device):
         own = call(ctx, other, others)
         said["own"] = own is not mine and own is call(ctx, other, others) and own.variant == "unfused"
         said["passed back"] = call(ctx, other, others, workspace=own) is own and len(own.calls) == 1
+        with Iris("1MiB", device=device) as second:
+            try:
+                call(second, other, others, workspace=mine)
+            except IrisError as error:
+                said["of another context"] = "plans of another context" in str(error)
+            mine.reset()
+            call(second, other, others, workspace=mine)
+            said["of another context, reset"] = verify(other, others) == [] and len(mine.calls) == 1
+            second.barrier()
+        said["closed with it"] = not mine.calls and mine.owner is None
         mine.clear()
         said["cleared"] = mine == mine and not mine.calls and not mine.prepared and mine.aux_buffer is None
         tensors.fill(5)
@@ -225,6 +235,9 @@ def different(device, what):
             if what == "shape":
                 n = 8 - 4 * odd
                 ctx.ops.matmul_all_reduce(out[:, :n], a, b[:, :n])
+            elif what == "dtypes":
+                kinds = torch.float8_e4m3fn, (torch.float8_e4m3fn, torch.float8_e5m2)[odd]
+                ctx.ops.matmul_all_reduce(out, a.to(kinds[0]), b.to(kinds[1]))
             elif what == "place":
                 ctx.ops.matmul_all_gather(off_heap if odd else wide, a, b, gather_dim=1)
             elif what == "config":
@@ -291,6 +304,25 @@ def refused(device):
             ),
             "gluon": lambda: ops.all_gather_matmul(out, a[:6], b, gather_dim=0, config=FusedConfig(use_gluon=True)),
             "operation": lambda: ops.explain("matmul", out, a, b),
+        }
+        buffer = torch.zeros(64 * (6 * size + 1), device=ctx.device)
+        spread, column = buffer.as_strided((6 * size, 4), (64, 1)), buffer.as_strided((6 * size, 4), (64, 1), 8)
+        negated = torch.view_as_complex(torch.zeros(6 * size, 4, 2, device=ctx.device)).conj().imag
+        assert negated.is_neg()
+        plain = torch.zeros(6 * size, 4, 2, device=ctx.device)[..., 1]
+        assert plain.stride() == negated.stride()
+        ops.matmul_all_reduce(spread, column, b[:, :4])  # between each other's rows they share nothing
+        ops.matmul_all_reduce(column, plain, b[:, :4])
+        calls |= {  # the same kinds of calls, which are known now
+            "gaps": lambda: ops.matmul_all_reduce(spread, buffer.as_strided((6 * size, 4), (64, 1), 64), b[:, :4]),
+            "negated": lambda: ops.matmul_all_reduce(column, negated, b[:, :4]),
+            "families": lambda: ops.matmul_all_reduce(out, a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fnuz)),
+            "variant": lambda: ops.all_gather_matmul(
+                out, a[:6], b, gather_dim=0, config=FusedConfig(all_reduce_variant="ring")
+            ),
+            "rings of another": lambda: ops.matmul_reduce_scatter(
+                part, a, b, config=FusedConfig(algorithm="push", all_reduce_num_rings=1)
+            ),
         }
         for name, wrong in calls.items():
             try:

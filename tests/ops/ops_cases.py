@@ -139,6 +139,9 @@ def shape_cases(size):
         for i, shape in enumerate(shapes):
             bias = ("", "columns", "rows")[(number + i) % 3]
             yield Case(op, algorithm, shape, dim=dim, bias=bias, config=config if i % 2 else {})
+    if size > 1:  # a row for each member, with a bias of its own
+        for algorithm in ("unfused", "overlapped", "push"):
+            yield Case("matmul_reduce_scatter", algorithm, (1, 20, 3), bias="rows", out_place="ordinary")
 
 
 def dtype_cases(size):
@@ -146,7 +149,7 @@ def dtype_cases(size):
     for op, algorithm, dim in kinds(size):
         for dtype in ("float32", "float16", "bfloat16"):
             yield Case(op, algorithm, (18, 24, 40), dtype, dim=dim, bias="columns", out_place="ordinary")
-        if algorithm not in ("unfused", None):
+        if algorithm != "unfused" or size == 1:
             yield Case(op, algorithm, (18, 24, 40), "float8_e4m3fn", "bfloat16", dim=dim)
             yield Case(op, algorithm, (18, 24, 40), "float8_e5m2", "float32", dim=dim, place="ordinary")
 

@@ -12,12 +12,14 @@ from iris_core.ops import FusedConfig, FusedWorkspace
 from iris_core.ops.calls import Call, request_of
 from iris_core.ops.host import rounded
 from iris_core.ops.model import product_s
+from iris_core.ops.plans import GENERATION, Plans
 from iris_core.ops.precision import float32_products, torch_allows_tf32
 from iris_core.ops.tables import FusedTable, FusedTables, Measured, read_fused_table, write_fused_table
 from iris_core.types import DeviceTarget, DeviceType, FusedRequest
 from iris_triton.ops import operations
 from iris_triton.ops.copy_engine import neighbours, runs
 from iris_triton.ops.shapes import tiling
+from iris_triton.porting.configs import FusedConfig as ScriptsConfig
 
 CPU = DeviceTarget(DeviceType.CPU)
 H200 = DeviceTarget(DeviceType.CUDA, 0, "sm_90")
@@ -44,13 +46,21 @@ REQUEST = FusedRequest(
 )
 
 
-def test_the_reference_systems_defaults():
+def test_a_value_that_is_given_counts_whatever_it_is():
+    assert FusedConfig().given() == {}
+    reference = {
+        "block_size_m": 256, "block_size_n": 64, "block_size_k": 64, "group_size_m": 1, "num_xcds": 1, "chunk_size": 1,
+        "cache_modifier_a": ".ca", "cache_modifier_b": ".ca", "all_reduce_num_rings": 1,
+    }  # fmt: skip
+    assert FusedConfig(**reference).given() == reference
+    large = tiling(replace(REQUEST, options={**REQUEST.options, "config": reference}), 8192, 3584)
+    assert (large.block_m, large.block_n, large.block_k, large.group) == (256, 64, 64, 1)
     config = FusedConfig()
-    assert (config.block_size_m, config.block_size_n, config.block_size_k, config.group_size_m) == (256, 64, 64, 1)
-    assert (config.num_sms, config.num_xcds, config.chunk_size, config.allow_tf32) == (None, 1, 1, None)
-    assert (config.cache_modifier_a, config.cache_modifier_b, config.all_reduce_num_rings) == (".ca", ".ca", 1)
     config.validate()
     config.validate(world_size=3)
+    FusedConfig(all_reduce_variant="ring").validate(world_size=2)  # with 64 columns
+    assert ScriptsConfig(**reference).given() == {}  # in the reference system they are the defaults
+    assert ScriptsConfig(block_size_m=128).given() == {"block_size_m": 128}
 
 
 @pytest.mark.parametrize(
@@ -74,9 +84,9 @@ def test_configs_that_cannot_be(fields, text):
 def test_what_a_config_names_and_gives():
     config = FusedConfig(block_size_m=128, all_reduce_variant="one_shot", all_reduce_num_rings=2)
     assert config.named("matmul_all_reduce") == ("one_shot", "all_reduce_variant")
-    assert config.named("all_gather_matmul") == (None, "")
-    assert config.given("matmul_all_reduce") == {"block_size_m": 128, "all_reduce_num_rings": 2}
-    assert config.given("all_gather_matmul") == {"block_size_m": 128}
+    assert config.given() == {"block_size_m": 128, "all_reduce_num_rings": 2}
+    with pytest.raises(ArgumentError, match="names an algorithm of matmul_all_reduce"):
+        config.named("all_gather_matmul")
     assert hash(config) == hash(replace(config)) != hash(FusedConfig())
     with pytest.raises(ArgumentError, match="contradicts"):
         FusedConfig(algorithm="two_shot", all_reduce_variant="one_shot").named("matmul_all_reduce")
@@ -246,6 +256,27 @@ def test_the_precision_of_one_call(inherited):
 def test_sizes_of_memory():
     assert [rounded(n) for n in (1, 256, 257, 1 << 20)] == [256, 256, 512, 1 << 20]
     assert rounded((16 << 20) + 1) == 32 << 20
+    grown = {rounded(mib << 20) for mib in range(1, 513)}
+    assert sum(grown) < 2 * max(grown) == 1 << 30
+
+
+def test_plans_that_are_used_stay():
+    plans, dropped = Plans(), []
+    plans.keep("held", "held plan")
+    plans.hold(plans["held"])
+    for number in range(4 * GENERATION):
+        found = plans.get("used") or plans.recall("used")
+        assert found is not None or number == 0
+        for key in ("used", number) if "used" not in plans else (number,):
+            dropped += plans.keep(key, f"plan {key}")
+        assert plans.total <= 2 * GENERATION
+    assert plans.get("held") is plans.recall("held") is None
+    assert "plan used" not in dropped
+    assert {"held plan", "plan 0", f"plan {GENERATION}"} < set(dropped)
+    assert len(dropped) == len(set(dropped))
+    assert list(plans._held.values()) == ["held plan"]
+    plans.clear()
+    assert plans.total == 0
 
 
 def test_an_unused_workspace():

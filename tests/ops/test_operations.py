@@ -18,7 +18,7 @@ def test_shapes(pool, num_ranks, device):
     check(pool, num_ranks, device, shape_cases(num_ranks))
 
 
-@pytest.mark.parametrize("num_ranks", [2])
+@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_dtypes(pool, num_ranks, device):
     check(pool, num_ranks, device, dtype_cases(num_ranks))
 

@@ -327,6 +327,8 @@ class FusedRequest:
         options: "gather_dim", "layout" ("torch" or "tiles"), "bias" (what it lies along: "columns", "rows" or "none"),
             "config" (FusedConfig's fields that were given), "tf32" (products of float32 may be of TF32: what the config
             says, else torch's setting; False for other elements and on the CPU).
+        b_dtype: torch's name of B's element type; empty for that of A, from which only 8-bit floats may differ.
+        processors: multiprocessors (SMs, CUs) of the device; on the CPU 1.
     """
 
     op: str
@@ -348,6 +350,8 @@ class FusedRequest:
     reach_out: bool
     aligned: tuple[bool, bool, bool, bool]
     options: Mapping[str, Any] = field(default_factory=dict)
+    b_dtype: str = ""
+    processors: int = 1
 
     @property
     def group_size(self) -> int:

@@ -5,8 +5,11 @@ A wrong call is refused here, before anything is launched or said to other ranks
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from iris_core.ccl.reduce_op import ReduceOp, check_reducible
 from iris_core.errors import ArgumentError, DeviceError, LayoutError
@@ -43,8 +46,11 @@ LAYOUTS = {"reduce_scatter": (TORCH, TILES), "all_to_all": (TORCH, COLUMNS)}
 ALIGNMENT_NBYTES = 16
 """Calls whose tensors begin at multiples of it are one kind, all others another: kernels are compiled for either."""
 
+_OVERLAP_WORK = 10_000
+"""Steps in which numpy may look for a common byte of two tensors; matrices take a few."""
+
 _ALL_HAVE_INPUT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "reduce", "gather")
-_ALL_HAVE_OUTPUT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter")
+_ALL_HAVE_OUTPUT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "scatter")
 _ALL_IN_PLACE = ("all_reduce", "all_gather", "reduce_scatter")
 
 
@@ -98,8 +104,13 @@ class Call:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no member moves anything."""
-        return self.in_splits is None and self.main.numel() == 0
+        """Whether no member moves anything, if all call alike; a message of nothing is a message, too."""
+        return self.in_splits is None and self.peer is None and self.main.numel() == 0
+
+    @property
+    def receives(self) -> bool:
+        """Whether something is written to the output: not on the root of a broadcast, whose tensor is both."""
+        return self.out is not None and not (self.op == "broadcast" and self.rank == self.root)
 
 
 def check(call: Call, device: torch.device) -> None:
@@ -117,7 +128,7 @@ def check(call: Call, device: torch.device) -> None:
         ArgumentError: (a ValueError) shapes, dtypes, splits or options do not fit.
     """
     for name, tensor in (("output", call.out), ("input", call.inp)):
-        if tensor is not None:
+        if tensor is not None or _has(call, name):
             check_tensor(call.op, name, tensor, device)
     if call.layout not in LAYOUTS.get(call.op, (TORCH,)):
         raise ArgumentError(f"{call.op}: layout must be one of {', '.join(LAYOUTS[call.op])}, not {call.layout!r}")
@@ -126,9 +137,18 @@ def check(call: Call, device: torch.device) -> None:
     if call.reduction is not None:
         check_reducible(call.op, call.reduction, call.main.dtype)
     _SHAPES[call.op](call)
-    if call.out is not None:
+    if call.receives:
+        assert call.out is not None
         check_written(call.op, call.out)
     _check_overlap(call)
+
+
+def _has(call: Call, side: str) -> bool:
+    """Whether this rank must give an operation its output, or its input."""
+    is_root = call.rank == call.root
+    if side == "output":
+        return call.op == "recv" or call.op in _ALL_HAVE_OUTPUT or call.op == "broadcast" or is_root
+    return call.op == "send" or call.op in _ALL_HAVE_INPUT or is_root
 
 
 def check_tensor(op: str, name: str, tensor: Any, device: torch.device) -> None:
@@ -227,6 +247,13 @@ def _exchanged(call: Call) -> None:
         _same(call)
     elif out.shape[1:] != inp.shape[1:]:
         raise _shapes(call, "they may differ in the first dimension only")
+    elif call.in_splits is not None and call.out_splits is not None:
+        given, taken = call.in_splits[call.rank], call.out_splits[call.rank]
+        if given != taken:
+            raise ArgumentError(
+                f"all_to_all: this rank, number {call.rank} of the group, has {given} rows for itself "
+                f"(input_split_sizes) and takes {taken} from itself (output_split_sizes)"
+            )
 
 
 def _shapes(call: Call, rule: str) -> ArgumentError:
@@ -272,6 +299,33 @@ def extent(tensor: torch.Tensor) -> tuple[int, int]:
         return begin, begin
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return begin, begin + (last + 1) * tensor.element_size()
+
+
+def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two strided tensors have a byte in common; elements of one may lie in the gaps of the other."""
+    (first, end), (begin, last) = extent(one), extent(other)
+    if first >= last or begin >= end:
+        return False
+    if one.is_contiguous() and other.is_contiguous():
+        return True
+    try:
+        return np.shares_memory(np.asarray(_Place(one)), np.asarray(_Place(other)), max_work=_OVERLAP_WORK)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True  # unknown, so better not
+
+
+class _Place:
+    """Where a tensor lies, for numpy, which looks at the addresses and never at what is there: a GPU's will do."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        item = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), False),
+            "typestr": f"|V{item}",
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * item for stride in tensor.stride()),
+        }
 
 
 def _in_place(call: Call) -> bool:
@@ -386,7 +440,7 @@ def split_sizes(sizes: Sequence[int] | None, tensor: Any, size: int, other: Any)
     """Return split sizes as a tuple: None if neither side has any, equal parts if only the other side has.
 
     Args:
-        sizes: what the caller gave.
+        sizes: what the caller gave; nothing, or an empty list as torch has it, for equal parts.
         tensor: the tensor that they divide.
         size: number of members.
         other: the other side's split sizes.
@@ -396,4 +450,4 @@ def split_sizes(sizes: Sequence[int] | None, tensor: Any, size: int, other: Any)
     if sizes is None:
         rows = tensor.shape[0] if tensor.dim() else 0
         return (rows // size,) * size
-    return tuple(int(n) for n in sizes)
+    return tuple(operator.index(n) for n in sizes)

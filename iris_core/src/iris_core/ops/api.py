@@ -11,7 +11,7 @@ import torch
 
 from iris_core.errors import ArgumentError
 from iris_core.ops.binding import OperationBinder, Question
-from iris_core.ops.calls import OPS
+from iris_core.ops.calls import OPS, check_apart
 from iris_core.ops.precision import torch_allows_tf32
 from iris_core.ops.workspace import FusedWorkspace
 
@@ -94,6 +94,7 @@ class Operations:
         self._binder = binder
         self._bound = binder.bound
         self._low, self._high = binder.own_heap
+        self._is_capturing = torch.cuda.is_current_stream_capturing if binder.on_gpu else None
 
     # -- operations ---------------------------------------------------------------------------------------------------
     def matmul_all_reduce(
@@ -337,28 +338,42 @@ class Operations:
         bound: BoundOperation | None = None
         try:
             out_at, a_at, b_at = out.data_ptr(), a.data_ptr(), b.data_ptr()
-            out_end = out_at + out.nbytes
-            apart = not ((a_at < out_end and out_at < a_at + a.nbytes) or (b_at < out_end and out_at < b_at + b.nbytes))
-            plain = not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or out.requires_grad))
+            plain = not (
+                (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or out.requires_grad))
+                or a.is_neg() or b.is_neg() or out.is_neg()
+            )  # fmt: skip
             bias_facts: Any = None
+            bias_at = out_at
             if bias is not None:
                 bias_at = bias.data_ptr()
                 bias_facts = bias.shape, bias.stride(), bias.dtype, bias.get_device(), bias_at % 16
-                apart = apart and not (bias_at < out_end and out_at < bias_at + bias.nbytes)
-                plain = plain and not (torch.is_grad_enabled() and bias.requires_grad)
-            if apart and plain:  # else the binder looks at it more closely, each time
+                plain = plain and not ((torch.is_grad_enabled() and bias.requires_grad) or bias.is_neg())
+            if plain:  # else the binder says what is wrong with it
                 # what torch is set to decides about some calls, and may have been changed since
                 follows = a.dtype is _FLOAT32 and a.is_cuda and (config is None or config.allow_tf32 is None)
                 key = (
                     op, self._facts(out, out_at), self._facts(a, a_at), self._facts(b, b_at), bias_facts, group, config,
                     gather_dim, layout, follows and torch_allows_tf32(),
                 )  # fmt: skip
-                bound = (self._bound if workspace is None else workspace.calls).get(key)
+                if workspace is None:
+                    bound = self._bound.get(key)
+                elif workspace.owner is self._binder:
+                    bound = workspace.calls.get(key)
+                if bound is not None:
+                    to_out, to_a, to_b, to_bias = bound.reach
+                    out_end = out_at + to_out
+                    if (
+                        (a_at < out_end and out_at < a_at + to_a) or (b_at < out_end and out_at < b_at + to_b)
+                        or (bias_at < out_end and out_at < bias_at + to_bias)
+                    ):  # fmt: skip
+                        check_apart(op, out, a, b, bias)  # one may lie in the gaps of the other
         except (AttributeError, TypeError):  # something is no tensor, or cannot be a key: the binder says what
             key = None
         if bound is None:
             question = Question(op, out, a, b, bias, group, config, gather_dim, layout)
             bound = self._binder.bind(question, key, workspace)
+        if self._is_capturing is not None and self._is_capturing():
+            self._binder.hold(bound, workspace)
         if workspace is not None and bound.facts is not None:
             workspace.describe(*bound.facts)
         return bound

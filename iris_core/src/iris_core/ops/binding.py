@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from iris_core.ccl.binding import Bound, Nothing, refuse_capture
+from iris_core.ccl.calls import extent
 from iris_core.ccl.choice import Chooser
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.logs import logger
@@ -20,6 +21,7 @@ from iris_core.ops.calls import OPS, Call
 from iris_core.ops.config import FusedConfig
 from iris_core.ops.host import Host, Scratch
 from iris_core.ops.overlapped import overlapped_operations
+from iris_core.ops.plans import Plans
 from iris_core.ops.tables import FusedTables
 from iris_core.ops.unfused import unfused_operations
 from iris_core.ops.workspace import FusedWorkspace
@@ -56,11 +58,13 @@ class BoundOperation(NamedTuple):
         call: launches it.
         workspace: what it returns to the caller where the caller has none; it knows this call.
         facts: for `FusedWorkspace.describe`; None for a call that computes nothing.
+        reach: bytes from the first to behind the last element of the output, A, B and the bias.
     """
 
     call: Bound | Nothing
     workspace: FusedWorkspace
     facts: tuple[FusedRequest, torch.dtype, str, Any] | None
+    reach: tuple[int, int, int, int]
 
 
 class OperationBinder:
@@ -73,7 +77,8 @@ class OperationBinder:
     def __init__(self, binder: Binder) -> None:
         self._binder = binder
         self.own_heap = binder.own_heap
-        self.bound: dict[Any, BoundOperation] = {}
+        self.on_gpu = binder.open().target.type is not DeviceType.CPU
+        self.bound: Plans[BoundOperation] = Plans()
         self._choosers: dict[tuple[str, ...], Chooser] = {}
         self._scratch = Scratch()
         self._exhausted: dict[tuple[int, ...], int] = {}
@@ -94,24 +99,46 @@ class OperationBinder:
         call = self._call(question)
         context = self._binder.open()
         calls.check(call, torch.device(context.device))
-        if call.is_empty:
-            bound = BoundOperation(Nothing(), workspace or FusedWorkspace(), None)
-        else:
+        self._check_owner(question.op, workspace)
+        plans = self.bound if workspace is None else workspace.calls
+        bound = None if key is None else plans.recall(key)
+        if bound is None:
             bound = self._bind(call, workspace)
-        self._workspaces.add(bound.workspace)
         if key is not None:
+            dropped = plans.keep(key, bound)
             bound.workspace.calls[key] = bound
-            if workspace is None:
-                self.bound[key] = bound
+            if dropped and self.on_gpu:
+                torch.cuda.synchronize(context.target.index)  # their memory is given back now
         return bound
 
+    def _check_owner(self, op: str, workspace: FusedWorkspace | None) -> None:
+        """Refuse a workspace with plans of another context: they are for another heap."""
+        if workspace is None or workspace.owner is self:
+            return
+        if workspace.owner is not None:
+            raise ArgumentError(
+                f"{op}: the workspace holds plans of another context, which is still open; use one for each "
+                "context, or reset() it in between"
+            )
+        workspace.scratch.clear()  # kernels of whose it was may still use it
+
+    def hold(self, bound: BoundOperation, workspace: FusedWorkspace | None) -> None:
+        """Keep what a graph has captured."""
+        (self.bound if workspace is None else workspace.calls).hold(bound)
+
     def _bind(self, call: Call, workspace: FusedWorkspace | None) -> BoundOperation:
+        own = FusedWorkspace() if workspace is None else workspace
+        own.owner = self
+        self._workspaces.add(own)
+        reach = tuple(0 if each is None else _reach(each) for each in (call.out, call.a, call.b, call.bias))
+        assert len(reach) == 4
+        if call.is_empty:
+            return BoundOperation(Nothing(), own, None, reach)
         refuse_capture(call.op)
         context = self._binder.open()
         binder = self._binder
         asked = self._request(call)
         team = binder.team(call.members)
-        own = workspace or FusedWorkspace()
         scratch = self._scratch if workspace is None else workspace.scratch
         host = Host(binder, team, scratch, self._exhausted, self._processors())
         without: tuple[str, ...] = ()
@@ -130,7 +157,7 @@ class OperationBinder:
         bound = Bound(chosen, plan, order, team, weakref.ref(context), request.nbytes)
         facts = request, call.a.dtype, chosen.name, plan
         own.describe(*facts)
-        return BoundOperation(bound, own, facts)
+        return BoundOperation(bound, own, facts, reach)
 
     def explain(self, question: Question) -> Explanation:
         """Say what would serve a call."""
@@ -176,11 +203,10 @@ class OperationBinder:
 
     def _request(self, call: Call) -> FusedRequest:
         context = self._binder.open()
-        return calls.request_of(call, context.target, context.heap.is_symmetric)
+        return calls.request_of(call, context.target, context.heap.is_symmetric, self._processors())
 
     def _processors(self) -> int:
-        context = self._binder.open()
-        return 1 if context.target.type is DeviceType.CPU else context.get_cu_count()
+        return self._binder.open().get_cu_count() if self.on_gpu else 1
 
     def _algorithms(self, without: tuple[str, ...] = ()) -> Chooser:
         """The algorithms, but for some names."""
@@ -203,5 +229,12 @@ class OperationBinder:
         """Let go of plans and memory; workspaces of callers know no plans any more."""
         self.bound.clear()
         for workspace in list(self._workspaces):
-            workspace.reset()
+            if workspace.owner is self:
+                workspace.reset()
         self._scratch.clear()
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to behind its last one."""
+    first, end = extent(tensor)
+    return end - first

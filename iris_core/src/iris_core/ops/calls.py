@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iris_core.ccl.calls import check_tensor, check_written, extent
+from iris_core.ccl.calls import check_tensor, check_written, share_memory
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.ops.precision import torch_allows_tf32
 from iris_core.types import DeviceType, FusedRequest
@@ -28,6 +28,7 @@ GATHERING = ("all_gather_matmul", "matmul_all_gather")
 LAYOUTS = ("torch", "tiles")
 PLAIN = ("float16", "bfloat16", "float32")
 FP8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+_FNUZ = "fnuz"
 ROW_NBYTES = 16
 """Rows of what peers reach, and what kernels load widely, begin at multiples of it."""
 
@@ -102,20 +103,21 @@ def check(call: Call, device: torch.device) -> None:
     _SHAPES[op](call)
     if call.a.shape[1] == 0:
         raise ArgumentError(f"{op}: the inner dimension is 0; a product of nothing is not computed")
-    _bias_stride(call)
+    _bias_along(call)
     check_written(op, call.out)
-    first, end = extent(call.out)
-    for name, tensor in named[1:]:
-        if tensor is None:
-            continue
-        begin, last = extent(tensor)
-        if first < last and begin < end:
-            raise ArgumentError(f"{op}: the output and {name} share memory; it does not work in place")
+    check_apart(op, call.out, call.a, call.b, call.bias)
     if call.differentiates:
         raise ArgumentError(
             f"{op}: writes into its output, so torch cannot record it for gradients; use iris_core.nn, or call it "
             "under torch.no_grad()"
         )
+
+
+def check_apart(op: str, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Raise ArgumentError if the output has an element in common with something that is read."""
+    for name, tensor in (("A", a), ("B", b), ("bias", bias)):
+        if tensor is not None and share_memory(out, tensor):
+            raise ArgumentError(f"{op}: the output and {name} share memory; it does not work in place")
 
 
 def _check_dtypes(call: Call) -> None:
@@ -125,6 +127,11 @@ def _check_dtypes(call: Call) -> None:
     if a in FP8:
         if b not in FP8:
             raise ArgumentError(f"{op}: A has dtype {a}, so B must be of 8-bit floats, too, not {b}")
+        if a.endswith(_FNUZ) != b.endswith(_FNUZ):
+            raise UnsupportedError(
+                f"{op}: A has dtype {a}, B {b}; no device multiplies 8-bit floats of the two families (with and without"
+                f" {_FNUZ})"
+            )
         if out not in PLAIN:
             raise ArgumentError(f"{op}: the product of 8-bit floats is {', '.join(PLAIN)}, not {out}")
     else:
@@ -207,22 +214,23 @@ _SHAPES: dict[str, Callable[[Call], None]] = {
 }
 
 
-def _bias_stride(call: Call) -> tuple[int, int] | None:
-    """How far a step down and a step to the right go in the bias."""
+def _bias_along(call: Call) -> str:
+    """What the bias lies along: "rows" if each row has its own, "columns" or "none".
+
+    One of a single element that fits both is one of rows: they may belong to different members.
+    """
     bias = call.bias
     if bias is None:
-        return None
+        return "none"
     if call.op == "matmul_all_gather":
         rows, columns = call.a.shape[0], call.b.shape[1]
     else:
         rows, columns = call.out.shape
     shape = tuple(bias.shape)
-    if shape == (columns,):
-        return 0, bias.stride(0)
-    if shape == (1, columns):
-        return 0, bias.stride(1)
     if shape == (rows, 1):
-        return bias.stride(0), 0
+        return "rows"
+    if shape in ((columns,), (1, columns)):
+        return "columns"
     hint = "; a bias along the rows is passed as bias[:, None]" if shape == (rows,) else ""
     raise ArgumentError(
         f"{call.op}: the bias has shape {shape}; it must be ({columns},), (1, {columns}) or ({rows}, 1), as it is "
@@ -230,10 +238,11 @@ def _bias_stride(call: Call) -> tuple[int, int] | None:
     )
 
 
-def _is_along_rows(call: Call) -> bool:
-    """Whether each row has its own bias; one of a single row lies along the columns."""
-    bias = call.bias
-    return bias is not None and bias.dim() == 2 and bias.shape[0] > 1
+def _bias_stride(bias: torch.Tensor | None, along: str) -> tuple[int, int] | None:
+    """How far a step down and a step to the right go in the bias."""
+    if bias is None:
+        return None
+    return (bias.stride(0), 0) if along == "rows" else (0, bias.stride(-1))
 
 
 # -- description ------------------------------------------------------------------------------------------------------
@@ -252,13 +261,16 @@ def is_reachable(matrix: torch.Tensor, is_symmetric: Callable[[torch.Tensor], bo
     return is_symmetric(matrix)
 
 
-def request_of(call: Call, target: DeviceTarget, is_symmetric: Callable[[torch.Tensor], bool]) -> FusedRequest:
+def request_of(
+    call: Call, target: DeviceTarget, is_symmetric: Callable[[torch.Tensor], bool], processors: int = 1
+) -> FusedRequest:
     """Describe a checked call for choosing an algorithm.
 
     Args:
         call: the call.
         target: device of this rank.
         is_symmetric: whether a tensor lies wholly on the heap.
+        processors: multiprocessors (SMs, CUs) of the device; on the CPU 1.
     """
     gathers_rows = call.op == "all_gather_matmul" and call.gather_dim == 0
     m = call.a.shape[0] * (call.size if gathers_rows else 1)
@@ -267,13 +279,12 @@ def request_of(call: Call, target: DeviceTarget, is_symmetric: Callable[[torch.T
     tensors = (call.a, call.b, call.out, call.bias)
     options: dict[str, Any] = {
         "layout": call.layout,
-        "config": {} if call.config is None else call.config.given(call.op),
+        "config": {} if call.config is None else call.config.given(),
         "tf32": _allows_tf32(call, target),
     }
     if call.gather_dim is not None:
         options["gather_dim"] = call.gather_dim
-    bias = _bias_stride(call)
-    options["bias"] = "none" if bias is None else "rows" if _is_along_rows(call) else "columns"
+    options["bias"] = _bias_along(call)
     a_al, b_al, out_al, bias_al = (each is None or each.data_ptr() % ROW_NBYTES == 0 for each in tensors)
     return FusedRequest(
         op=call.op,
@@ -290,11 +301,13 @@ def request_of(call: Call, target: DeviceTarget, is_symmetric: Callable[[torch.T
         b_stride=call.b.stride(),
         out_stride=call.out.stride(),
         out_shape=(call.out.shape[0], call.out.shape[1]),
-        bias_stride=bias,
+        bias_stride=_bias_stride(call.bias, options["bias"]),
         reach_a=is_reachable(call.a, is_symmetric),
         reach_out=is_reachable(call.out, is_symmetric),
         aligned=(a_al, b_al, out_al, bias_al),
         options=options,
+        b_dtype=name_of(call.b.dtype),
+        processors=processors,
     )
 
 
@@ -311,7 +324,7 @@ def shared_facts(request: FusedRequest) -> dict[str, str]:
     options = request.options
     facts = {
         "operation": request.op,
-        "dtypes": f"{request.dtype} to {request.out_dtype}",
+        "dtypes": f"{request.dtype} times {request.b_dtype or request.dtype} to {request.out_dtype}",
         "product": f"{request.m} x {request.k} times {request.k} x {request.n}",
         "bias along": options["bias"],
         "TF32 for float32": "allowed" if options["tf32"] else "no",

@@ -24,30 +24,34 @@ _POSITIVE = (
     "num_fetch_sms",
     "num_pieces",
 )
-_NULLABLE = ("num_sms", "num_warps", "num_stages", "num_fetch_sms", "num_pieces")
+TILE_OF_THE_REFERENCE = {"block_size_m": 256, "block_size_n": 64, "group_size_m": 1}
+"""What layout "tiles" means where the config does not say: the reference system's defaults."""
+
 _NAMING = ("algorithm", "all_reduce_variant", "use_gluon")
 _ANSWERED = (*_NAMING, "allow_tf32")
 
 
 @dataclass(frozen=True)
 class FusedConfig:
-    """How an operation of `ctx.ops` is to run.  Everything that is not given is the algorithm's choice.
+    """How an operation of `ctx.ops` is to run.  Everything that is not given (None) is the algorithm's choice.
 
-    A field that differs from its default is a wish that must be fulfilled: an algorithm that has no use for it is not
-    chosen, and is refused when it was named.
+    A field that is given is a wish that must be fulfilled: an algorithm that has no use for it is not chosen, and is
+    refused when it was named.  The fields are those of the reference system, and some more.  Its defaults (tiles of
+    256 x 64, steps of 64) have a meaning here only where they define the result, with layout "tiles".
 
     Attributes:
         block_size_m, block_size_n, block_size_k: rows and columns of a tile of the product, and the step of the inner
-            dimension.  With layout "tiles", the first two also say what a tile is that a rank gets.
-        group_size_m: row tiles that are taken together, for locality.
+            dimension.  With layout "tiles", the first two also say what a tile is that a rank gets; 256 and 64 if they
+            are not given.
+        group_size_m: row tiles that are taken together, for locality; with layout "tiles" 1 if it is not given.
         num_sms: number of programs (SMs, CUs); None for the algorithm's choice.
         num_xcds: number of accelerator dies among which tiles are distributed.
         chunk_size: tiles in a row on one die.
         cache_modifier_a, cache_modifier_b: how A and B are loaded: "", ".ca", ".cg" or ".cv".
         allow_tf32: whether products of float32 may be of TF32 (10 bits of mantissa) on GPUs; None for what torch is
             set to (`torch.backends.cuda.matmul.fp32_precision`, `torch.set_float32_matmul_precision`), which is not.
-        all_reduce_variant: algorithm of matmul_all_reduce: "atomic", "ring", "one_shot", "two_shot" or "spinlock";
-            "auto" for the library's choice.
+        all_reduce_variant: algorithm of matmul_all_reduce, and of nothing else: "atomic", "ring", "one_shot",
+            "two_shot" or "spinlock"; "auto" for the library's choice.
         all_reduce_num_rings: number of rings that run side by side.
         num_warps: warps of a program.
         num_stages: stages of software pipelining.
@@ -60,18 +64,18 @@ class FusedConfig:
         ArgumentError: (a ValueError) a field has a value that cannot be.
     """
 
-    block_size_m: int = 256
-    block_size_n: int = 64
-    block_size_k: int = 64
-    group_size_m: int = 1
+    block_size_m: int | None = None
+    block_size_n: int | None = None
+    block_size_k: int | None = None
+    group_size_m: int | None = None
     num_sms: int | None = None
-    num_xcds: int = 1
-    chunk_size: int = 1
-    cache_modifier_a: str = ".ca"
-    cache_modifier_b: str = ".ca"
+    num_xcds: int | None = None
+    chunk_size: int | None = None
+    cache_modifier_a: str | None = None
+    cache_modifier_b: str | None = None
     allow_tf32: bool | None = None
     all_reduce_variant: str = AUTO
-    all_reduce_num_rings: int = 1
+    all_reduce_num_rings: int | None = None
     num_warps: int | None = None
     num_stages: int | None = None
     num_fetch_sms: int | None = None
@@ -82,12 +86,10 @@ class FusedConfig:
     def __post_init__(self) -> None:
         for name in _POSITIVE:
             value = getattr(self, name)
-            if value is None and name in _NULLABLE:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ArgumentError(f"FusedConfig: {name} must be a positive integer, not {value!r}")
         for name in ("cache_modifier_a", "cache_modifier_b"):
-            if getattr(self, name) not in _CACHE_MODIFIERS:
+            if getattr(self, name) not in (None, *_CACHE_MODIFIERS):
                 known = ", ".join(map(repr, _CACHE_MODIFIERS))
                 raise ArgumentError(f"FusedConfig: {name} must be one of {known}, not {getattr(self, name)!r}")
         if self.all_reduce_variant not in _VARIANTS:
@@ -122,36 +124,38 @@ class FusedConfig:
             return
         if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
             raise ArgumentError(f"FusedConfig.validate: world_size must be a positive integer, not {world_size!r}")
-        if self.all_reduce_variant == "ring" and self.block_size_n % world_size:
+        columns = TILE_OF_THE_REFERENCE["block_size_n"] if self.block_size_n is None else self.block_size_n
+        if self.all_reduce_variant == "ring" and columns % world_size:
             raise ArgumentError(
                 f"FusedConfig: all_reduce_variant='ring' needs a block_size_n that {world_size} ranks divide, "
-                f"not {self.block_size_n}"
+                f"not {columns}"
             )
 
     def named(self, op: str) -> tuple[str | None, str]:
         """Return the algorithm that this config names for an operation, and by which field; (None, "") if none.
 
         Raises:
-            ArgumentError: `algorithm` and `all_reduce_variant` name different ones.
+            ArgumentError: `algorithm` and `all_reduce_variant` name different ones, or the operation has no variants.
         """
-        variant = self.all_reduce_variant if op == "matmul_all_reduce" else AUTO
+        variant = self.all_reduce_variant
         if variant == AUTO:
             return self.algorithm, "algorithm" if self.algorithm else ""
+        if op != "matmul_all_reduce":
+            raise ArgumentError(
+                f"{op}: all_reduce_variant={variant!r} names an algorithm of matmul_all_reduce; name one of {op} by "
+                "algorithm="
+            )
         if self.algorithm not in (None, variant):
             raise ArgumentError(f"FusedConfig: algorithm={self.algorithm!r} contradicts all_reduce_variant={variant!r}")
         return variant, "all_reduce_variant"
 
-    def given(self, op: str) -> dict[str, Any]:
-        """Return the fields that differ from their defaults.
+    def given(self) -> dict[str, Any]:
+        """Return the fields that were given.
 
         Without those that name algorithms, and without `allow_tf32`: requests have the answer to that, "tf32".
-
-        Args:
-            op: the operation; rings are one's alone.
         """
-        skipped = _ANSWERED if op == "matmul_all_reduce" else (*_ANSWERED, "all_reduce_num_rings")
         return {
             field.name: getattr(self, field.name)
             for field in fields(self)
-            if field.name not in skipped and getattr(self, field.name) != field.default
+            if field.name not in _ANSWERED and getattr(self, field.name) != field.default
         }

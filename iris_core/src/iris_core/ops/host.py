@@ -83,15 +83,15 @@ class Host:
 
         Collective: every member calls it with the same size, and gets the same answer.
         """
-        size = rounded(nbytes)
         members = self.team.members
-        if size >= self._exhausted.get(members, size + 1):
-            return None  # asking again would be an exchange that the others may not take part in
-        try:
-            return self.team.region(_REGION, size, fill=None)
-        except UnsupportedError:
-            self._exhausted[members] = size
-            return None
+        for size in (rounded(nbytes), -(-nbytes // _STEP) * _STEP):  # with room for larger calls, or without
+            if size >= self._exhausted.get(members, size + 1):
+                continue  # asking again would be an exchange that the others may not take part in
+            try:
+                return self.team.region(_REGION, size, fill=None)
+            except UnsupportedError:
+                self._exhausted[members] = size
+        return None
 
     def scratch(self, nbytes: int, what: str = "") -> torch.Tensor:
         """Return local memory of at least so many bytes (uint8), which the plans of one team share.
@@ -104,7 +104,5 @@ class Host:
 
 
 def rounded(nbytes: int) -> int:
-    """A size that leaves room for somewhat larger calls: a power of two, or whole steps of 16 MiB."""
-    if nbytes <= _STEP:
-        return max(256, 1 << (nbytes - 1).bit_length())
-    return -(-nbytes // _STEP) * _STEP
+    """A power of two: what calls that grow leave behind on their way is no more than what they use at last."""
+    return max(256, 1 << (nbytes - 1).bit_length())

@@ -39,8 +39,18 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Plan:
-    """What was prepared: the pieces; the second stream; whether the product adds the bias, or somebody later; TF32."""
+    """What was prepared.
 
+    Attributes:
+        pieces: of the product.
+        side: the second stream.
+        bias: what it lies along.
+        fuses_bias, adds_bias: the product adds it, or somebody later.
+        tf32: products of float32 may be of TF32.
+        aux_buffer: see FusedWorkspace.
+    """
+
+    bias: str
     pieces: list[_Piece] = field(default_factory=list)
     side: Any = None
     fuses_bias: bool = True
@@ -58,6 +68,7 @@ class Overlapped(Unfused):
 
     name = "overlapped"
     uses = ("num_pieces",)
+    converts = False
     measured_only = True
     """How much the two disturb each other, no model knows."""
 
@@ -101,7 +112,7 @@ class Overlapped(Unfused):
         """Divide the product, and choose the collectives."""
         whole, direct = product_memory(request, host, request.m, request.n)
         flat = whole.view(-1)
-        plan = _Plan(tf32=request.options["tf32"], aux_buffer=flat.view(torch.uint8))
+        plan = _Plan(request.options["bias"], tf32=request.options["tf32"], aux_buffer=flat.view(torch.uint8))
         by_columns = self.op == "matmul_reduce_scatter"
         known: dict[int, Bound] = {}
         for begin, end in self._bounds(request):
@@ -112,7 +123,7 @@ class Overlapped(Unfused):
             if length not in known:
                 known[length] = host.collective(self._collective(request, rows, columns, direct))
             plan.pieces.append(_Piece(begin, end, product, known[length]))
-        own_rows = by_columns and request.options["bias"] == "rows"
+        own_rows = by_columns and plan.bias == "rows"
         plan.adds_bias = own_rows
         plan.fuses_bias = not own_rows and (request.rank == 0 or self.op == "matmul_all_gather")
         if request.target.type is not DeviceType.CPU:
@@ -154,7 +165,7 @@ class Overlapped(Unfused):
                     right, target = b[:, piece.begin : piece.end], parts[:, piece.begin : piece.end]
                 else:
                     left, target = a[piece.begin : piece.end], parts[..., piece.begin : piece.end, :]
-                added = self._bias(bias, piece) if plan.fuses_bias else None
+                added = self._bias(bias, plan.bias, piece) if plan.fuses_bias else None
                 multiply(left, right, added, piece.product, plan.tf32)
                 if main is None:
                     piece.collective.launch(target, piece.product)
@@ -177,11 +188,11 @@ class Overlapped(Unfused):
             return out.view(-1, rows, columns)
         return out.view(rows, -1, columns).transpose(0, 1)
 
-    def _bias(self, bias: torch.Tensor | None, piece: _Piece) -> torch.Tensor | None:
+    def _bias(self, bias: torch.Tensor | None, along: str, piece: _Piece) -> torch.Tensor | None:
         """What belongs to a piece."""
         if bias is None:
             return None
-        if bias.dim() == 2 and bias.shape[0] > 1:  # along the rows
+        if along == "rows":
             return bias[piece.begin : piece.end]
         return bias[..., piece.begin : piece.end] if self.op == "matmul_reduce_scatter" else bias
 

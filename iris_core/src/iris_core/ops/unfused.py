@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.ops.calls import PLAIN
+from iris_core.ops.calls import FP8, PLAIN
+from iris_core.ops.config import TILE_OF_THE_REFERENCE
 from iris_core.ops.model import fixed_s, moving_s, product_s
 from iris_core.ops.precision import float32_products
 from iris_core.types import Availability, CollectiveRequest, DeviceType, PluginInfo, PluginKind
@@ -29,9 +30,6 @@ UNFUSED_INFO = PluginInfo(
     devices=frozenset(DeviceType),
 )
 """What the core says about its own algorithms."""
-
-_TILES = {"block_size_m": 256, "block_size_n": 64, "group_size_m": 1}
-"""What a tile is by default, with layout "tiles"."""
 
 
 @dataclass(slots=True)
@@ -71,6 +69,10 @@ class Unfused:
     uses: tuple[str, ...] = ()
     """Fields of the config that it fulfils, beside those that define the result."""
 
+    converts = True
+    """8-bit floats are multiplied as the output's type, which holds them exactly, where a rank is alone: other
+    algorithms need others."""
+
     def __init__(self, op: str) -> None:
         self.op = op
 
@@ -81,11 +83,11 @@ class Unfused:
 
     def supports(self, request: FusedRequest) -> Availability:
         """Say whether torch multiplies such elements; of the config, only what defines the result has a meaning."""
-        if request.dtype not in PLAIN:
+        if request.dtype not in PLAIN and not (request.dtype in FP8 and request.group_size == 1 and self.converts):
             return Availability.no(f"torch.matmul does not multiply {request.dtype}")
         config = dict(request.options["config"])
         if request.options["layout"] == "tiles":
-            for name in _TILES:
+            for name in TILE_OF_THE_REFERENCE:
                 config.pop(name, None)
         unused = [name for name in config if name not in self.uses]
         if unused:
@@ -105,7 +107,7 @@ class Unfused:
             plan = self._gather_after(request, host)
         else:
             plan = self._reduce(request, host)
-        plan.tf32 = request.options["tf32"]
+        plan.tf32 = request.options["tf32"] or request.dtype in FP8  # which TF32 holds exactly, too
         return plan
 
     def _reduce(self, request: FusedRequest, host: Host) -> _Plan:
@@ -113,7 +115,7 @@ class Unfused:
         tiles = request.options["layout"] == "tiles"
         config: dict[str, Any] = {}
         if tiles:
-            shape = {**_TILES, **request.options["config"]}
+            shape = {**TILE_OF_THE_REFERENCE, **request.options["config"]}
             config = {"block_size_m": shape["block_size_m"], "block_size_n": shape["block_size_n"]}
             config["swizzle_size"] = shape["group_size_m"]
         collective = host.collective(
@@ -222,7 +224,12 @@ def unfused_operations(ops: tuple[str, ...]) -> list[Unfused]:
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, tf32: bool) -> None:
-    """Write a @ b, + bias if there is one, to `out`; on GPUs `tf32` says whether float32 may be multiplied as that."""
+    """Write a @ b, + bias if there is one, to `out`; on GPUs `tf32` says whether float32 may be multiplied as that.
+
+    Operands of another type than the output's become of that type.
+    """
+    if a.dtype is not out.dtype:
+        a, b = a.to(out.dtype), b.to(out.dtype)
     with float32_products(tf32) if a.is_cuda and a.dtype is torch.float32 else nullcontext():
         if bias is None:
             torch.mm(a, b, out=out)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from iris_core.ops.host import Scratch
+from iris_core.ops.plans import Plans
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +22,9 @@ class FusedWorkspace:
     workspace for speed.  With a workspace, plans and their local memory are the caller's, and can be let go of.
     Memory that peers reach stays with the context.
 
+    It serves one context: another one may use it after `reset()` or `clear()`, or when the first one was closed.
+    A graph that was captured with it needs it for its replays, neither reset nor cleared.
+
     Nothing has to be reset between calls: flags count, and are never set back.
 
     Attributes:
@@ -32,6 +36,7 @@ class FusedWorkspace:
         aux_buffer: memory of this rank that the algorithm stages in (uint8); None if it needs none.
         locks: local flags of the algorithm; None if it has none.
         prepared: whether the last call, or a preamble, has prepared it.
+        calls, scratch, owner: the plans, their memory, and whose they are; the library's.
     """
 
     operation: str = ""
@@ -42,8 +47,9 @@ class FusedWorkspace:
     aux_buffer: torch.Tensor | None = field(default=None, repr=False)
     locks: torch.Tensor | None = field(default=None, repr=False)
     prepared: bool = False
-    calls: dict[Any, Any] = field(default_factory=dict, repr=False)
+    calls: Plans[Any] = field(default_factory=Plans, repr=False)
     scratch: Scratch = field(default_factory=Scratch, repr=False)
+    owner: object = field(default=None, repr=False)
 
     def matches(
         self, operation: str, shape: tuple[int, ...], dtype: torch.dtype, world_size: int, variant: str = ""
@@ -55,6 +61,7 @@ class FusedWorkspace:
     def reset(self) -> None:
         """Forget the plans; local memory stays, for the next call."""
         self.calls.clear()
+        self.owner = None
         self.aux_buffer = self.locks = None
         self.prepared = False
 

@@ -54,8 +54,28 @@ def _assign(config: Any, name: str, value: Any) -> None:
     object.__setattr__(config, "_hash", hash(changed))  # calls are looked up by value
 
 
-class Config(CoreConfig):
+@dataclasses.dataclass(frozen=True)
+class _ReferenceConfig(CoreConfig):
+    """With the reference system's defaults, which scripts read; as there, such a value is no wish."""
+
+    block_size_m: int | None = 32
+    block_size_n: int | None = 64
+    swizzle_size: int | None = 4
+    comm_sms: int | None = 64
+    all_reduce_distribution: int | None = 1
+    all_reduce_num_rings: int | None = 1
+    num_stages: int | None = 1
+    num_warps: int | None = 4
+    threads_per_warp: int | None = 64
+    waves_per_eu: int | None = 0
+
+    __hash__ = CoreConfig.__hash__
+
+
+class Config(_ReferenceConfig):
     """`iris_core.ccl.Config` whose fields can be assigned; every assignment is checked.
+
+    Fields have the reference system's defaults; one that has its default counts as not given.
 
     Example:
         >>> from iris_triton.ccl import Config
@@ -69,8 +89,28 @@ class Config(CoreConfig):
         _assign(self, name, value)
 
 
-class FusedConfig(CoreFusedConfig):
-    """`iris_core.ops.FusedConfig` whose fields can be assigned; every assignment is checked."""
+@dataclasses.dataclass(frozen=True)
+class _ReferenceFusedConfig(CoreFusedConfig):
+    """With the reference system's defaults, which scripts read; as there, such a value is no wish."""
+
+    block_size_m: int | None = 256
+    block_size_n: int | None = 64
+    block_size_k: int | None = 64
+    group_size_m: int | None = 1
+    num_xcds: int | None = 1
+    chunk_size: int | None = 1
+    cache_modifier_a: str | None = ".ca"
+    cache_modifier_b: str | None = ".ca"
+    all_reduce_num_rings: int | None = 1
+
+    __hash__ = CoreFusedConfig.__hash__
+
+
+class FusedConfig(_ReferenceFusedConfig):
+    """`iris_core.ops.FusedConfig` whose fields can be assigned; every assignment is checked.
+
+    Fields have the reference system's defaults; one that has its default counts as not given.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
         _assign(self, name, value)
