@@ -1,6 +1,6 @@
 """Programs of the conformance kit's stack suite in Gluon; see `iris_core.testing.conformance.stack.Programs`.
 
-The device functions are arguments: they come from the backend under test (`device_api`).
+The device functions are arguments: they come from the backend under test (`device_api`), and so does the context.
 """
 
 import triton
@@ -10,22 +10,33 @@ from triton.experimental.gluon import language as gl
 from iris_gluon import default_layout
 
 BLOCK = gl.constexpr(256)
+_RANKS = ["me", "peer", "far"]  # no binary of its own for rank 1
 
 
 @gluon.jit
 def _ring(
-    put: gl.constexpr, signal: gl.constexpr, wait: gl.constexpr, source, target, found, flag, value, numel, me, peer,
-    bases, timeout_ns,
-):  # fmt: skip
+    put: gl.constexpr,
+    signal: gl.constexpr,
+    wait: gl.constexpr,
+    source,
+    target,
+    found,
+    flag,
+    value,
+    numel,
+    me,
+    peer,
+    bases,
+    timeout_ns,
+):
     """One program: put, signal, wait, and copy what has arrived."""
-    lanes = gl.arange(0, BLOCK, layout=default_layout([BLOCK]))
     for start in range(0, numel, BLOCK):
-        i = start + lanes
+        i = start + gl.arange(0, BLOCK, layout=default_layout([BLOCK]))
         put(source + i, target + i, me, peer, bases, mask=i < numel)
     signal(flag, value, me, peer, bases)
     wait(flag, value, timeout_ns=timeout_ns)
     for start in range(0, numel, BLOCK):
-        i = start + lanes
+        i = start + gl.arange(0, BLOCK, layout=default_layout([BLOCK]))
         gl.store(found + i, gl.load(target + i, mask=i < numel), mask=i < numel)
 
 
@@ -38,49 +49,350 @@ def _all_to_all(store: gl.constexpr, source, target, numel, me, bases):
     store(target + me * numel + i, data, me, peer, bases, mask=i < numel)
 
 
-@gluon.jit
-def _add(atomic_add: gl.constexpr, counter, me, bases):
-    """One program per peer and addition."""
-    atomic_add(counter, gl.cast(me + 1, gl.int64), me, gl.program_id(0), bases)
-
-
-@gluon.jit
-def _meet(
-    store: gl.constexpr, barrier: gl.constexpr, slots, found, flags, value, me, bases, timeout_ns, W: gl.constexpr,
+# -- every device function, as a function and as a method -------------------------------------------------------------
+@gluon.jit(do_not_specialize=_RANKS)
+def _move(
+    function: gl.constexpr,
+    Context: gl.constexpr,
+    name: gl.constexpr,
+    source,
+    target,
+    lanes,
+    other,
+    context,
+    bases,
+    me,
+    peer,
+    far,
+    masked: gl.constexpr,
     LANES: gl.constexpr,
-):  # fmt: skip
+    W: gl.constexpr,
+):
+    i = gl.arange(0, LANES, layout=default_layout([LANES]))
+    if masked:
+        mask = gl.load(lanes + i) != 0
+        fill = other
+    else:
+        mask = None
+        fill = None
+    if Context is None:
+        if name == "load":
+            gl.store(target + i, function(source + i, me, peer, bases, mask=mask, other=fill))
+        elif name == "store":
+            function(target + i, gl.load(source + i), me, peer, bases, mask=mask)
+        elif name == "copy":
+            function(source + i, target + i, peer, far, me, bases, mask=mask, other=fill)
+        else:
+            function(source + i, target + i, me, peer, bases, mask=mask, other=fill)
+    else:
+        dev = Context.initialize(context)
+        if name == "load":
+            gl.store(target + i, dev.load(source + i, peer, mask=mask, other=fill))
+        elif name == "store":
+            dev.store(target + i, gl.load(source + i), peer, mask=mask)
+        elif name == "get":
+            dev.get(source + i, target + i, peer, mask=mask, other=fill)
+        elif name == "put":
+            dev.put(source + i, target + i, peer, mask=mask, other=fill)
+        elif name == "copy":
+            dev.copy(source + i, target + i, peer, far, mask=mask, other=fill)
+
+
+@gluon.jit
+def _atomic(
+    function: gl.constexpr,
+    Context: gl.constexpr,
+    name: gl.constexpr,
+    pointer,
+    compare,
+    value,
+    context,
+    bases,
+    me,
+    peer,
+    mask,
+    sem: gl.constexpr,
+    scope: gl.constexpr,
+    W: gl.constexpr,
+):
+    if Context is None:
+        if name == "atomic_cas":
+            old = function(pointer, compare, value, me, peer, bases, sem=sem, scope=scope)
+        else:
+            old = function(pointer, value, me, peer, bases, mask=mask, sem=sem, scope=scope)
+    else:
+        dev = Context.initialize(context)
+        if name == "atomic_cas":
+            old = dev.atomic_cas(pointer, compare, value, peer, sem=sem, scope=scope)
+        elif name == "atomic_add":
+            old = dev.atomic_add(pointer, value, peer, mask=mask, sem=sem, scope=scope)
+        elif name == "atomic_sub":
+            old = dev.atomic_sub(pointer, value, peer, mask=mask, sem=sem, scope=scope)
+        elif name == "atomic_xchg":
+            old = dev.atomic_xchg(pointer, value, peer, mask=mask, sem=sem, scope=scope)
+        elif name == "atomic_xor":
+            old = dev.atomic_xor(pointer, value, peer, mask=mask, sem=sem, scope=scope)
+        elif name == "atomic_and":
+            old = dev.atomic_and(pointer, value, peer, mask=mask, sem=sem, scope=scope)
+        elif name == "atomic_or":
+            old = dev.atomic_or(pointer, value, peer, mask=mask, sem=sem, scope=scope)
+        elif name == "atomic_min":
+            old = dev.atomic_min(pointer, value, peer, mask=mask, sem=sem, scope=scope)
+        else:
+            old = dev.atomic_max(pointer, value, peer, mask=mask, sem=sem, scope=scope)
+    return old
+
+
+@gluon.jit(do_not_specialize=_RANKS)
+def _change(
+    function: gl.constexpr,
+    Context: gl.constexpr,
+    name: gl.constexpr,
+    cells,
+    operands,
+    compares,
+    found,
+    lanes,
+    context,
+    bases,
+    me,
+    peer,
+    masked: gl.constexpr,
+    sem: gl.constexpr,
+    scope: gl.constexpr,
+    LANES: gl.constexpr,
+    W: gl.constexpr,
+):
+    i = gl.arange(0, LANES, layout=default_layout([LANES]))
+    if masked:
+        mask = gl.load(lanes + i) != 0
+    else:
+        mask = None
+    value, compare = gl.load(operands + i), gl.load(compares + i)
+    old = _atomic(function, Context, name, cells + i, compare, value, context, bases, me, peer, mask, sem, scope, W)
+    gl.store(found + i, old, mask=mask)
+
+
+@gluon.jit(do_not_specialize=_RANKS)
+def _contend(
+    function: gl.constexpr,
+    Context: gl.constexpr,
+    name: gl.constexpr,
+    cell,
+    operands,
+    compare,
+    found,
+    context,
+    bases,
+    me,
+    W: gl.constexpr,
+):
+    """One program per peer and operand."""
+    peer, j = gl.program_id(0), gl.program_id(1)
+    value = gl.load(operands + j)
+    old = _atomic(function, Context, name, cell, compare, value, context, bases, me, peer, None, None, None, W)
+    gl.store(found + peer * gl.num_programs(1) + j, old)
+
+
+@gluon.jit(do_not_specialize=_RANKS)
+def _send(
+    function: gl.constexpr,
+    wait: gl.constexpr,
+    Context: gl.constexpr,
+    name: gl.constexpr,
+    op: gl.constexpr,
+    source,
+    target,
+    found,
+    flag,
+    value,
+    awaited,
+    context,
+    bases,
+    me,
+    peer,
+    timeout_ns,
+    LANES: gl.constexpr,
+    W: gl.constexpr,
+):
+    i = gl.arange(0, LANES, layout=default_layout([LANES]))
+    if Context is None:
+        if name == "signal":
+            function(flag, value, me, peer, bases, op=op)
+        else:
+            function(source + i, target + i, flag, value, me, peer, bases, op=op)
+            wait(flag, awaited, timeout_ns=timeout_ns)
+    else:
+        dev = Context.initialize(context)
+        if name == "signal":
+            dev.signal(flag, value, peer, op=op)
+        else:
+            dev.put_signal(source + i, target + i, flag, value, peer, op=op)
+            dev.wait(flag, awaited)
+    if name == "put_signal":
+        gl.store(found + i, gl.load(target + i))
+
+
+@gluon.jit(do_not_specialize=_RANKS)
+def _await_flag(
+    signal: gl.constexpr,
+    wait: gl.constexpr,
+    Context: gl.constexpr,
+    cmp: gl.constexpr,
+    flag,
+    sent,
+    value,
+    found,
+    context,
+    bases,
+    me,
+    peer,
+    timeout_ns,
+    W: gl.constexpr,
+):
+    if Context is None:
+        signal(flag, sent, me, peer, bases)
+        seen = wait(flag, value, cmp=cmp, timeout_ns=timeout_ns)
+    else:
+        dev = Context.initialize(context)
+        dev.signal(flag, sent, peer)
+        seen = dev.wait(flag, value, cmp=cmp)
+    gl.store(found, seen)
+
+
+@gluon.jit
+def _barrier(
+    barrier: gl.constexpr,
+    Context: gl.constexpr,
+    flags,
+    context,
+    bases,
+    me,
+    timeout_ns,
+    grouped: gl.constexpr,
+    begin,
+    stride,
+    size,
+    W: gl.constexpr,
+):
+    if Context is None:
+        if grouped:
+            barrier(flags, me, W, bases, begin, stride, size, timeout_ns=timeout_ns)
+        else:
+            barrier(flags, me, W, bases, timeout_ns=timeout_ns)
+    else:
+        dev = Context.initialize(context)
+        if grouped:
+            dev.barrier(flags, begin, stride, size)
+        else:
+            dev.barrier(flags)
+
+
+@gluon.jit(do_not_specialize=_RANKS)
+def _meet(
+    store: gl.constexpr,
+    barrier: gl.constexpr,
+    Context: gl.constexpr,
+    slots,
+    found,
+    flags,
+    value,
+    context,
+    bases,
+    me,
+    timeout_ns,
+    grouped: gl.constexpr,
+    begin,
+    stride,
+    size,
+    W: gl.constexpr,
+    LANES: gl.constexpr,
+):
     """One program: write to all, meet, note what is there, meet again before anybody goes on."""
     for peer in range(W):
-        store(slots + me, gl.cast(value, gl.int64), me, peer, bases)
-    barrier(flags, me, W, bases, timeout_ns=timeout_ns)
+        if Context is None:
+            store(slots + me, gl.cast(value, gl.int64), me, peer, bases)
+        else:
+            dev = Context.initialize(context)
+            dev.store(slots + me, gl.cast(value, gl.int64), peer)
+    _barrier(barrier, Context, flags, context, bases, me, timeout_ns, grouped, begin, stride, size, W)
     i = gl.arange(0, LANES, layout=default_layout([LANES]))
     gl.store(found + i, gl.load(slots + i, mask=i < W), mask=i < W)
-    barrier(flags, me, W, bases, timeout_ns=timeout_ns)
+    _barrier(barrier, Context, flags, context, bases, me, timeout_ns, grouped, begin, stride, size, W)
+
+
+# -- launching; what these do is said in iris_core.testing.conformance.stack.Programs --------------------------------
+def _api(ctx, form, *names):
+    """The functions of the backend under test, and its DeviceContext if methods are to be called."""
+    api = ctx.backend.device_api()
+    return *(api[name] for name in names), api["DeviceContext"] if form == "method" else None
+
+
+def _where(ctx):
+    """The context tensor and the heap bases."""
+    return ctx.get_device_context(), ctx.get_heap_bases()
+
+
+def _ns(timeout_s):
+    return int(timeout_s * 1e9)
 
 
 def ring(ctx, source, target, found, flag, value, timeout_s):
     api = ctx.backend.device_api()
     functions = api["put"], api["signal"], api["wait"]
     me, peer, bases = ctx.cur_rank, (ctx.cur_rank + 1) % ctx.num_ranks, ctx.get_heap_bases()
-    timeout_ns = int(timeout_s * 1e9)
-    _ring[(1,)](*functions, source, target, found, flag, value, source.numel(), me, peer, bases, timeout_ns)
+    _ring[(1,)](*functions, source, target, found, flag, value, source.numel(), me, peer, bases, _ns(timeout_s))
 
 
 def all_to_all(ctx, source, target):
+    """Rows to everybody."""
+    store = ctx.backend.device_api()["store"]
     numel = source.shape[1]
     grid = (ctx.num_ranks, triton.cdiv(numel, BLOCK.value))
-    store = ctx.backend.device_api()["store"]
     _all_to_all[grid](store, source, target, numel, ctx.cur_rank, ctx.get_heap_bases())
 
 
-def add(ctx, counter, num_programs):
-    atomic_add = ctx.backend.device_api()["atomic_add"]
-    _add[(ctx.num_ranks, num_programs)](atomic_add, counter, ctx.cur_rank, ctx.get_heap_bases())
+def move(ctx, form, name, source, target, lanes, other, peer, far):
+    """load, store, get, put or copy."""
+    tensors = source, target, source if lanes is None else lanes, other, *_where(ctx)
+    ranks = ctx.cur_rank, peer, far
+    sizes = {"masked": lanes is not None, "LANES": source.numel(), "W": ctx.num_ranks}
+    _move[(1,)](*_api(ctx, form, name), name, *tensors, *ranks, **sizes)
 
 
-def meet(ctx, slots, found, flags, value, timeout_s):
-    api = ctx.backend.device_api()
-    me, bases, timeout_ns = ctx.cur_rank, ctx.get_heap_bases(), int(timeout_s * 1e9)
-    world, lanes = ctx.num_ranks, triton.next_power_of_2(ctx.num_ranks)
-    functions = api["store"], api["barrier"]
-    _meet[(1,)](*functions, slots, found, flags, value, me, bases, timeout_ns, W=world, LANES=lanes)
+def change(ctx, form, name, cells, operands, compares, found, lanes, peer):
+    """An atomic on a block."""
+    masked = lanes is not None
+    tensors = cells, operands, compares, found, lanes if masked else cells, *_where(ctx)
+    order = {"sem": "acq_rel" if masked else None, "scope": "sys" if masked else None}
+    sizes = {"masked": masked and name != "atomic_cas", "LANES": cells.numel(), "W": ctx.num_ranks}
+    _change[(1,)](*_api(ctx, form, name), name, *tensors, ctx.cur_rank, peer, **order, **sizes)
+
+
+def contend(ctx, form, name, cell, operands, compare, found):
+    """An atomic of many programs."""
+    grid = (ctx.num_ranks, operands.numel())
+    arguments = cell, operands, compare, found, *_where(ctx), ctx.cur_rank
+    _contend[grid](*_api(ctx, form, name), name, *arguments, W=ctx.num_ranks)
+
+
+def send(ctx, form, name, op, source, target, found, flag, value, awaited, timeout_s):
+    """signal or put_signal."""
+    me, peer = ctx.cur_rank, (ctx.cur_rank + 1) % ctx.num_ranks
+    arguments = source, target, found, flag, value, awaited, *_where(ctx), me, peer, _ns(timeout_s)
+    _send[(1,)](*_api(ctx, form, name, "wait"), name, op, *arguments, LANES=source.numel(), W=ctx.num_ranks)
+
+
+def await_flag(ctx, form, cmp, flag, sent, value, found, timeout_s):
+    """wait."""
+    me, peer = ctx.cur_rank, (ctx.cur_rank + 1) % ctx.num_ranks
+    arguments = flag, sent, value, found, *_where(ctx), me, peer, _ns(timeout_s)
+    _await_flag[(1,)](*_api(ctx, form, "signal", "wait"), cmp, *arguments, W=ctx.num_ranks)
+
+
+def meet(ctx, form, slots, found, flags, value, group, timeout_s):
+    """barrier."""
+    world = ctx.num_ranks
+    arguments = slots, found, flags, value, *_where(ctx), ctx.cur_rank, _ns(timeout_s)
+    sizes = {"W": world, "LANES": triton.next_power_of_2(world)}
+    _meet[(1,)](*_api(ctx, form, "store", "barrier"), *arguments, group is not None, *(group or (0, 1, world)), **sizes)

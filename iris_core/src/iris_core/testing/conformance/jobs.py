@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -160,16 +161,16 @@ def source_data(rank: int, turn: int, numel: int) -> torch.Tensor:
 def ring(stack: Stack, numel: int, num_turns: int) -> list[Seen]:
     """Every rank puts data to the next one and signals; the ranks take turns in being slow."""
     out = []
-    with _open(stack) as ctx:
+    with open_stack(stack) as ctx:
         programs = importlib.import_module(stack.programs)
         dtype = source_data(0, 0, 1).dtype
         source, target, found = (ctx.zeros(numel, dtype=dtype) for _ in range(3))
         flag = ctx.zeros(1, dtype=_int64())
         for turn in range(num_turns):
             source.copy_(source_data(ctx.cur_rank, turn, numel))
-            _start(ctx, slow=turn % ctx.num_ranks)
+            start(ctx, slow=turn % ctx.num_ranks)
             programs.ring(ctx, source, target, found, flag, turn + 1, stack.timeout_s)
-            out.append(_look(ctx, target, found, flag))
+            out.append(look(ctx, target, found, flag))
     return out
 
 
@@ -177,55 +178,57 @@ def all_to_all(stack: Stack, numel: int) -> Seen:
     """Every rank stores a row of its own to every rank."""
     import torch
 
-    with _open(stack) as ctx:
+    with open_stack(stack) as ctx:
         programs = importlib.import_module(stack.programs)
         source = ctx.zeros(ctx.num_ranks, numel, dtype=torch.int32)
         target = ctx.zeros(ctx.num_ranks, numel, dtype=torch.int32)
         for peer in range(ctx.num_ranks):
             source[peer].copy_(source_data(ctx.cur_rank, peer, numel))
-        _start(ctx)
+        start(ctx)
         programs.all_to_all(ctx, source, target)
-        return _look(ctx, target)
-
-
-def add(stack: Stack, num_programs: int) -> Seen:
-    """Programs of every rank add rank + 1 to one counter of every rank, all at once."""
-    with _open(stack) as ctx:
-        programs = importlib.import_module(stack.programs)
-        counter = ctx.zeros(1, dtype=_int64())
-        _start(ctx)
-        programs.add(ctx, counter, num_programs)
-        return _look(ctx, counter)
+        return look(ctx, target)
 
 
 def meet(stack: Stack, num_turns: int) -> list[Seen]:
     """Every rank writes to all, all meet at the device barrier, and each notes what it has got by then."""
     out = []
-    with _open(stack) as ctx:
+    with open_stack(stack) as ctx:
         programs = importlib.import_module(stack.programs)
         slots, found = (ctx.zeros(ctx.num_ranks, dtype=_int64()) for _ in range(2))
         flags = ctx.zeros(ctx.num_ranks + 1, dtype=_int64())
         for turn in range(num_turns):
-            _start(ctx, slow=turn % ctx.num_ranks)
-            programs.meet(ctx, slots, found, flags, 1000 * (turn + 1) + ctx.cur_rank, stack.timeout_s)
-            out.append(_look(ctx, slots, found))
+            start(ctx, slow=turn % ctx.num_ranks)
+            value = 1000 * (turn + 1) + ctx.cur_rank
+            programs.meet(ctx, "function", slots, found, flags, value, None, stack.timeout_s)
+            out.append(look(ctx, slots, found))
     return out
 
 
-def _open(stack: Stack) -> Any:
+def open_stack(stack: Stack) -> Any:
+    """Open a context whose waits inside kernels are bounded, those without a bound of their own as well."""
     from iris_core import Iris
 
-    return Iris("4MiB", allocator=stack.allocator, backend=stack.backend, device=stack.device)
+    name = "IRIS_DEVICE_TIMEOUT"
+    before = os.environ.get(name)
+    os.environ[name] = str(stack.timeout_s)
+    try:
+        return Iris("4MiB", allocator=stack.allocator, backend=stack.backend, device=stack.device)
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
-def _start(ctx: Any, slow: int | None = None) -> None:
+def start(ctx: Any, slow: int | None = None) -> None:
     """Let all ranks begin together, except for a slow one: who does not wait for it computes with old data."""
     ctx.barrier()
     if ctx.cur_rank == slow:
         time.sleep(_SLOW_S)
 
 
-def _look(ctx: Any, tensor: torch.Tensor, *noted: torch.Tensor) -> Seen:
+def look(ctx: Any, tensor: torch.Tensor, *noted: torch.Tensor) -> Seen:
+    """Let all ranks finish, and return what a tensor has here and on the others, and what the program noted."""
     import torch
 
     if ctx.device != "cpu":

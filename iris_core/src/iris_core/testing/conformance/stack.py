@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pytest
 
-from iris_core.errors import PluginError
+from iris_core.errors import IrisError, PluginError
 from iris_core.registry import Registry
-from iris_core.testing.conformance import jobs
+from iris_core.testing.conformance import device_functions, device_jobs, jobs
 from iris_core.testing.conformance.plugin import shared_pool
 from iris_core.types import DeviceType, PluginKind
 
@@ -20,16 +20,28 @@ if TYPE_CHECKING:
 
     import torch
 
+    from iris_core.testing.conformance.device_jobs import Calls
     from iris_core.testing.conformance.jobs import Seen
     from iris_core.testing.pool import RankPool
 
 
+_CALLS_S = 120.0  # for all device functions, where no wait reaches its bound; on a GPU they are compiled
+
+
 class Programs(Protocol):
-    """What a module of programs offers: four functions that launch kernels of the backend's language on one rank.
+    """What a module of programs offers: functions that launch kernels of the backend's language on one rank.
 
     Collective: every rank calls them, with symmetric tensors.  Waits of a kernel give up after `timeout_s`, and it goes
     on: a lost signal is to be a wrong result and not a rank that hangs.  The kernels call the device functions that
     `ctx.backend.device_api()` gives, so that these are what is tested.
+
+    Arguments that several programs have:
+        form: "function", to call the device functions of `device_api()`; or "method", to call the methods of its
+            DeviceContext, whose waits are bounded by IRIS_DEVICE_TIMEOUT instead of `timeout_s`.  A backend without a
+            DeviceContext is never asked for methods.
+        name: of the device function.
+        lanes: int32[n] whose zeros are masked off; None for a call without a mask.  n is a power of two, one block.
+        peer: the rank whose memory is accessed.
     """
 
     def ring(
@@ -45,21 +57,120 @@ class Programs(Protocol):
         """Put `source` to the next rank's `target`, set its `flag` to `value`, wait for the own flag to reach `value`.
 
         Then, in the same kernel, copy the own `target` to `found` by plain loads and stores.
-        source, target, found: int32[n]; flag: int64[1].
+        source, target, found: int32[n], n any number; flag: int64[1].
         """
 
     def all_to_all(self, ctx: Any, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Store row p of `source` to row `rank` of rank p's `target`.  int32[world_size, n] each."""
+        """Store row p of `source` to row `rank` of rank p's `target`.  int32[world_size, n] each, n any number."""
 
-    def add(self, ctx: Any, counter: torch.Tensor, num_programs: int) -> None:
-        """Let `num_programs` programs per peer add rank + 1 to every rank's `counter` (int64[1]) atomically."""
+    def move(
+        self,
+        ctx: Any,
+        form: str,
+        name: str,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        lanes: torch.Tensor | None,
+        other: int,
+        peer: int,
+        far: int,
+    ) -> None:
+        """Call load, store, get, put or copy once, on blocks of pointers.  source, target: int32[n].
+
+        "load": load the peer's `source`, and store the result, all of it, to the own `target` by a plain store.
+        "store": load the own `source` by a plain load, and store it to the peer's `target`.
+        "get": from the peer's `source` to the own `target`.  "put": from the own `source` to the peer's `target`.
+        "copy": from the peer's `source` to the `target` of rank `far`.
+        With `lanes`, all get the mask, and all but "store" get `other`.
+        """
+
+    def change(
+        self,
+        ctx: Any,
+        form: str,
+        name: str,
+        cells: torch.Tensor,
+        operands: torch.Tensor,
+        compares: torch.Tensor,
+        found: torch.Tensor,
+        lanes: torch.Tensor | None,
+        peer: int,
+    ) -> None:
+        """Call an atomic once, on a block of pointers to the peer's `cells`, with the block `operands`.  int32[n] each.
+
+        Store what it returns to `found`, by a plain store with the same mask.  With `lanes`, also pass
+        sem="acq_rel" and scope="sys".  atomic_cas has no mask, and gets `compares` as well.
+        """
+
+    def contend(
+        self,
+        ctx: Any,
+        form: str,
+        name: str,
+        cell: torch.Tensor,
+        operands: torch.Tensor,
+        compare: int,
+        found: torch.Tensor,
+    ) -> None:
+        """Let many programs call an atomic with scalars: program (p, j) passes operands[j] to rank p's `cell`.
+
+        p is any rank, j any index of `operands`.  What is returned goes to found[p * n + j].  atomic_cas gets
+        `compare` as well.  cell: int64[1]; operands: int64[n]; found: int64[world_size * n].
+        """
+
+    def send(
+        self,
+        ctx: Any,
+        form: str,
+        name: str,
+        op: str,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        found: torch.Tensor,
+        flag: torch.Tensor,
+        value: int,
+        awaited: int,
+        timeout_s: float,
+    ) -> None:
+        """Signal the next rank, `op` being "set" or "add", without or with data.
+
+        "signal": call signal(flag, value), and nothing else.  "put_signal": put `source` to `target` as well, wait
+        until the own flag is at least `awaited`, and copy the own `target` to `found` by plain loads and stores.
+        source, target, found: int32[n], one block; flag: int64[1].
+        """
+
+    def await_flag(
+        self,
+        ctx: Any,
+        form: str,
+        cmp: str,
+        flag: torch.Tensor,
+        sent: int,
+        value: int,
+        found: torch.Tensor,
+        timeout_s: float,
+    ) -> None:
+        """In one kernel, signal `sent` to the next rank's flag, wait for the own flag, and note what wait returns.
+
+        cmp: "eq", "ne", "gt", "ge", "lt" or "le"; value: what the flag is compared with; flag, found: int64[1].
+        """
 
     def meet(
-        self, ctx: Any, slots: torch.Tensor, found: torch.Tensor, flags: torch.Tensor, value: int, timeout_s: float
+        self,
+        ctx: Any,
+        form: str,
+        slots: torch.Tensor,
+        found: torch.Tensor,
+        flags: torch.Tensor,
+        value: int,
+        group: tuple[int, int, int] | None,
+        timeout_s: float,
     ) -> None:
         """Store `value` to slots[rank] of every rank, pass the device barrier, copy the own `slots` to `found`.
 
-        Ends with another barrier.  slots, found: int64[world_size]; flags: int64[world_size + 1], for the barrier.
+        Ends with another barrier.  Only members of the group call it, which is (rank_start, rank_stride, group_size);
+        None for all ranks, and then the barrier gets no group.
+        slots, found: int64[world_size]; flags: int64[world_size + 1], for the barrier.
         """
 
 
@@ -128,13 +239,19 @@ class StackConformance:
         expected = [b"".join(_data(sender, rank, self.numel) for sender in range(ranks)) for rank in range(ranks)]
         self._check(results, expected)
 
-    def test_world_atomics_sum(self, pool: RankPool, world: tuple[jobs.Stack, int]) -> None:
-        """No addition of programs of all ranks to the same word is lost."""
-        stack, ranks = world
-        programs = 17
-        total = programs * sum(range(1, ranks + 1))
-        results = pool.run(jobs.add, ranks, stack, programs)
-        self._check(results, [_words([total])] * ranks)
+    @pytest.mark.parametrize("name", device_functions.NAMES)
+    def test_world_device_function(self, pool: RankPool, world: tuple[jobs.Stack, int], name: str) -> None:
+        """Each function of `device_api()`, with and without a mask, changes what it should on the rank that it should.
+
+        Atomics return the old values, and lose nothing of what many programs do; signals set and add; waits end when
+        their comparison holds and not before; barriers also of groups.
+        """
+        self._check_calls(pool, *world, "function", name)
+
+    @pytest.mark.parametrize("name", device_functions.NAMES)
+    def test_world_device_method(self, pool: RankPool, world: tuple[jobs.Stack, int], name: str) -> None:
+        """The same of DeviceContext's methods."""
+        self._check_calls(pool, *world, "method", name)
 
     def test_world_barrier(self, pool: RankPool, world: tuple[jobs.Stack, int]) -> None:
         """Behind a device barrier everybody's stores are there, whoever is late, also when it is used again."""
@@ -154,6 +271,68 @@ class StackConformance:
                 assert content == expected[peer], f"memory of rank {peer}, as rank {rank} sees it"
             if found:
                 assert seen.local == found[rank], f"what the kernel of rank {rank} found"
+
+    def _check_calls(self, pool: RankPool, stack: jobs.Stack, ranks: int, form: str, name: str) -> None:
+        """Judge the calls of one device function; all of them ran together, in the first test that wanted one."""
+        results = _calls(pool, stack, ranks, form)
+        if results is None:
+            pytest.skip(f"device_api() of {stack.backend!r} has no DeviceContext: it has the functional API only")
+        calls = [result[name] for result in results]
+        errors = [f"rank {rank}: {error}" for rank, each in enumerate(calls) for error in each.errors]
+        assert errors == [], "\n".join(errors)
+        if name in device_functions.MOVES:
+            for kind in device_functions.KINDS:
+                expected = [device_functions.moved(name, rank, ranks, kind) for rank in range(ranks)]
+                self._check([each.seen[kind] for each in calls], list(map(_int32s, expected)))
+        elif name in device_functions.ATOMICS:
+            for kind in device_functions.KINDS:
+                pairs = [device_functions.changed(name, rank, ranks, kind) for rank in range(ranks)]
+                after, returned = zip(*pairs, strict=True)
+                self._check(
+                    [each.seen[kind] for each in calls], list(map(_int32s, after)), list(map(_int32s, returned))
+                )
+            self._check_contention(name, [each.seen["contention"] for each in calls])
+        elif name in ("signal", "put_signal"):
+            for op in device_functions.OPS:
+                flags = [_words([device_functions.signalled(op, rank, ranks)]) for rank in range(ranks)]
+                arrived = [device_functions.moved("put", rank, ranks, "whole") for rank in range(ranks)]
+                if name == "signal":
+                    arrived = [[device_functions.UNTOUCHED] * device_functions.LANES] * ranks
+                self._check([each.seen[op] for each in calls], flags, [2 * _int32s(data) for data in arrived])
+        elif name == "wait":
+            for each in device_functions.WAITS:
+                word = _words([each.sent])
+                self._check([call.seen[each.cmp] for call in calls], [word] * ranks, [word] * ranks)
+        else:
+            self._check_barriers(ranks, calls)
+        if name in ("put_signal", "wait", "barrier"):
+            slowest = max(each.seconds for each in calls)
+            assert slowest < stack.timeout_s, f"a wait took {slowest:.1f} s: it ended because of its bound"
+
+    def _check_contention(self, name: str, seen: Sequence[Seen]) -> None:
+        """Judge a word of every rank that all programs have changed."""
+        count, ranks = device_functions.PROGRAMS, len(seen)
+        for rank in range(ranks):
+            final = int.from_bytes(seen[rank].own, "little", signed=True)
+            returned = [_numbers(each.local)[rank * count : (rank + 1) * count] for each in seen]
+            problem = device_functions.contention_problem(name, ranks, final, [old for one in returned for old in one])
+            assert problem == "", f"{count} programs of {ranks} ranks changed a word of rank {rank}: {problem}"
+
+    def _check_barriers(self, ranks: int, calls: Sequence[Calls]) -> None:
+        """Judge barriers of all and of groups: only members take part, but what they store goes to all ranks."""
+        for group in (None, *device_functions.groups(ranks)):
+            begin, stride, size = group or (0, 1, ranks)
+            members = range(begin, begin + stride * size, stride)
+            for turn in range(2):
+                slots = [
+                    10 * (turn + 1) + rank if rank in members else device_functions.UNTOUCHED for rank in range(ranks)
+                ]
+                untouched = _words([device_functions.UNTOUCHED] * ranks)
+                for rank, each in enumerate(calls):
+                    seen = each.seen[f"{group} {turn}"]
+                    assert seen.own == _words(slots), f"slots of rank {rank}, barrier {turn} of group {group}"
+                    found = _words(slots) if rank in members else untouched
+                    assert seen.local == found, f"what rank {rank} found behind barrier {turn} of group {group}"
 
     def _why_not(self, tier: str) -> str:
         """The reason why a tier cannot run here, or an empty string."""
@@ -176,9 +355,39 @@ class StackConformance:
         return "" if present >= needed else f"needs {needed} GPU{'s' * (needed > 1)}, torch sees {present}"
 
 
+_cache: dict[tuple[jobs.Stack, int, str], list[dict[str, Calls]] | Exception | None] = {}
+
+
+def _calls(pool: RankPool, stack: jobs.Stack, ranks: int, form: str) -> list[dict[str, Calls]] | None:
+    """Call all device functions on ranks, once in a test run; raise again what was raised.
+
+    Returns:
+        The results by name, one dictionary per rank; None if the backend does not have this form.
+    """
+    key = stack, ranks, form
+    if key not in _cache:
+        try:
+            results = pool.run(device_jobs.call_all, ranks, stack, form, timeout_s=_CALLS_S + 12 * stack.timeout_s)
+            _cache[key] = None if None in results else results
+        except IrisError as error:  # of a rank that raised, ended, or never came back
+            _cache[key] = error
+    found = _cache[key]
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
 def _data(rank: int, turn: int, numel: int) -> bytes:
     return bytes(jobs.source_data(rank, turn, numel).numpy().tobytes())
 
 
 def _words(values: Sequence[int]) -> bytes:
-    return b"".join(value.to_bytes(8, "little") for value in values)
+    return b"".join(value.to_bytes(8, "little", signed=True) for value in values)
+
+
+def _int32s(values: Sequence[int]) -> bytes:
+    return b"".join(value.to_bytes(4, "little", signed=True) for value in values)
+
+
+def _numbers(words: bytes) -> list[int]:
+    return [int.from_bytes(words[at : at + 8], "little", signed=True) for at in range(0, len(words), 8)]
