@@ -84,6 +84,8 @@ def wgmma(
         result = warpgroup_mma(a_memory, b_memory, acc, is_async=True)
         if how == "overwritten":
             b_memory.store(load_matrix(b, K, N, blocked))
+        elif how == "never waited":
+            return
         elif how == "one may be under way":
             result = warpgroup_mma_wait(1, deps=(result,))
             store_matrix(out, result)
@@ -131,6 +133,7 @@ def test_wgmma(how, dtype, sum_dtype):
 HAZARDS = {
     "no fence": "warpgroup_mma of '[ab]_memory' goes through the async proxy.*not ordered with the store",
     "overwritten": "store overwrites 'b_memory'.*warpgroup_mma that .* may still be reading it: call warpgroup_mma",
+    "never waited": "the kernel ends while 1 products of warpgroup_mma, the last one issued in line .*, may be under",
     "one may be under way": "the result of warpgroup_mma in line .* is used while the product may be under way",
 }
 

@@ -1,5 +1,7 @@
 """mbarriers, TMA and copies in groups on the CPU: what they do, and every missing wait, arrival and fence."""
 
+import functools
+
 import pytest
 import torch
 from triton.experimental import gluon
@@ -378,6 +380,55 @@ def test_no_hazards(what):
     x, out = torch.randn(16, 32), torch.zeros(16, 32)
     hazards[(1,)](describe(x, [16, 32]), describe(out, [16, 32]), what)
     assert torch.equal(out, x + 1)
+
+
+@gluon.jit
+def never_waited(x_desc, x, what: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    i = gl.arange(0, 128, layout=layout)
+    memory = gl.allocate_shared_memory(gl.float32, x_desc.block_type.shape, x_desc.layout)
+    line = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready, count=1)
+    if what == "TMA load" or what == "invalidated":
+        mbarrier.expect(ready, x_desc.block_type.nbytes)
+        tma_load(x_desc, [0, 0], ready, memory)
+        if what == "invalidated":
+            mbarrier.invalidate(ready)
+    elif what != "nothing":
+        copy_to_shared(line, x + i)
+        if what == "group":
+            async_copy.commit_group()
+        elif what == "barrier" or what == "barrier invalidated":
+            async_copy.mbarrier_arrive(ready)
+        elif what == "waited in another way":  # the barrier is signalled by then, whether somebody looks or not
+            async_copy.mbarrier_arrive(ready)
+            async_copy.wait_group(0)
+        if what == "barrier invalidated" or what == "waited in another way":
+            mbarrier.invalidate(ready)
+    else:
+        copy_to_shared(line, x + i, mask=i < 0)  # reads nothing
+
+
+NEVER_WAITED = {
+    "TMA load": (RaceError, "ends while the TMA load to 'memory' in line .* may be under way: wait for mbarrier 'rea"),
+    "invalidated": (MBarrierError, "line .*: mbarrier 'ready' is invalidated while the TMA load to 'memory' in line"),
+    "group": (RaceError, r"ends while the asynchronous copy to 'line' in line .* may be under way.*wait_group\(0\)"),
+    "no group": (RaceError, r"ends while the asynchronous copy to 'line' in line .* may be under way.*wait_group\(0\)"),
+    "barrier": (RaceError, "ends while async_copy.mbarrier_arrive in line .* may be under way: wait for mbarrier 're"),
+    "barrier invalidated": (MBarrierError, "is invalidated while async_copy.mbarrier_arrive in line"),
+}
+
+
+@pytest.mark.parametrize("what", [*NEVER_WAITED, "nothing", "waited in another way"])
+def test_what_is_under_way_at_the_end(what):
+    x = torch.randn(16, 32)
+    launch = functools.partial(never_waited[(1,)], describe(x, [16, 32]), x, what)
+    if what not in NEVER_WAITED:
+        return launch()
+    error, text = NEVER_WAITED[what]
+    with pytest.raises(error, match=text):
+        launch()
 
 
 @gluon.jit

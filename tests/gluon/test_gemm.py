@@ -191,7 +191,7 @@ def place_all(tiles_m, tiles_n, group):
     return [tuple(place) for place in out.tolist()]
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["tiles_m", "tiles_n"])
 def note_places(out, tiles_m, tiles_n, GROUP: gl.constexpr):
     order = gemm.RowGroups(tiles_m, tiles_n, GROUP)
     for tile in range(tiles_m * tiles_n):

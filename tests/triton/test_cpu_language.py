@@ -346,6 +346,28 @@ def test_bool_none_float_annotated_and_default_arguments():
 
 
 @triton.jit
+def one_kernel(out, n, fixed, pair, typed: tl.int32, m=1):
+    tl.static_assert(n == 1)
+    tl.static_assert(m == 1)
+    tl.static_assert(pair[0] == 1)
+    tl.store(out, fixed.to(tl.float32) + typed.to(tl.float32) + pair[1].to(tl.float32))
+
+
+def test_an_argument_that_is_one_is_a_constant():
+    """As in compiled kernels: unless it is listed in do_not_specialize, has a type, is a bool or a float."""
+    out = torch.zeros(1)
+    kernel = triton.jit(one_kernel.fn, do_not_specialize=["fixed"])
+    kernel[(1,)](out, 1, 1, (1, 2), 1)
+    assert out.item() == 4
+    for wrong in ((2, 1), (True, 1), (1.0, 1)):
+        with pytest.raises(TypeError, match="static_assert needs a condition that depends on constants"):
+            kernel[(1,)](out, wrong[0], 1, (1, 2), 1)
+    with pytest.raises(AttributeError, match="'int' object has no attribute 'to'") as caught:
+        one_kernel[(1,)](out, 1, 1, (1, 2), 1)
+    assert any("do_not_specialize" in note and "'fixed'" in note for note in caught.value.__notes__)
+
+
+@triton.jit
 def grid_kernel(out):
     x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(axis=2)
     nx, ny = tl.num_programs(0), tl.num_programs(1)

@@ -8,6 +8,7 @@ import numpy as np
 
 from iris_core.errors import UnsupportedError
 from iris_gluon.cpu import mbarrier, wgmma
+from iris_gluon.cpu.cta import Copy
 from iris_gluon.cpu.memory_ops import optional, partition, scalar
 from iris_gluon.cpu.source import here
 from iris_gluon.cpu.tma import Descriptor, DescriptorType
@@ -25,10 +26,10 @@ class AsyncOps:
 
     # -- mbarriers ----------------------------------------------------------------------------------------------------
     def create_mbarrier_init(self, view: View, count: int) -> None:
-        mbarrier.init(view, int(count))
+        mbarrier.init(partition().cta, view, int(count))
 
     def create_mbarrier_inval(self, view: View) -> None:
-        mbarrier.invalidate(view)
+        mbarrier.invalidate(partition().cta, view)
 
     def create_mbarrier_expect(self, view: View, nbytes: int, pred: Handle, from_cta: Any = None) -> None:
         if scalar(pred):
@@ -111,7 +112,8 @@ class AsyncOps:
             remedy=f"wait for mbarrier {signalled.name!r}, which it signals",
         )
         data = descriptor.box([scalar(c) for c in coordinates]).read(self)  # type: ignore[arg-type]  # the builder
-        signalled.signal_after(descriptor.nbytes, 0, lambda: view.put(data))
+        what = f"the TMA load to {view.name!r} in {here()}"
+        signalled.signal_after(mbarrier.Signal(descriptor.nbytes, 0, lambda: view.put(data), lambda: False, what))
 
     def create_async_tma_copy_local_to_global(
         self, descriptor: Descriptor, coordinates: list[Handle], view: View, policy: Any = None
@@ -146,7 +148,7 @@ class AsyncOps:
     def _under_way(self, deliver: Any) -> None:
         """Note what arrives in global memory when the store is waited for, or when the program ends."""
         owner = partition()
-        owner.unfinished_stores.append((owner.stores.issue(), deliver))
+        owner.unfinished_stores.append((owner.stores.issue(here()), deliver))
 
     def create_async_tma_store_wait(self, pending: int, read_only: bool = True) -> None:
         # Until 3.8 Triton can only wait until shared memory has been read, and global memory may lag behind.
@@ -177,8 +179,12 @@ class AsyncOps:
             remedy="call async_copy.commit_group and wait_group first, in the partition that issued it",
         )
         kept = numpy_dtype(view.dtype)
-        data = self.load(addresses, optional(mask), optional(other), kept)  # type: ignore[attr-defined]  # the builder
-        owner.uncommitted.append(lambda: view.put(data))
+        active = optional(mask)
+        data = self.load(addresses, active, optional(other), kept)  # type: ignore[attr-defined]  # the builder
+        idle = active is not None and not active.any()  # pipelines issue such copies beyond their last stage
+        owner.uncommitted.append(
+            Copy(lambda: view.put(data), idle, f"the asynchronous copy to {view.name!r} in {here()}")
+        )
 
     def create_async_commit_group(self) -> None:
         partition().commit_copies()
@@ -197,7 +203,9 @@ class AsyncOps:
             signalled.publish(owner.copies, time)
 
         # Each thread arrives; with increment_count it raises the count by as much before.
-        signalled.signal_after(0, 0 if increment_count else owner.warps * lanes, deliver)
+        arrivals = 0 if increment_count else owner.warps * lanes
+        what = f"async_copy.mbarrier_arrive in {here()}"
+        signalled.signal_after(mbarrier.Signal(0, arrivals, deliver, lambda: not owner.copies_under_way(time), what))
 
     # -- warpgroup products -------------------------------------------------------------------------------------------
     def create_warpgroup_mma(
@@ -211,7 +219,7 @@ class AsyncOps:
         is_async: bool,
     ) -> Handle:
         owner = partition()
-        time = owner.products.issue()
+        time = owner.products.issue(here())
         left = self._operand(a, time)
         right = self._operand(b, time)
         before = wgmma.raw(accumulator)

@@ -10,7 +10,10 @@ hardware's other path to shared memory, the async proxy, which TMA and wgmma use
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from iris_gluon.cpu.source import Line
 
 Times = dict[Any, int]
 
@@ -44,12 +47,14 @@ class Clock:
 class Queue:
     """Asynchronous operations of one partition that complete in the order in which they were issued; an agent."""
 
-    __slots__ = ("issued",)
+    __slots__ = ("issued", "line")
 
     def __init__(self) -> None:
         self.issued = 0
+        self.line: Line | None = None  # of the last one
 
-    def issue(self) -> int:
+    def issue(self, line: Line) -> int:
         """Number the next operation; its time."""
         self.issued += 1
+        self.line = line
         return self.issued

@@ -9,19 +9,36 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from iris_core.errors import UnsupportedError
 from iris_gluon.cpu.clocks import Clock, Queue
 from iris_gluon.cpu.errors import RaceError
+from iris_gluon.cpu.source import here
 from iris_triton.cpu.errors import DeadlockError
 from iris_triton.cpu.scheduler import Cancelled, Program, run_on_thread
 from iris_triton.cpu.state import Launch, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from iris_gluon.cpu.mbarrier import MBarrier
+
+
+class Copy(NamedTuple):
+    """An asynchronous copy to shared memory that is under way.
+
+    Attributes:
+        deliver: writes the data.
+        idle: whether all its elements are masked off.
+        what: its name, for messages.
+    """
+
+    deliver: Callable[[], None]
+    idle: bool
+    what: str
 
 
 class Partition(Program):
@@ -53,8 +70,8 @@ class Partition(Program):
         self.tick()
         self.products, self.stores, self.copies = Queue(), Queue(), Queue()
         self.unfinished_stores: list[tuple[int, Callable[[], None]]] = []
-        self.uncommitted: list[Callable[[], None]] = []
-        self.groups: list[tuple[int, list[Callable[[], None]]]] = []
+        self.uncommitted: list[Copy] = []
+        self.groups: list[tuple[int, list[Copy]]] = []
         self.done = self.spinning = False
         self.ready: Callable[[], bool] | None = None
         self.waits_for: Callable[[], str] | None = None
@@ -89,7 +106,7 @@ class Partition(Program):
 
     def commit_copies(self) -> int:
         """Make one group of the copies issued since the last one; returns its time."""
-        time = self.copies.issue()
+        time = self.copies.issue(here())
         self.groups.append((time, self.uncommitted))
         self.uncommitted = []
         return time
@@ -101,8 +118,15 @@ class Partition(Program):
     def deliver_copies(self, time: int) -> None:
         """Let the groups up to a time arrive in shared memory."""
         while self.groups and self.groups[0][0] <= time:
-            for deliver in self.groups.pop(0)[1]:
-                deliver()
+            for copy in self.groups.pop(0)[1]:
+                copy.deliver()
+
+    def copies_under_way(self, group: int | None = None) -> list[Copy]:
+        """The copies that read memory and that nobody has waited for: those of one group, or all."""
+        copies = [copy for time, copies in self.groups if group in (None, time) for copy in copies]
+        if group is None:
+            copies += self.uncommitted
+        return [copy for copy in copies if not copy.idle]
 
     # -- turns --------------------------------------------------------------------------------------------------------
     def wait(self, place: Any, value: bytes) -> None:
@@ -126,6 +150,7 @@ class Cta:
         self.program, self.launch = program, launch
         self.failed: BaseException | None = None
         self.root = Partition(self, "the kernel", warps)
+        self.barriers: list[MBarrier] = []
         self._partitions = [self.root]
         self._ended: list[Partition] = []
 
@@ -268,18 +293,37 @@ class Cta:
         """End the program: TMA stores arrive in global memory.
 
         Raises:
-            RaceError: one may still be reading shared memory, which ends with the program.
+            RaceError: something may still be using shared memory, which ends with the program.
         """
         self._check_end(self.root)
+        for barrier in self.barriers:
+            copies = barrier.under_way()
+            if copies:
+                raise RaceError(
+                    f"the program ends while {copies} may be under way: wait for mbarrier {barrier.name!r} before"
+                )
+        for partition in (self.root, *self._ended):
+            for copy in partition.copies_under_way():
+                raise RaceError(
+                    f"the program ends while {copy.what} may be under way: call async_copy.commit_group and "
+                    f"wait_group(0) at the end of {partition.name}"
+                )
         for partition in (self.root, *self._ended):
             partition.deliver_stores(partition.stores.issued)
 
     def _check_end(self, partition: Partition) -> None:
-        reading = partition.stores.issued - partition.clock.seen.get(partition.stores, 0)
+        seen = partition.clock.seen
+        reading = partition.stores.issued - seen.get(partition.stores, 0)
         if reading:
             raise RaceError(
-                f"{partition.name} ends while {reading} TMA stores may still read its shared memory: call "
-                "tma.store_wait(0) at its end"
+                f"{partition.name} ends while {reading} TMA stores may still read its shared memory, the last one "
+                f"issued in {partition.stores.line}: call tma.store_wait(0) at its end"
+            )
+        products = partition.products.issued - seen.get(partition.products, 0)
+        if products:
+            raise RaceError(
+                f"{partition.name} ends while {products} products of warpgroup_mma, the last one issued in "
+                f"{partition.products.line}, may be under way: call warpgroup_mma_wait(0, deps=...) at its end"
             )
 
 

@@ -5,7 +5,7 @@ Copies that signal a barrier are complete when somebody waits for it, and not be
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iris_gluon.cpu.clocks import Clock
 from iris_gluon.cpu.errors import MBarrierError
@@ -14,10 +14,20 @@ from iris_gluon.cpu.source import Line, here
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iris_gluon.cpu.cta import Partition
+    from iris_gluon.cpu.cta import Cta, Partition
     from iris_gluon.cpu.shared import View
 
 _MAX_COUNT = (1 << 20) - 1
+
+
+class Signal(NamedTuple):
+    """What a copy does at a barrier when it is complete."""
+
+    nbytes: int
+    arrivals: int
+    deliver: Callable[[], None]
+    complete: Callable[[], bool]
+    what: str
 
 
 class MBarrier:
@@ -29,7 +39,7 @@ class MBarrier:
         self.phase = 0
         self.missing = count
         self.nbytes = 0  # announced, and not yet brought
-        self._copies: list[tuple[int, int, Callable[[], None]]] = []
+        self._copies: list[Signal] = []
         self._published = Clock()
         self._gathered = Clock()
 
@@ -63,9 +73,13 @@ class MBarrier:
             self.nbytes -= nbytes
             raise
 
-    def signal_after(self, nbytes: int, arrivals: int, deliver: Callable[[], None]) -> None:
+    def signal_after(self, copy: Signal) -> None:
         """Note a copy that is under way: it brings bytes, or arrives by itself, when it is complete."""
-        self._copies.append((nbytes, arrivals, deliver))
+        self._copies.append(copy)
+
+    def under_way(self) -> str:
+        """Say which copies nobody has waited for; empty if there are none."""
+        return ", ".join(copy.what for copy in self._copies if not copy.complete())
 
     def publish(self, agent: Any, time: int) -> None:
         """Order what an agent has done up to a time before what those who wait do."""
@@ -79,10 +93,10 @@ class MBarrier:
             MBarrierError: they bring more than was announced.
         """
         copies, self._copies = self._copies, []
-        for nbytes, arrivals, deliver in copies:
-            deliver()
-            self.nbytes -= nbytes
-            self.missing -= arrivals
+        for copy in copies:
+            copy.deliver()
+            self.nbytes -= copy.nbytes
+            self.missing -= copy.arrivals
         if copies and self.missing <= 0 and self.nbytes < 0:
             raise MBarrierError(
                 f"{line}: the copies that signal mbarrier {self.name!r} brought {-self.nbytes} bytes more in phase "
@@ -127,8 +141,8 @@ class MBarrier:
         )
 
 
-def init(view: View, count: int) -> None:
-    """Make a barrier.
+def init(cta: Cta, view: View, count: int) -> None:
+    """Make a barrier of a program.
 
     Raises:
         MBarrierError: the memory is no mbarrier, is one already, or `count` is out of range.
@@ -139,7 +153,8 @@ def init(view: View, count: int) -> None:
     barriers = view.allocation.barriers
     if view.offset in barriers:
         raise MBarrierError(f"{here()}: mbarrier {view.name!r} is initialised already; call mbarrier.invalidate before")
-    barriers[view.offset] = MBarrier(view, count)
+    barrier = barriers[view.offset] = MBarrier(view, count)
+    cta.barriers.append(barrier)
 
 
 def find(view: View, doing: str) -> MBarrier:
@@ -155,14 +170,20 @@ def find(view: View, doing: str) -> MBarrier:
     return barrier
 
 
-def invalidate(view: View) -> None:
-    """End a barrier.
+def invalidate(cta: Cta, view: View) -> None:
+    """End a barrier of a program.
 
     Raises:
-        MBarrierError: there is none.
+        MBarrierError: there is none, or copies may still signal it.
     """
-    find(view, "invalidation")
+    barrier = find(view, "invalidation")
+    copies = barrier.under_way()
+    if copies:
+        raise MBarrierError(
+            f"{here()}: mbarrier {barrier.name!r} is invalidated while {copies} may be under way: wait for it before"
+        )
     del view.allocation.barriers[view.offset]
+    cta.barriers.remove(barrier)
 
 
 def _check_memory(view: View) -> None:

@@ -150,6 +150,8 @@ class _Plan:
         }
         self.types = {p.name: _compat.scalar_type(p.annotation_type) for p in function.params if not p.is_constexpr}
         self.const = {p.name for p in function.params if p.is_const}
+        self.fixed = {p.name for p in function.params if p.do_not_specialize or p.annotation_type}
+        """Names of those that stay variables, also if they are 1."""
 
     def bind(self, kernel: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Assign arguments to parameters; returns them and the compiler options among `kwargs`.
@@ -217,6 +219,8 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
         if isinstance(value, tl.constexpr)
         else value
         if name in plan.constexprs
+        else value
+        if name not in plan.fixed and _is_one(value)
         else _Argument(kernel, name, plan.types[name], name in plan.const, storages, dialect).convert(value)
         for name, value in bound.items()
     }
@@ -236,6 +240,12 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
                 dialect.run_program(body, values)
         except Exception as error:
             error.add_note(f"in kernel {kernel!r}, program {program.pid} of grid {size}")
+            ones = [name for name, value in values.items() if name not in plan.constexprs and _is_one(value)]
+            if ones and isinstance(error, AttributeError) and error.obj.__class__ is int:
+                error.add_note(
+                    f"the arguments {', '.join(map(repr, ones))} are 1, which makes them constants, as in compiled "
+                    "kernels: use tl.cast for them, or list them in do_not_specialize of triton.jit"
+                )
             raise
         finally:
             current.__dict__.clear()
@@ -276,6 +286,11 @@ def _grid_size(kernel: str, grid: Any, bound: dict[str, Any]) -> tuple[int, int,
     return x, y, z
 
 
+def _is_one(value: Any) -> bool:
+    """Whether a number becomes a constant of a compiled kernel: Triton compiles anew for integers that are 1."""
+    return isinstance(value, int) and value == 1 and not isinstance(value, bool)
+
+
 class _Argument:
     """Converts one argument of a launch to what the kernel sees, and notes the storages that it may access."""
 
@@ -294,7 +309,7 @@ class _Argument:
         if isinstance(value, (bool, int, float)):
             return self._number(value)
         if isinstance(value, tuple):
-            items = [self.convert(item) for item in value]
+            items = [item if _is_one(item) else self.convert(item) for item in value]  # do_not_specialize or not
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         made = self._dialect.argument(value, self.convert)
         if made is not NotImplemented:
