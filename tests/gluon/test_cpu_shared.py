@@ -180,6 +180,8 @@ def misuse(x, what: gl.constexpr, place):
         memory.index(0).permute([0])
     elif what == "total":
         memory.index(0).reshape([16, 8])
+    elif what == "dimensions of the layout":
+        gl.allocate_shared_memory(gl.float32, [16], plain)
 
 
 MISUSES = {
@@ -194,6 +196,7 @@ MISUSES = {
     "warps": (ValueError, "Layout has 8 warps per CTA, but the context requires 4"),
     "order": (ValueError, "source rank .* and order length .* must match"),
     "total": (ValueError, "total elements mismatch"),
+    "dimensions of the layout": (ValueError, "line .*: rank must be equal to or one less than the shape size"),
 }
 ONLY_HERE = ("uninitialised", "partly uninitialised", "index", "slice")
 

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from triton.compiler.errors import CompilationError
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, mbarrier, tma
@@ -15,6 +16,7 @@ from iris_gluon._compat import tma_load, tma_store
 from iris_gluon.cpu.cta import complete_stores
 from iris_gluon.cpu.errors import MBarrierError, RaceError, UninitializedMemoryError
 from iris_triton import cpu
+from iris_triton.compile_only import assembly, compile_for
 
 copy_to_shared = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 WAITS_FOR_WRITES = "read_only" in tma.store_wait.signature.parameters if hasattr(tma.store_wait, "signature") else False
@@ -116,6 +118,46 @@ def test_descriptors_made_in_the_kernel():
     layout = gl.NVMMASharedLayout.get_default_for([16, 32], gl.float32)
     described_inside[(4, 4)](x, out, 50, 100, layout)
     assert torch.equal(out, x)
+
+
+@gluon.jit
+def described(x, out, rows, columns, stride, ROWS: gl.constexpr, COLUMNS: gl.constexpr, layout: gl.constexpr):
+    source = tma.make_tensor_descriptor(x, [rows, columns], [stride, 1], [ROWS, COLUMNS], layout)
+    target = tma.make_tensor_descriptor(out, [rows, columns], [stride, 1], [ROWS, COLUMNS], layout)
+    copy_boxes(source, target, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("skipped", "stride", "box", "swizzle", "text"),
+    [
+        (1, 64, [16, 32], 128, "begins at a multiple of 16 bytes: 0x[0-9a-f]+ is 4 bytes behind one"),
+        (4, 65, [16, 32], 128, "stride 0 is 65 elements, 260 bytes"),
+        (0, 64, [16, 8], 64, "along the contiguous dimension 1 is too small for the swizzle byte size 64"),
+        (4, 64, [16, 32], 128, ""),
+        (0, 64, [512, 8], 32, ""),  # more than one box of the hardware, which the compiler takes apart
+        (0, 64, [16, 64], 128, ""),
+    ],
+)
+def test_the_rules_of_descriptors(skipped, stride, box, swizzle, text):
+    x, out = torch.randn(512 * 65 + 4), torch.zeros(512 * 64)
+    layout = gl.NVMMASharedLayout(swizzle, 32, 2)
+    arguments = (x[skipped:], out, 512, 60, stride, *box, layout)
+    if text:
+        with pytest.raises(ValueError, match=f"line .*{text}"):
+            described[(1,)](*arguments)
+    else:
+        described[(1,)](*arguments)
+        expected = torch.zeros(512, 64)
+        part = (slice(box[0]), slice(min(box[1], 60)))
+        expected[part] = x[skipped : skipped + 512 * 64].view(512, 64)[part]
+        assert torch.equal(out.view(512, 64), expected)
+    if not text or "swizzle" in text:  # what the compiler can know
+        types = (torch.float32, torch.float32, 512, 60, stride, *box, layout)
+        if text:
+            with pytest.raises((CompilationError, RuntimeError)):
+                compile_for(described, types, {}, "sm_90")
+        else:
+            assert "cp.async.bulk.tensor" in assembly(compile_for(described, types, {}, "sm_90"))
 
 
 @gluon.jit

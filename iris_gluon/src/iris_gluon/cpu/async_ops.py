@@ -75,7 +75,7 @@ class AsyncOps:
         self, type_: DescriptorType, base: Handle, shape: list[Handle], strides: list[Handle], *options: Any
     ) -> Descriptor:
         padding = options[-1]
-        return Descriptor(
+        made = Descriptor(
             scalar(base),
             type_.element,
             [scalar(n) for n in shape],
@@ -84,6 +84,8 @@ class AsyncOps:
             type_.layout,
             padding == _PAD_NAN,
         )
+        made.check_rules(str(here()))
+        return made
 
     def create_async_tma_copy_global_to_local(
         self,

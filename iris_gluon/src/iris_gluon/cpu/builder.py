@@ -5,7 +5,6 @@ Layouts are properties of types, and have no meaning for arrays: converting one 
 
 from __future__ import annotations
 
-import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +16,7 @@ from iris_gluon.cpu import program
 from iris_gluon.cpu.async_ops import AsyncOps, buffer_addresses
 from iris_gluon.cpu.inference import result_layout
 from iris_gluon.cpu.memory_ops import MemoryOps, optional, partition
+from iris_gluon.cpu.shared import SharedLayout
 from iris_triton import _compat as _triton
 from iris_triton.cpu import atomics
 from iris_triton.cpu.builder import CpuBuilder
@@ -60,7 +60,7 @@ class GluonBuilder(AsyncOps, MemoryOps, CpuBuilder):
         if name == "options":
             return self._options()
         if name.startswith("get_") and name.endswith("_layout"):
-            return functools.partial(_shared_layout, name) if "shared" in name else _no_attribute
+            return (lambda *arguments: SharedLayout(name, arguments)) if "shared" in name else _no_attribute
         for part, reason in _REFUSED.items():
             if name.startswith("create_") and part in name:
                 raise UnsupportedError(
@@ -69,10 +69,10 @@ class GluonBuilder(AsyncOps, MemoryOps, CpuBuilder):
         return super().__getattr__(name)
 
     def _options(self) -> SimpleNamespace:
-        """Options of the launch, as far as the language shows them to kernels."""
+        """Options of the launch, as far as the language shows them to kernels; the same ones in all partitions."""
         return SimpleNamespace(
             **self._common_options,
-            num_warps=program.num_warps(),
+            num_warps=program.launched_warps(),
             num_ctas=program.num_ctas(),
             warp_size=program.warp_size(),
             enable_iisan=False,
@@ -192,11 +192,6 @@ class GluonBuilder(AsyncOps, MemoryOps, CpuBuilder):
 
     def create_histogram(self, data: Handle, bins: int, mask: Handle | None, layout: None = None) -> Handle:
         return super().create_histogram(data, bins, mask)
-
-
-def _shared_layout(name: str, *arguments: Any) -> tuple[str, str]:
-    """Layouts of shared memory are compared."""
-    return name.removeprefix("get_"), repr(arguments)
 
 
 def _no_attribute(*arguments: Any, **named: Any) -> None:

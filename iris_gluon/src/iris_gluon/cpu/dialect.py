@@ -79,6 +79,7 @@ class GluonDialect(Dialect):
             value.layout._to_ir(self.semantic.builder),
             value.padding == "nan",
         )
+        handle.check_rules("a tensor descriptor among the arguments")
         shape = [self.semantic.cast(convert(int(n)), _compat.core.int32) for n in value.shape]
         strides = [self.semantic.cast(convert(int(n)), _compat.core.int64) for n in value.strides]
         type_ = _compat.core.block_type(element, list(block))

@@ -96,6 +96,26 @@ def memory_layout(operation: str, layout: Any, dtype: Any, shape: tuple[int, ...
     return _memory(operation, layout, dtype, shape, arguments)
 
 
+@functools.cache
+def memory_problem(element: Any, shape: tuple[int, ...], layout: Any, alloc_shape: tuple[int, ...]) -> str:
+    """Say why shared memory cannot have a layout; empty if it can.
+
+    Args:
+        element: type of the elements.
+        shape: of the part that is described.
+        layout: `iris_gluon.cpu.shared.SharedLayout`.
+        alloc_shape: of what was allocated.
+    """
+    with _lock:
+        builder, _ = _builder(4, 32)
+        try:
+            attribute = getattr(builder, layout.name)(*layout.arguments)
+            builder.get_shared_mem_desc_ty(element.to_ir(builder), list(shape), attribute, list(alloc_shape))
+        except RuntimeError as error:
+            return str(error).strip()
+    return ""
+
+
 def ask_compiler(question: str, *operands: Any) -> Any:
     """Ask Gluon's own semantic layer something that has an answer without code being generated.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from iris_gluon.cpu.inference import memory_problem
 from iris_gluon.cpu.shared import Allocation, View
 from iris_gluon.cpu.source import here
 from iris_triton.cpu import atomics
@@ -45,7 +46,11 @@ class MemoryOps:
 
     # -- descriptors --------------------------------------------------------------------------------------------------
     def get_shared_mem_desc_ty(self, element: Any, shape: Any, layout: Any, alloc_shape: Any) -> SharedType:
-        return SharedType(element, tuple(int(n) for n in shape), layout)
+        sizes = tuple(int(n) for n in shape)
+        problem = memory_problem(element, sizes, layout, tuple(int(n) for n in alloc_shape))
+        if problem:
+            raise ValueError(f"{here()}: {problem}")
+        return SharedType(element, sizes, layout)
 
     def create_local_alloc(self, type_: SharedType, value: Handle | None = None) -> View:
         nbytes = math.prod(type_.shape) * element_nbytes(type_.element)

@@ -30,6 +30,34 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _MAX_WORK = 10_000
 
 
+class SharedLayout:
+    """What the compiler has as a layout of shared memory; physical places have no meaning here, but are compared."""
+
+    __slots__ = ("_hash", "arguments", "name", "text")
+
+    def __init__(self, name: str, arguments: tuple[Any, ...]) -> None:
+        """Take the name of the builder's function, and its arguments."""
+        self.name, self.arguments, self.text = name, arguments, repr(arguments)
+        self._hash = hash((name, self.text))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SharedLayout) and (self.name, self.text) == (other.name, other.text)
+
+    def __repr__(self) -> str:
+        return f"{self.name.removeprefix('get_')}{self.text}"
+
+    @property
+    def swizzle_nbytes(self) -> int:
+        """Width of the swizzle of an NVMMASharedLayout whose last dimension is the contiguous one; else 0."""
+        if self.name != "get_nvmma_shared_layout":
+            return 0
+        swizzle, _, transposed, *_ = self.arguments
+        return 0 if transposed else int(swizzle)
+
+
 class Access(NamedTuple):
     """One access to shared memory, as long as later ones may conflict with it."""
 

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 _NAN = {2: 0x7FC0, 1: 0x7F}
 """NaN as a bit pattern where numpy has no such type (bfloat16, fp8)."""
 
+_UNIT = 16
+"""Bytes of which addresses and strides must be multiples; see cuTensorMapEncodeTiled in the CUDA driver's manual."""
+
+_MAX_STRIDE = 1 << 40
+
 
 class DescriptorType(NamedTuple):
     """What the compiler has as the type of a descriptor: its boxes."""
@@ -55,6 +60,37 @@ class Descriptor:
         """
         self.pointer, self.dtype, self.shape, self.strides = pointer, dtype, shape, strides
         self.block, self.layout, self.nan = block, layout, nan
+
+    def check_rules(self, where: str) -> None:
+        """Refuse what the hardware cannot describe, or the compiler.
+
+        Boxes of more than 256 elements along a dimension, or wider than the swizzle, are fine: the compiler copies them
+        in several parts.
+
+        Args:
+            where: what begins the message.
+
+        Raises:
+            ValueError: the first element, a stride or the width of boxes is not what TMA needs.
+        """
+        itemsize = numpy_dtype(self.dtype).itemsize
+        if self.pointer % _UNIT:
+            raise ValueError(
+                f"{where}: TMA needs a tensor that begins at a multiple of {_UNIT} bytes: {self.pointer:#x} is "
+                f"{self.pointer % _UNIT} bytes behind one"
+            )
+        for axis, stride in enumerate(self.strides[:-1]):
+            if stride * itemsize % _UNIT or not 0 <= stride * itemsize < _MAX_STRIDE:
+                raise ValueError(
+                    f"{where}: TMA needs strides of multiples of {_UNIT} bytes below 2**40, except for the last one: "
+                    f"stride {axis} is {stride} elements, {stride * itemsize} bytes"
+                )
+        width = self.block[-1] * itemsize
+        if width < self.layout.swizzle_nbytes:
+            raise ValueError(
+                f"{where}: block shape along the contiguous dimension {len(self.block) - 1} is too small for the "
+                f"swizzle byte size {self.layout.swizzle_nbytes}: {self.block[-1]} elements are {width} bytes"
+            )
 
     def check(self, view: View, doing: str) -> None:
         """Refuse shared memory that does not fit the boxes.
