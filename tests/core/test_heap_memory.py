@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from iris_core.errors import (
+    DeviceError,
     HeapError,
     HeapExhaustedError,
     LayoutError,
     PeerAccessError,
+    SymmetryError,
     UnsupportedError,
 )
 from iris_core.types import Capability, Segment
@@ -20,6 +22,8 @@ from iris_core.types import Capability, Segment
 from .fakes import Cluster, ThreadWorld
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from iris_core.heap import SymmetricHeap
 
 F32 = torch.float32
@@ -110,6 +114,61 @@ def test_memory_that_stays_free_is_given_back(world_size: int, provides: tuple[C
         assert c.heaps[0].stats().committed == 5 * 4096
 
 
+@pytest.mark.parametrize("provides", [(Capability.DECOMMIT,), (Capability.DECOMMIT, Capability.GROWTH)])
+def test_memory_that_one_rank_cannot_give_back_is_told_everywhere(provides: tuple[Capability, ...]) -> None:
+    with Cluster(3, 1 << 16, *provides) as c:
+        tensors = c.each(lambda heap: heap.allocate(10000, torch.uint8))
+        c.each(lambda heap: heap.free(tensors[heap.rank]))
+        c.each(lambda heap: heap.barrier_agreement())
+        c.allocators[1].fail["decommit"] = OSError("not now")
+        errors = c.attempt(lambda heap: heap.barrier_agreement())
+        assert [type(e) for e in errors] == [HeapError] * 3
+        assert {str(e) for e in errors} == {"rank 1 could not give memory back: not now"}
+        c.each(lambda heap: heap.barrier_agreement())
+        assert c.heaps[0].offset_of(c.each(lambda heap: heap.allocate(10000, torch.uint8))[0]) == 0
+
+
+def test_memory_that_a_rank_alone_cannot_give_back_is_its_own_error() -> None:
+    with Cluster(1, 1 << 16, Capability.IMPORT_TENSOR, Capability.DECOMMIT) as c:
+        (heap,) = c.heaps
+        shared = heap.as_symmetric(torch.ones(4))
+        c.allocators[0].fail["decommit"] = OSError("not now")
+        with pytest.raises(OSError, match="not now"):
+            heap.free(shared)
+        c.allocators[0].fail.clear()
+        assert heap.stats().free == heap.nbytes
+        assert heap.offset_of(heap.as_symmetric(torch.ones(4))) == 0
+
+
+@pytest.mark.parametrize("call", ["barrier", "allocate", "as_symmetric"])
+def test_a_device_that_fails_on_one_rank_is_told_everywhere(call: str) -> None:
+    """While memory of others is taken off the heap, or may have to be."""
+    failing = []
+
+    def synchronize(rank: int) -> None:
+        if rank in failing:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    provides = (Capability.IMPORT_TENSOR, Capability.DECOMMIT)
+    with Cluster(2, 1 << 16, *provides, options_of=lambda rank: {"synchronize": lambda: synchronize(rank)}) as c:
+        shared = c.each(lambda heap: heap.as_symmetric(torch.ones(4)))
+        if call != "as_symmetric":
+            c.each(lambda heap: heap.free(shared[heap.rank]))
+        failing.append(1)
+        calls: dict[str, Callable[[SymmetricHeap], object]] = {
+            "barrier": lambda heap: heap.barrier_agreement(),
+            "allocate": lambda heap: heap.allocate(1 << 16, torch.uint8),
+            "as_symmetric": lambda heap: heap.as_symmetric(torch.ones(5)),
+        }
+        errors = c.attempt(calls[call])
+        assert [type(e) for e in errors] == [HeapError] * 2
+        assert len({str(e) for e in errors}) == 1
+        assert str(errors[0]).startswith("rank 1 c")
+        assert str(errors[0]).endswith("an illegal memory access was encountered")
+        failing.clear()
+        c.each(lambda heap: heap.barrier_agreement())
+
+
 def test_memory_that_is_used_again_is_not_given_back() -> None:
     with Cluster(1, 1 << 16, Capability.DECOMMIT) as c:
         (heap,) = c.heaps
@@ -171,10 +230,85 @@ def test_as_symmetric_copies_where_memory_cannot_be_imported() -> None:
             assert torch.equal(t, source)
             assert t.stride() == source.stride()
             assert not t.requires_grad
-            assert heap.as_symmetric(t) is t
             assert [b.label for b in heap.live_blocks()] == ["as_symmetric((4, 3), float32)"]
         with pytest.raises(LayoutError, match="sparse"):
             c.each(lambda heap: heap.as_symmetric(torch.eye(3).to_sparse()))
+        kept = c.each(lambda heap: heap.allocate(4, F32))
+        again = c.each(lambda heap: heap.as_symmetric(kept[heap.rank]))
+        assert all(one is two for one, two in zip(kept, again, strict=True))
+
+
+COPIES, IMPORTS = (), (Capability.IMPORT_TENSOR, Capability.DECOMMIT)
+
+
+@pytest.mark.parametrize("provides", [COPIES, IMPORTS])
+@pytest.mark.parametrize(
+    ("wrong", "kind", "complaint"),
+    [
+        (lambda heap: torch.eye(3).to_sparse(), LayoutError, "only torch.strided tensors"),
+        (lambda heap: torch.empty(3, 3, device="meta"), DeviceError, "on meta, but this rank's heap is on cpu"),
+        (lambda heap: torch.ones(3, 3, dtype=torch.cfloat).conj(), UnsupportedError, "lazily conjugated"),
+        (lambda heap: [1.0], TypeError, "takes a torch tensor, not list"),
+    ],
+)
+def test_a_tensor_that_cannot_be_had_on_one_rank_is_the_same_error_everywhere(
+    provides: tuple[Capability, ...], wrong: Callable[..., torch.Tensor], kind: type[Exception], complaint: str
+) -> None:
+    with Cluster(3, 1 << 16, *provides) as c:
+        errors = c.attempt(lambda heap: heap.as_symmetric(wrong(heap) if heap.rank == 1 else torch.ones(3, 3)))
+        assert [type(e) for e in errors] == [kind] * 3
+        assert len({str(e) for e in errors}) == 1
+        assert str(errors[0]).startswith("rank 1 cannot import the tensor that was passed to as_symmetric: ")
+        assert complaint in str(errors[0])
+        errors.clear()
+        assert [heap.stats().free for heap in c.heaps] == [1 << 16] * 3
+        c.each(lambda heap: heap.barrier_agreement())
+
+
+@pytest.mark.parametrize("provides", [COPIES, IMPORTS])
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (lambda heap: torch.ones(9), "float32 of shape (9,), strides (1,), not on the heap"),
+        (lambda heap: torch.ones(0, 8), "float32 of shape (0, 8), strides (8, 1), not on the heap"),
+        (lambda heap: torch.ones(8, 1).t(), "float32 of shape (1, 8), strides"),
+        (lambda heap: torch.ones(8, dtype=torch.int32), "int32 of shape (8,), strides (1,), not on the heap"),
+        (lambda heap: heap.allocate(8, F32), "float32 of shape (8,), strides (1,), on the heap at offset 0"),
+    ],
+)
+def test_tensors_that_differ_between_the_ranks_do_not_become_symmetric(
+    provides: tuple[Capability, ...], other: Callable[[SymmetricHeap], torch.Tensor], told: str
+) -> None:
+    with Cluster(3, 1 << 16, *provides) as c:
+        tensors = c.each(other)
+        errors = c.attempt(lambda heap: heap.as_symmetric(tensors[2] if heap.rank == 2 else torch.ones(8)))
+        assert [type(e) for e in errors] == [SymmetryError] * 3
+        assert len({str(e) for e in errors}) == 1
+        assert "\n  ranks 0, 1: float32 of shape (8,), strides (1,), not on the heap\n" in str(errors[0])
+        assert f"\n  rank 2: {told}" in str(errors[0])
+        c.each(lambda heap: heap.barrier_agreement())
+
+
+@pytest.mark.parametrize("provides", [COPIES, IMPORTS])
+def test_strides_count_only_where_somebody_moves(provides: tuple[Capability, ...]) -> None:
+    with Cluster(2, 1 << 16, *provides) as c:
+        wide = torch.ones(4, 4)
+        for pair in [(wide, wide.t().contiguous()), (wide[:1], torch.ones(1, 4)), (wide[:, :0], torch.ones(4, 0))]:
+            tensors = c.each(lambda heap, pair=pair: heap.as_symmetric(pair[heap.rank]))
+            assert all(torch.equal(t, each) for t, each in zip(tensors, pair, strict=True))
+        errors = c.attempt(lambda heap: heap.as_symmetric(wide.t() if heap.rank else wide))
+        assert [type(e) for e in errors] == [SymmetryError] * 2
+        assert "rank 1: float32 of shape (4, 4), strides (1, 4)" in str(errors[0])
+
+
+@pytest.mark.parametrize("provides", [COPIES, IMPORTS])
+def test_tensors_at_different_offsets_are_not_symmetric(provides: tuple[Capability, ...]) -> None:
+    with Cluster(2, 1 << 16, *provides) as c:
+        tensors = c.each(lambda heap: heap.allocate(8, F32))
+        errors = c.attempt(lambda heap: heap.as_symmetric(tensors[heap.rank][4 * heap.rank :][:4]))
+        assert "rank 1: float32 of shape (4,), strides (1,), on the heap at offset 16" in str(errors[0])
+        same = c.each(lambda heap: heap.as_symmetric(tensors[heap.rank][4:]))
+        assert [t.data_ptr() for t in same] == [t[4:].data_ptr() for t in tensors]
 
 
 def test_as_symmetric_imports_where_it_can() -> None:

@@ -8,6 +8,7 @@ exchange the recent part of their histories and every rank raises the same Symme
 from __future__ import annotations
 
 import enum
+import zlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -32,8 +33,11 @@ if TYPE_CHECKING:
 HISTORY_LENGTH = 256
 """Calls that are kept to explain a difference."""
 
-_KINDS = (PeerAccessError, LayoutError, UnsupportedError, DeviceError, CollectiveTimeoutError)
+_KINDS = (PeerAccessError, LayoutError, UnsupportedError, DeviceError, CollectiveTimeoutError, TypeError)
 """Errors that keep their kind when all ranks raise them; a driver's are only the reason for another one."""
+
+CANNOT_IMPORT = "cannot import the tensor that was passed to as_symmetric"
+"""What ranks cannot do where one cannot go on, for messages."""
 
 Label = tuple[Any, ...]
 """What a block was made by: name of the function and its arguments; formatted only when somebody looks."""
@@ -68,7 +72,7 @@ class Call(NamedTuple):
         if self.op == Op.FREE:
             return f"free of {format_label(self.label)} at offset {self.offset}"
         if self.op == Op.IMPORT:
-            return f"as_symmetric of {self.nbytes} bytes"
+            return format_label(self.label)
         return "barrier()" if self.op == Op.BARRIER else "refresh_peer_access()"
 
 
@@ -85,6 +89,7 @@ class Report(NamedTuple):
         dirty: 1 if its allocator has something new for the peers.
         num_dropped: how many blocks it has dropped since the last step.
         num_idle: how many of the freed blocks, the oldest first, its streams no longer use.
+        signature: what else must be equal, for steps that say so themselves.
     """
 
     op: int
@@ -96,6 +101,7 @@ class Report(NamedTuple):
     dirty: int
     num_dropped: int
     num_idle: int
+    signature: int
 
 
 class History:
@@ -133,6 +139,7 @@ def agree(
     dirty: bool = False,
     num_dropped: int = 0,
     num_idle: int = 0,
+    signature: int = 0,
 ) -> list[Report]:
     """Take a step together and compare histories.
 
@@ -149,6 +156,7 @@ def agree(
         dirty: whether this rank's allocator has something new for the peers.
         num_dropped: how many blocks this rank has dropped since the last step.
         num_idle: how many of the freed blocks, the oldest first, this rank's streams no longer use.
+        signature: what else must be equal; the caller compares it.
 
     Returns:
         Every rank's report, by rank.
@@ -158,7 +166,7 @@ def agree(
         CollectiveTimeoutError: a rank did not arrive in time.
         PeerLostError: a rank's process has ended.
     """
-    mine = Report(op, history.calls, history.digest, nbytes, alignment, ok, dirty, num_dropped, num_idle)
+    mine = Report(op, history.calls, history.digest, nbytes, alignment, ok, dirty, num_dropped, num_idle, signature)
     reports = [Report(*row) for row in world.all_gather_ints(mine)]
     if all(report[:5] == mine[:5] for report in reports):
         return reports
@@ -167,6 +175,65 @@ def agree(
     recent = [*history.recent(), now]
     everyone = world.all_gather_object([call._replace(label=(format_label(call.label),)) for call in recent])
     raise SymmetryError(explain_difference(everyone))
+
+
+class Passed(NamedTuple):
+    """A tensor that a rank passes to a call of all ranks.
+
+    Attributes:
+        offset: where it lies on the heap; -1 if it does not.
+        shape: its sizes.
+        stride: its strides in elements, or those that it will have on the heap.
+        dtype: its type, as text.
+    """
+
+    offset: int = -1
+    shape: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    dtype: str = ""
+
+    def __str__(self) -> str:
+        where = f"on the heap at offset {self.offset}" if self.offset >= 0 else "not on the heap"
+        return f"{self.dtype.removeprefix('torch.')} of shape {self.shape}, strides {self.stride}, {where}"
+
+    def signature(self) -> int:
+        """The same number for tensors that fit together.  Strides along which nobody moves do not count."""
+        moves = 0 not in self.shape
+        stride = [step if moves and size > 1 else 0 for size, step in zip(self.shape, self.stride, strict=True)]
+        # numbers only: the hash of text differs between processes
+        return hash((self.offset, *self.shape, *stride, len(stride), zlib.crc32(self.dtype.encode())))
+
+
+def agree_on_tensor(world: World, history: History, label: Label, tensor: Passed, error: Exception | None) -> None:
+    """Make sure that as_symmetric can go on with the same kind of tensor on every rank.
+
+    Collective: every rank calls it.  One exchange when all agree.
+
+    Args:
+        world: the ranks.
+        history: this rank's history.
+        label: the call.
+        tensor: what this rank passes; of no account if there is an error.
+        error: why this rank cannot go on.
+
+    Raises:
+        SymmetryError: the tensors do not fit together, or the histories or steps differ; the same on every rank.
+        HeapError: a rank cannot go on; see `raise_failure` for the kinds.
+    """
+    reports = agree(
+        world, history, Op.IMPORT, label=label, ok=error is None, signature=0 if error else tensor.signature()
+    )
+    raise_failure(world, error, [report.ok for report in reports], CANNOT_IMPORT)
+    if len({report.signature for report in reports}) == 1:
+        return
+    groups: dict[str, list[int]] = {}
+    for rank, passed in enumerate(world.all_gather_object(str(tensor))):
+        groups.setdefault(passed, []).append(rank)
+    listed = "\n".join(f"  {name_ranks(ranks)}: {passed}" for passed, ranks in groups.items())
+    raise SymmetryError(
+        f"as_symmetric: the ranks' tensors do not fit together:\n{listed}\nAll ranks must pass tensors of the same "
+        "shape, strides and dtype, and either all of them lie on the heap already, at the same offset, or none does"
+    )
 
 
 class _Gathers(Protocol):

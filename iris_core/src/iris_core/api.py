@@ -143,6 +143,7 @@ class Iris(TensorFactories):
                 synchronize=lambda: _call(synchronize),
                 usable_nbytes=self._usable_nbytes(),
                 streams=None if plan.target.type is DeviceType.CPU else TorchStreams(plan.target.index),
+                device=self.device,
             )
             self._everywhere("opening the heap", self.heap.open)
             undo.callback(self.heap.close)
@@ -465,19 +466,31 @@ class Iris(TensorFactories):
     def as_symmetric(self, external: torch.Tensor) -> torch.Tensor:
         """Return a tensor on the heap with the content of `external`.
 
-        Collective: every rank calls it with a tensor of the same size.
+        Collective: every rank calls it with a tensor of the same shape, strides and dtype.  The ranks compare what they
+        pass before anything is taken, so what is wrong on one rank is raised on all.
 
         Where the allocator can share memory (capability "import-tensor"), the result shares `external`'s; elsewhere it
-        is a copy.  A tensor that is on the heap already is returned as it is.
+        is a copy.  A tensor that is on the heap already, at the same offset on every rank, is returned as it is.
+
+        Args:
+            external: a strided tensor on this rank's device, with any allocator.
 
         Raises:
-            DeviceError: `external` is on another device.
-            UnsupportedError: the driver cannot share its memory; or it is a lazy view (`conj()`), resolve it first.
-            LayoutError: it is sparse.
+            SymmetryError: the ranks' tensors differ, or some of them lie on the heap and others do not.
+            DeviceError: some rank's tensor is on another device than that rank's heap.
+            LayoutError: some rank's tensor is not torch.strided.
+            UnsupportedError: the allocator shares memory, and some rank's tensor is in memory that it cannot share; the
+                message says what can be done.  Or it is a lazy view (`conj()`): resolve it first.
             HeapExhaustedError: no free block is large enough.
             HeapClosedError: the context is closed.
+
+        Example:
+            >>> with Iris(heap_size="1MiB", device="cpu") as ctx:
+            ...     weights = ctx.as_symmetric(torch.ones(4, 4))
+            ...     ctx.is_symmetric(weights)
+            True
         """
-        self._check_tensor(external, "as_symmetric")
+        self._check_open()
         return self.heap.as_symmetric(external)
 
     def mem_pool(self) -> torch.cuda.MemPool:

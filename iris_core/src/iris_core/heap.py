@@ -21,9 +21,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from iris_core.agreement import History, Label, Op, Report, agree, format_label, raise_failure
+from iris_core.agreement import (
+    History,
+    Label,
+    Op,
+    Passed,
+    Report,
+    agree,
+    agree_on_tensor,
+    format_label,
+    raise_failure,
+)
+from iris_core.arguments import same_device
 from iris_core.blocks import BlockTable, Record, Scope
 from iris_core.errors import (
+    DeviceError,
     HeapClosedError,
     HeapError,
     HeapExhaustedError,
@@ -43,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from iris_core.bootstrap import World
+    from iris_core.importing import Extent
     from iris_core.protocols import Allocator
     from iris_core.stream_order import Stream, Streams
 
@@ -59,6 +72,7 @@ class SymmetricHeap:
         usable_nbytes: bytes of each rank's heap, from its beginning, that are handed out; all by default.  What is
             left is the system area: memory that every rank has from the start, for Iris itself.
         streams: the device's streams; None where a kernel is finished when its launch returns.
+        device: torch's name of the device whose memory the heap is.
     """
 
     def __init__(
@@ -70,6 +84,7 @@ class SymmetricHeap:
         synchronize: Callable[[], None] | None = None,
         usable_nbytes: int | None = None,
         streams: Streams | None = None,
+        device: str = "cpu",
     ) -> None:
         self._usable = allocator.nbytes if usable_nbytes is None else usable_nbytes
         if not 0 < self._usable <= allocator.nbytes:
@@ -79,6 +94,7 @@ class SymmetricHeap:
         self._on_allocated = on_allocated
         self._synchronize = synchronize
         self._order = StreamOrder(streams)
+        self._device = device
         self._base = allocator.base_ptr
         self._sub = SubAllocator(self._usable)
         self._residency = Residency(allocator)
@@ -236,35 +252,70 @@ class SymmetricHeap:
         Where the allocator can import memory (`Capability.IMPORT_TENSOR`) the result shares the tensor's memory;
         otherwise it is a copy, detached from autograd.  A tensor that lies on the heap already is returned as it is.
 
-        Symmetric: every rank calls it with a tensor of the same shape and dtype.
+        Collective: every rank calls it, with a tensor of the same shape, strides and dtype, which lies on the heap
+        already on every rank, at the same offset, or on none.  The ranks compare this before anything is taken, so an
+        error is raised on all of them, and nothing has changed.
+
+        Args:
+            external: a strided tensor on the heap's device.
 
         Raises:
-            UnsupportedError: some rank's tensor cannot be imported, which is raised on every rank; or the tensor is a
-                lazy view of torch's (`conj()`, or `imag` of one) and not on the heap yet.
-            LayoutError: the tensor is not strided.
+            SymmetryError: the ranks' tensors do not fit together.
+            DeviceError: some rank's tensor is on another device than its heap.
+            LayoutError: some rank's tensor is sparse, quantized, or has another layout than torch.strided.
+            UnsupportedError: some rank's tensor cannot be imported, or is a lazy view of torch's (`conj()`, or `imag`
+                of one) and not on the heap yet.
+            TypeError: some rank's argument is no tensor.
             HeapExhaustedError: no room; the heap can be used as before.
+            HeapError: the current stream of some rank is being captured into a graph.
             HeapClosedError: the heap is closed.
         """
         self._check_open()
-        if self.is_symmetric(external):
+        error: Exception | None = None
+        passed, extent, label = Passed(), None, ("as_symmetric",)
+        try:
+            passed, extent, label = self._examine(external)
+        except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
+            error = e
+        agree_on_tensor(self._world, self._history, label, passed, error)
+        if passed.offset >= 0:
             return external
+        if extent is not None:
+            record, out = self._importer.run(external.detach(), label, extent)
+            self._register(record, Op.IMPORT, self._allocator.granularity)
+            return out
+        return self.empty_strided(passed.shape, passed.stride, external.dtype, label).copy_(external.detach())
+
+    def _examine(self, external: torch.Tensor) -> tuple[Passed, Extent | None, Label]:
+        """What as_symmetric has to know of this rank's tensor; the extent only if its memory is to be imported."""
+        if not isinstance(external, torch.Tensor):
+            raise TypeError(f"as_symmetric takes a torch tensor, not {type(external).__name__}")
         if external.layout is not torch.strided:
             raise LayoutError(f"as_symmetric: only torch.strided tensors can be on the heap, not {external.layout}")
+        if external.is_quantized:
+            raise LayoutError("as_symmetric: quantized tensors cannot be on the heap; pass their integers, int_repr()")
+        if not same_device(external.device, self._device):
+            raise DeviceError(
+                f"as_symmetric: the tensor is on {external.device}, but this rank's heap is on {self._device}: pass "
+                f"tensor.to({self._device!r})"
+            )
+        shape, dtype = tuple(external.shape), external.dtype
+        label = ("as_symmetric", shape, dtype)
+        offset = self._peers.offset_within(external)
+        if offset is not None:
+            return Passed(offset, shape, external.stride(), str(dtype)), None, label
         if external.is_conj() or external.is_neg():  # kernels and peers would see what is in memory
             raise UnsupportedError(
                 "as_symmetric: this tensor is a lazily conjugated or negated view, whose memory holds other values "
                 "than it shows; pass tensor.resolve_conj().resolve_neg()"
             )
-        label = ("as_symmetric", tuple(external.shape), external.dtype)
+        self._order.check_not_capturing("as_symmetric")
         if Capability.IMPORT_TENSOR in self._allocator.info.provides and external.numel():
-            self._order.check_not_capturing("as_symmetric")
             self._wait_for_device()  # memory may be taken off the heap to make room for the tensor's
-            record, out = self._importer.run(external.detach(), label)
-            self._register(record, Op.IMPORT, self._allocator.granularity)
-            return out
-        like = torch.empty_like(external, device="meta")
-        out = self.empty_strided(tuple(like.shape), like.stride(), like.dtype, label)
-        return out.copy_(external.detach())
+            extent = self._importer.extent(external.detach())
+            return Passed(-1, shape, external.stride(), str(dtype)), extent, label
+        like = torch.empty_like(external, device="meta")  # what torch makes of strides that are not dense
+        return Passed(-1, shape, like.stride(), str(dtype)), None, label
 
     def _allocate(self, nbytes: int, alignment: int, label: Label) -> torch.Tensor:
         """Take a block and return the bytes of it; nothing has changed if it raises."""
@@ -307,11 +358,10 @@ class SymmetricHeap:
         except HeapExhaustedError as e:
             if e.requested_bytes > sub.nbytes:
                 raise self._exhausted(e, alignment, label) from None
-        self._wait_for_device()
         for collect in (False, True):  # collecting garbage takes long, so only when the rest was not enough
             if collect:
                 gc.collect()  # tensors in reference cycles
-            self._step(Op.ALLOCATE, nbytes, alignment, label, device_idle=True)
+            self._settle(*self._step(Op.ALLOCATE, nbytes, alignment, label, wait=True))
             try:
                 return sub.allocate(nbytes, alignment)
             except HeapExhaustedError as e:
@@ -405,23 +455,33 @@ class SymmetricHeap:
 
         Raises:
             SymmetryError: the histories differ; raised on every rank.
+            HeapError: a rank could not give memory back that is free; raised on every rank.  The heap can be used as
+                before: the next allocation there tries again.
             CollectiveTimeoutError: a rank did not arrive in time.
             PeerLostError: a rank's process has ended.
             HeapClosedError: the heap is closed.
         """
         self._check_open()
-        self._step(Op.BARRIER, device_idle=device_idle)
-        error: Exception | None = None
-        gave_back = False
+        gave_back, error = self._step(Op.BARRIER, device_idle=device_idle)
         try:
             if self._residency.can_decommit:
-                gave_back = self._residency.release_idle(self._order.unfenced(self._sub.free_blocks()))
-        except Exception as e:  # noqa: BLE001 - raised below, after the step that the other ranks take
-            error, gave_back = e, True
-        if gave_back and self._residency.grows:
-            self.refresh_peer_access()  # memory is free when all have given it back, and then only asked for again
-        if error is not None:
-            raise error
+                gave_back |= self._residency.release_idle(self._order.unfenced(self._sub.free_blocks()))
+        except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
+            error, gave_back = error or e, True
+        self._settle(gave_back, error)
+
+    def _settle(self, gave_back: bool, error: Exception | None) -> None:
+        """Where memory was given back, agree that all ranks have done so: only then it is free, and asked for again.
+
+        Args:
+            gave_back: whether there may have been any; equal on all ranks.
+            error: why this rank could not.
+        """
+        if not gave_back:
+            return
+        reports = agree(self._world, self._history, Op.REFRESH, ok=error is None, dirty=self._peers.dirty)
+        raise_failure(self._world, error, [report.ok for report in reports], "could not give memory back")
+        self._exchange_if_dirty(reports)
 
     def _retire(self, record: Record) -> None:
         """Free a live block: at once in a world of one, else when all ranks agree."""
@@ -429,26 +489,40 @@ class SymmetricHeap:
         self._table.retire(record)
         self._order.end(record)
         if self._world.world_size == 1:
-            self._recycle(self._table.take_pending(1))
+            self._settle(*self._recycle(self._table.take_pending(1)))
 
-    def _recycle(self, records: Sequence[Record]) -> None:
-        """Make blocks free that no rank refers to any more."""
+    def _recycle(self, records: Sequence[Record]) -> tuple[bool, Exception | None]:
+        """Make blocks free that no rank refers to any more.
+
+        Returns:
+            Whether memory of others may go, equal on all ranks, and why this rank could not let go of it: an error is
+            raised when the steps that all ranks take together are done (`_settle`).
+        """
         imports = []
-        if any(record.source is not None for record in records):
-            self._wait_for_device()  # for what is mapped there, and for whoever gets the source's memory
+        imported = any(record.source is not None for record in records)
+        error: Exception | None = None
+        try:
+            if imported:
+                self._wait_for_device()  # for what is mapped there, and for whoever gets the source's memory
+        except Exception as e:  # noqa: BLE001 - returned; the device has failed, so nothing runs there any more
+            error = e
         for record in records:
             if record.source is None:
                 self._order.fence(record.offset, record.offset + self._sub.free(record.offset), record)
             elif size := self._importer.release(record):
                 imports.append((record.offset, record.offset + size))
-        self._residency.decommit(imports)  # somebody else's memory is mapped there
+        try:
+            self._residency.decommit(imports)  # somebody else's memory is mapped there
+        except Exception as e:  # noqa: BLE001 - returned
+            error = error or e
+        return imported, error
 
     def _reclaim_dropped(self) -> None:
         """In a world of one, free what was dropped."""
         records = [self._table.discard(number) for number in self._table.dropped()]
         for record in records:
             self._order.end(record)
-        self._recycle(records)
+        self._settle(*self._recycle(records))
 
     def _wait_for_device(self) -> None:
         if self._synchronize is not None:
@@ -456,21 +530,36 @@ class SymmetricHeap:
             self._order.device_is_idle(self._table.pending)
 
     def _step(
-        self, op: Op, nbytes: int = 0, alignment: int = 0, label: Label = (), *, device_idle: bool = False
-    ) -> None:
-        """Take a step with all ranks: compare, free what nobody needs, map what is new.
+        self,
+        op: Op,
+        nbytes: int = 0,
+        alignment: int = 0,
+        label: Label = (),
+        *,
+        wait: bool = False,
+        device_idle: bool = False,
+    ) -> tuple[bool, Exception | None]:
+        """Take a step with all ranks: compare, free what nobody needs, map what is new.  Returns what `_recycle` does.
 
         Which blocks become free must be equal on all ranks, but streams are each rank's own.  So every rank says how
         many of the freed blocks, the oldest first, it no longer uses, and the smallest number counts; a dropped block
         is spoken of only when it is no longer used.
         """
         table, world, order = self._table, self._world, self._order
-        dropped = table.dropped()
-        if device_idle:
-            order.device_is_idle([*table.pending, *(table.live[number] for number in dropped)])
-        else:
-            dropped = [number for number in dropped if order.is_idle(table.live[number])]
-        num_idle = sum(1 for _ in takewhile(order.is_idle, table.pending))
+        error: Exception | None = None
+        dropped: list[int] = []
+        num_idle = 0
+        try:
+            if wait:
+                self._wait_for_device()
+            dropped = table.dropped()
+            if wait or device_idle:
+                order.device_is_idle([*table.pending, *(table.live[number] for number in dropped)])
+            else:
+                dropped = [number for number in dropped if order.is_idle(table.live[number])]
+            num_idle = sum(1 for _ in takewhile(order.is_idle, table.pending))
+        except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
+            error = e
         reports = agree(
             world,
             self._history,
@@ -478,18 +567,21 @@ class SymmetricHeap:
             nbytes=nbytes,
             alignment=alignment,
             label=label,
+            ok=error is None,
             dirty=self._peers.dirty,
             num_dropped=len(dropped),
             num_idle=num_idle,
         )
+        raise_failure(world, error, [report.ok for report in reports], "could not ask its device what it still uses")
         freed = table.take_pending(min(report.num_idle for report in reports))
         longest = max(report.num_dropped for report in reports)
         if longest:
             everyone = world.all_gather_ints(dropped + [0] * (longest - len(dropped)))
             table.announce(dropped)
             freed += [table.discard(number) for number in table.count_votes(everyone, world.world_size)]
-        self._recycle(freed)
+        outcome = self._recycle(freed)
         self._exchange_if_dirty(reports)
+        return outcome
 
     def _exchange_if_dirty(self, reports: Sequence[Report]) -> None:
         if any(report.dirty for report in reports):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from iris_core.agreement import Op, agree, raise_failure
+from iris_core.agreement import CANNOT_IMPORT, Op, agree, raise_failure
 from iris_core.blocks import Record
 from iris_core.errors import UnsupportedError
 
@@ -25,7 +25,19 @@ if TYPE_CHECKING:
     from iris_core.residency import Residency
     from iris_core.suballocator import SubAllocator
 
-_FAILED = "cannot import the tensor that was passed to as_symmetric"
+
+class Extent(NamedTuple):
+    """What one rank's tensor asks of the heap.
+
+    Attributes:
+        nbytes: how much of the heap its memory needs.
+        delta: where the tensor begins in that.
+        there: at which offset it lies already, because its memory was imported before; -1 if it was not.
+    """
+
+    nbytes: int
+    delta: int
+    there: int
 
 
 class _Place(NamedTuple):
@@ -77,12 +89,23 @@ class TensorImporter:
         self._reserve = reserve
         self._holders: dict[int, int] = {}  # offset of a block -> live and pending imports in it
 
-    def run(self, external: torch.Tensor, label: Label) -> tuple[Record, torch.Tensor]:
+    def extent(self, external: torch.Tensor) -> Extent:
+        """Say what a tensor asks of the heap.  Local.
+
+        Raises:
+            UnsupportedError: its memory cannot be imported.
+        """
+        size, delta = self._allocator.import_extent(external)
+        there = self._allocator.imported_at(external)
+        return Extent(size, delta, -1 if there is None else there)
+
+    def run(self, external: torch.Tensor, label: Label, extent: Extent) -> tuple[Record, torch.Tensor]:
         """Import a tensor; the caller adds the record to history and table.
 
-        Collective: every rank calls it.  If it fails on one rank, it raises on all and nothing has changed.
+        Collective: every rank calls it, after all could tell their extents.  If it fails on one rank, it raises on all
+        and nothing has changed.
         """
-        place = self._agree_on_place(external, label)
+        place = self._agree_on_place(extent)
         size, is_new = place.nbytes, place.shared < 0
         offset = self._reserve(size, self._granularity, label) if is_new else place.shared
         number, on_release = self._table.next_number()
@@ -104,7 +127,7 @@ class TensorImporter:
                 dirty=self._peers.dirty,
                 label=label,
             )
-            raise_failure(self._world, error, [report.ok for report in reports], _FAILED)
+            raise_failure(self._world, error, [report.ok for report in reports], CANNOT_IMPORT)
             if any(report.dirty for report in reports):
                 self._peers.exchange()
         except BaseException as e:
@@ -139,19 +162,9 @@ class TensorImporter:
         del self._holders[record.offset]
         return self._sub.free(record.offset)
 
-    def _agree_on_place(self, external: torch.Tensor, label: Label) -> _Place:
+    def _agree_on_place(self, extent: Extent) -> _Place:
         """Where the import goes, and how much of the heap it takes: as much as on the rank that needs most."""
-        error: Exception | None = None
-        size = delta = 0
-        there: int | None = None
-        try:
-            size, delta = self._allocator.import_extent(external)
-            there = self._allocator.imported_at(external)
-        except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
-            error = e
-        reports = agree(self._world, self._history, Op.IMPORT, label=label, ok=error is None)
-        raise_failure(self._world, error, [report.ok for report in reports], _FAILED)
-        everyone = self._world.all_gather_ints([size, delta, -1 if there is None else there])
+        everyone = self._world.all_gather_ints(extent)
         places = {place for _, _, place in everyone}
         if len(places) == 1 and (place := places.pop()) >= 0:
             block = max(offset for offset in self._holders if offset <= place)
