@@ -21,6 +21,7 @@ def cases(on_cpu):
         dtype = ("bfloat16", "float16")[number % 2]
         how = {"place": ("heap", "transposed", "ordinary")[number], "bias": bias, "config": config}
         how["out_place"] = ("ordinary", "heap", "gaps")[number]
+        how["config"] = {**config, "chunk_size": (3, 1, 100)[number]}  # of 2 or 4 tiles of an owner
         yield Case("matmul_reduce_scatter", "hopper_push", (m, n, k), dtype, **how)
         yield Case("matmul_all_reduce", "hopper_two_shot", turned, dtype, **how)
     for number, (dim, bias) in enumerate(((0, ""), (1, "columns"), (1, "rows"))):
@@ -32,7 +33,8 @@ def cases(on_cpu):
         config = {**several, "num_fetch_sms": fetchers}
         operands = {"place": place, "out_place": ("ordinary", "gaps")[fetchers - 1], "bias": bias}
         yield Case("all_gather_matmul", "hopper_fetch", (m, n, k), "float16", dim=0, config=config, **operands)
-        yield Case("all_gather_matmul", "hopper_copy_engine", (m, n, k), "bfloat16", dim=0, config=several, **operands)
+        for name in ("hopper_copy_engine", "hopper_copy_engine_push"):
+            yield Case("all_gather_matmul", name, (m, n, k), "bfloat16", dim=0, config=several, **operands)
 
 
 def run(device, turns):

@@ -92,7 +92,13 @@ def piece_cases(size):
             for bias, pieces in (("", 1), ("columns", 2), ("rows", 3), ("rows", 9)):
                 place = ("heap", "gaps")[pieces % 2]
                 config = {"num_pieces": pieces}
-                yield Case(op, "copy_engine", (7, 44, 9), "bfloat16", bias=bias, dim=0, place=place, config=config)
+                for name in ("copy_engine", "copy_engine_push"):
+                    yield Case(op, name, (7, 44, 9), "bfloat16", bias=bias, dim=0, place=place, config=config)
+        if op in ("matmul_reduce_scatter", "matmul_all_reduce"):
+            for bias, pieces in (("", 2), ("columns", 9), ("rows", 3)):
+                shape, place = ((7, 44, 9), (1, 5, 3), (9, 40, 16))[pieces % 4 - 1], ("heap", "gaps")[pieces % 2]
+                dtype, config = ("float32", "bfloat16")[pieces % 2], {"num_pieces": pieces}
+                yield Case(op, "copy_engine", shape, dtype, bias=bias, out_place=place, config=config)
         if op == "matmul_all_reduce":
             yield Case(op, "overlapped", (64, 8, 9), "bfloat16", place="transposed", bias="columns")
 

@@ -9,10 +9,10 @@ from jobs_hopper import refused, run
 from iris_core.types import DeviceTarget, DeviceType, FusedRequest
 from iris_gluon.gemm import GemmConfig
 from iris_gluon.ops import operations
-from iris_gluon.ops.kernels import await_product, fetch_product, push_product, reduce_product
+from iris_gluon.ops.kernels import await_product, push_product, put_product, reduce_product
 from iris_triton.compile_only import assembly, compile_for
 
-BF16, I64 = torch.bfloat16, torch.int64
+BF16, I32, I64 = torch.bfloat16, torch.int32, torch.int64
 END = (0, 1 << 40)  # timeout, status
 
 
@@ -45,21 +45,31 @@ def test_refused_calls(pool, num_ranks, device):
 KERNELS = {
     "push": (push_product, (BF16, BF16, BF16, BF16, I64, I64, 1, 1, 1000, 8192, 4096, 4096, 8192, 8192, 1, 8, 32, 64,
                             *END), {"DIM": 1, "BIAS": "columns"}),
-    "reduce": (reduce_product, (BF16, BF16, BF16, BF16, I64, BF16, I64, 1, 1, 8192, 8192, 4096, 4096, 8192, 8192, 1, 1,
-                                1024, 32, 64, *END), {"FORM": "two_shot", "BIAS": "columns", "OUT_WIDE": True}),
-    "fetch": (fetch_product, (BF16, BF16, BF16, BF16, I64, I64, I64, 1, 1, 8192, 4096, 8192, 8192, 1, 1024, 32, 64,
-                              *END), {"FETCHERS": 16, "BIAS": "rows"}),
-    "await": (await_product, (BF16, BF16, BF16, BF16, torch.int32, 1, 1, 8192, 4096, 8192, 8192, 1, 1024, 32, 64, *END),
+    "reduce": (reduce_product, (BF16, BF16, BF16, I64, BF16, I64, 1, 1, 8192, 8192, 4096, 4096, 8192, 8192, 1024, 32,
+                                64, 16, *END), {"FORM": "two_shot"}),
+    "put": (put_product, (BF16, BF16, BF16, BF16, BF16, I32, I64, I64, 1, 1, 8192, 4096, 8192, 8192, 1, 1024, 32, 64,
+                          *END), {"PUTTERS": 16, "BIAS": "rows"}),
+    "await": (await_product, (BF16, BF16, BF16, BF16, BF16, I32, 1, 1, 8192, 4096, 8192, 8192, 1, 1024, 32, 64, *END),
               {"BIAS": "columns"}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("config", [GemmConfig(), GemmConfig(block_n=128, parts=1, stages=5)], ids=["256", "128"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        GemmConfig(),
+        GemmConfig(block_n=128, parts=1, stages=5),
+        GemmConfig(block_m=64, num_warps=4, maxnreg=255),
+        GemmConfig(block_m=64, block_n=128, parts=1, stages=5, num_warps=4, maxnreg=255),
+    ],
+    ids=["128x256", "128x128", "64x256", "64x128"],
+)
 def test_assembly(name, config, turned):
     kernel, arguments, constants = KERNELS[name]
-    constants = {**constants, "TURNED_B": turned} | ({} if name in ("fetch", "await") else {"TURNED_A": turned})
+    gathers = name in ("put", "await")
+    constants = {**constants, "TURNED_B": turned} | ({} if gathers else {"TURNED_A": turned})
     blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
     compiled = compile_for(kernel, arguments, {"SIZE": 8, **blocks, **constants, **config.options}, "sm_90")
     text = assembly(compiled)
@@ -67,12 +77,12 @@ def test_assembly(name, config, turned):
     assert "wgmma.mma_async" in text
     assert re.search(r"cp\.async\.bulk\.tensor\.2d\.global\.shared", text)
     assert (re.search(r"st\.release\.sys\.global\.b64", text) is None) == (name == "await")
-    if name == "reduce":
-        assert re.search(r"ld\.global(\.\w+)*\.v4\.b32", text)
-    if name in ("fetch", "await"):
-        flag = r"ld\.acquire\.gpu\.global\.b64" if name == "fetch" else r"ld\.acquire\.sys\.global\.b32"
-        assert re.search(flag, text)
-        assert text.index("fence.proxy.async") > 0
+    if gathers:
+        assert re.search(r"ld\.acquire\.sys\.global\.b32", text)
+        assert "fence.proxy.async" in text
+        assert re.search(r"atom\.global\.gpu\.acq_rel\.add\.[su]32", text)  # who has waited
+    if name == "put":
+        assert re.search(r"(atom|red)\.global\.sys\.release\.add\.[su]32", text)  # pieces that have arrived
 
 
 # -- what `iris tune` measures ----------------------------------------------------------------------------------------

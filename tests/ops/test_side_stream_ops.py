@@ -7,8 +7,8 @@ import torch
 
 from iris_gluon.ops.algorithms import HopperCopyEngine, _CopyPlan
 from iris_triton.ops import copy_engine
-from iris_triton.ops.copy_engine import CopyEngineGather, _Plan, _Product
-from iris_triton.ops.shards import Shard, Shards
+from iris_triton.ops.copy_engine import CopyEngineGather, CopyEngineReduce, _Carried, _GatherPlan, _Product, _ReducePlan
+from iris_triton.ops.shards import Shard, Shards, Side, Words
 
 
 class Stream:
@@ -55,8 +55,21 @@ def streams(monkeypatch):
     return log, main, side
 
 
-def test_products_begin_when_their_rows_are_there(streams, monkeypatch):
-    log, _, side = streams
+class Kernel:
+    """A kernel that writes down on which stream it is launched, and what with."""
+
+    def __init__(self, log, what, ready=True):
+        self._log, self._what, self.is_ready = log, what, ready
+
+    def __call__(self, stream, *tensors):
+        name = torch.cuda.current_stream().name if stream is None else stream.name
+        self._log.append((name, self._what, len(tensors)))
+
+
+@pytest.fixture
+def multiplied(streams, monkeypatch):
+    """Products are written down with the first row that they multiply."""
+    log, *_ = streams
     real = copy_engine.multiply
 
     def multiply(left, *rest):
@@ -64,38 +77,57 @@ def test_products_begin_when_their_rows_are_there(streams, monkeypatch):
         real(left, *rest)
 
     monkeypatch.setattr(copy_engine, "multiply", multiply)
-    a, b, bias = torch.randn(4, 3), torch.randn(3, 5), torch.randn(12, 1)
-    others = {1: torch.randn(4, 3), 2: torch.randn(4, 3)}
-    matrix, out = torch.zeros(12, 3), torch.zeros(12, 5)
-    second, third = Event("of 1", log), Event("of 2", log)
+
+
+RAW = Stream.cuda_stream
+OTHERS = [Shard(1, 1, 11), Shard(2, 2, 12)]
+"""Two others; addresses are numbers: 1 and 2 are their places here, 11 and 12 there."""
+
+
+def side_of(streams, copied):
+    """A second stream; `copied` is called with the target and the source of every copy."""
+    log, _, side = streams
 
     def copy(target, source, nbytes, stream):
-        assert (nbytes, stream) == (48, Stream.cuda_stream)
-        log.append(("side", "copies", source))
-        matrix[4 * target : 4 * target + 4] = others[source]
+        assert (nbytes, stream) == (48, RAW)
+        log.append(("side", "copies", (target, source) if target < 100 and source < 100 else "own"))
+        copied(target, source)
 
-    shards = Shards(
-        matrix=matrix,
-        own=matrix[:4],
-        others=[Shard(1, 1, 1, 48), Shard(2, 2, 2, 48)],
-        meet=lambda _: log.append((torch.cuda.current_stream().name, "meets", "")),
-        copy=copy,
-        memory=matrix,
-        side=side,
-        ready=Event("ready", log),
-    )
-    products = [_Product(0, 4, None), _Product(4, 8, 1), _Product(8, 12, 2)]
-    plan = _Plan(shards, products, {1: second, 2: third}, tf32=False, aux_buffer=matrix)
-    CopyEngineGather().launch(plan, out, a, b, bias)
+    return Side(Kernel(log, "meets"), copy, side, RAW, Event("ready", log))
+
+
+def operands():
+    return torch.randn(4, 3), torch.randn(3, 5), torch.randn(12, 1)
+
+
+def test_products_begin_when_their_rows_are_there(streams, multiplied):
+    log, *_ = streams
+    a, b, bias = operands()
+    others = {1: torch.randn(4, 3), 2: torch.randn(4, 3)}
+    matrix, out = torch.zeros(12, 3), torch.zeros(12, 5)
+
+    def copied(target, source):
+        if target == matrix.data_ptr():
+            matrix[:4] = a
+        else:
+            assert source == target + 10
+            matrix[4 * target : 4 * target + 4] = others[target]
+
+    shards = Shards(matrix, matrix[:4], OTHERS, 48, False, side_of(streams, copied), matrix)
+    products = [_Product(0, 4, True, ()), _Product(4, 8, False, (1,)), _Product(8, 12, False, (2,))]
+    events = {1: Event("of 1", log), 2: Event("of 2", log)}
+    plan = _GatherPlan(shards, products, events, None, {}, tf32=False, aux_buffer=matrix)
+    CopyEngineGather(pushes=False).launch(plan, out, a, b, bias)
     assert log == [
-        ("main", "meets", ""),
         ("main", "records", "ready"),
         ("side", "waits for", "ready"),
-        ("side", "copies", 1),
+        ("side", "copies", "own"),
+        ("side", "meets", 0),
+        ("side", "copies", (1, 11)),
         ("side", "records", "of 1"),
-        ("side", "copies", 2),
+        ("side", "copies", (2, 12)),
         ("side", "records", "of 2"),
-        ("side", "meets", ""),
+        ("side", "meets", 0),
         ("main", "multiplies", 0),
         ("main", "waits for", "of 1"),
         ("main", "multiplies", 4),
@@ -103,45 +135,106 @@ def test_products_begin_when_their_rows_are_there(streams, monkeypatch):
         ("main", "multiplies", 8),
         ("main", "waits for", "side"),
     ]
+    assert torch.equal(matrix[:4], a)
     torch.testing.assert_close(out, torch.cat([a, others[1], others[2]]) @ b + bias)
 
 
-def test_words_are_written_behind_the_copies(streams):
-    """And cleared before anybody may copy: a replayed graph writes the same value each time."""
-    log, _, side = streams
-    matrix, out, arrived = torch.zeros(12, 3), torch.zeros(12, 5), torch.ones(3, dtype=torch.int32)
-
-    def meets(_):
-        log.append((torch.cuda.current_stream().name, "meets", arrived.tolist()))
-
-    def copy(target, source, nbytes, stream):
-        assert stream == Stream.cuda_stream
-        log.append(("side", "copies", source))
+def words_of(log, arrived):
+    """Words, of which the others' lie 100 and 200 bytes behind the own ones."""
 
     def write(address, value, flags, stream):
-        assert (flags, stream) == (0, Stream.cuda_stream)
-        arrived[(address - arrived.data_ptr()) // 4] = value
-        log.append(("side", "writes", arrived.tolist()))
+        assert (value, flags, stream) == (1, 0, RAW)
+        log.append(("side", "writes", (address - arrived.data_ptr()) // 4))
 
-    def product(stream, *tensors):
-        assert [each is wanted for each, wanted in zip(tensors, (out, b), strict=True)] == [True, True]
-        log.append((torch.cuda.current_stream().name, "multiplies", ""))
+    own = arrived.data_ptr()
+    return Words(arrived, (own, own + 100, own + 200), 0, write)
 
-    a, b = torch.randn(4, 3), torch.randn(3, 5)
-    others, ready = [Shard(1, 1, 1, 48), Shard(2, 2, 2, 48)], Event("ready", log)
-    shards = Shards(matrix, matrix[:4], others, meets, copy, matrix, side, ready)
-    plan = _CopyPlan(shards, product, arrived, write, matrix, arrived)
-    HopperCopyEngine().launch(plan, out, a, b, None)
+
+@pytest.mark.parametrize("ready", [True, False])
+@pytest.mark.parametrize("pushes", [False, True])
+def test_words_are_written_behind_the_copies(streams, pushes, ready):
+    """The product is asked for first, but not before all kernels are loaded; it waits for nothing."""
+    log, *_ = streams
+    a, b, _ = operands()
+    matrix, out, arrived = torch.zeros(12, 3), torch.zeros(12, 5), torch.zeros(4, dtype=torch.int32)
+    shards = Shards(matrix, matrix[:4], OTHERS, 48, pushes, side_of(streams, lambda *_: None), matrix)
+    plan = _CopyPlan(shards, Kernel(log, "multiplies", ready), words_of(log, arrived), matrix, arrived)
+    HopperCopyEngine(pushes=pushes).launch(plan, out, a, b, None)
+    product = [("main", "multiplies", 3)]
+    if pushes:  # to the others, behind the own rows: the word of member 0 of theirs
+        copies = [
+            ("side", "meets", 0),
+            ("side", "copies", "own"),
+            ("side", "writes", 25),
+            ("side", "copies", "own"),
+            ("side", "writes", 50),
+        ]
+    else:
+        copies = [
+            ("side", "copies", "own"),
+            ("side", "meets", 0),
+            ("side", "copies", (1, 11)),
+            ("side", "writes", 1),
+            ("side", "copies", (2, 12)),
+            ("side", "writes", 2),
+            ("side", "meets", 0),
+        ]
+    begin = [("main", "records", "ready"), ("side", "waits for", "ready")]
+    rest = [*product, *copies] if ready else [*copies, *product]
+    assert log == [*begin, *rest, ("main", "waits for", "side")]
+
+
+def test_rows_with_gaps_are_copied_before(streams):
+    """In front of the event: the second stream takes them, the product multiplies them."""
+    log, *_ = streams
+    a = operands()[0]
+    wide, matrix = torch.zeros(4, 6), torch.zeros(12, 3)
+    wide[:, :3] = a
+    shards = Shards(matrix, matrix[:4], OTHERS, 48, False, side_of(streams, lambda *_: None), matrix)
+    own = shards.begin(wide[:, :3])
+    assert own.data_ptr() == matrix.data_ptr()
+    assert torch.equal(own, a)
+    shards.move(own, lambda *_: None)
+    assert ("side", "copies", "own") not in log
+
+
+def test_products_are_carried_beside_the_next_one(streams, multiplied):
+    log, *_ = streams
+    a, b = torch.randn(12, 3), torch.randn(3, 5)
+    product, slots, out = torch.zeros(12, 5), torch.zeros(3, 4, 5), torch.zeros(4, 5)
+    carried = [
+        _Carried(4, 8, ((11, 1, 48),), Event("of 1", log)),
+        _Carried(8, 12, ((12, 2, 48),), Event("of 2", log)),
+    ]
+    plan = _ReducePlan(
+        side=side_of(streams, lambda *_: None),
+        carried=carried,
+        product=product,
+        begin=0,
+        end=4,
+        slot=slots[0],
+        add=Kernel(log, "adds"),
+        meets=True,
+        staged_out=None,
+        tf32=False,
+        aux_buffer=slots,
+    )
+    CopyEngineReduce("matmul_reduce_scatter").launch(plan, out, a, b, None)
     assert log == [
-        ("main", "meets", [0, 0, 0]),
         ("main", "records", "ready"),
         ("side", "waits for", "ready"),
-        ("side", "copies", 1),
-        ("side", "writes", [0, 1, 0]),
-        ("side", "copies", 2),
-        ("side", "writes", [0, 1, 1]),
-        ("side", "meets", [0, 1, 1]),
-        ("main", "multiplies", ""),
+        ("side", "meets", 0),
+        ("main", "multiplies", 4),
+        ("main", "records", "of 1"),
+        ("side", "waits for", "of 1"),
+        ("side", "copies", (11, 1)),
+        ("main", "multiplies", 8),
+        ("main", "records", "of 2"),
+        ("side", "waits for", "of 2"),
+        ("side", "copies", (12, 2)),
+        ("main", "multiplies", 0),
+        ("side", "meets", 0),
         ("main", "waits for", "side"),
+        ("main", "adds", 1),
     ]
-    assert torch.equal(matrix[:4], a)
+    torch.testing.assert_close(torch.cat([slots[0], product[4:]]), a @ b)

@@ -28,8 +28,8 @@ _LOADER_REGISTERS = gl.constexpr(40)
 
 @gluon.jit
 def _load(
-    a_desc, b_desc, a_stages, b_stages, full, empty, order, first, tiles, every, k_tiles, TURNED_A: gl.constexpr,
-    TURNED_B: gl.constexpr
+    a_desc, own_desc, b_desc, a_stages, b_stages, full, empty, order, first, tiles, every, k_tiles,
+    TURNED_A: gl.constexpr, TURNED_B: gl.constexpr, OWN: gl.constexpr
 ):  # fmt: skip
     """The loading warp: fill the stages in turn, each as soon as it is empty."""
     BLOCK_M: gl.constexpr = a_desc.block_type.shape[1 if TURNED_A else 0]
@@ -41,11 +41,19 @@ def _load(
     for tile in range(first, tiles, every):
         row, column = order.place(tile)
         order.await_operands(row, column)
+        own = 0
+        if OWN:
+            own = order.own_row(row)
         for k in range(k_tiles):
             stage = step % STAGES
             mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
             mbarrier.expect(full.index(stage), NBYTES)
-            if TURNED_A:
+            if OWN:
+                if own >= 0:
+                    tma_load(own_desc, [own * BLOCK_M, k * BLOCK_K], full.index(stage), a_stages.index(stage))
+                else:
+                    tma_load(a_desc, [row * BLOCK_M, k * BLOCK_K], full.index(stage), a_stages.index(stage))
+            elif TURNED_A:
                 tma_load(a_desc, [k * BLOCK_K, row * BLOCK_M], full.index(stage), a_stages.index(stage))
             else:
                 tma_load(a_desc, [row * BLOCK_M, k * BLOCK_K], full.index(stage), a_stages.index(stage))
@@ -113,7 +121,8 @@ def _multiply(
 @gluon.jit
 def multiply_tiles(
     a_desc, b_desc, order, sink, tiles, k_tiles, STAGES: gl.constexpr, PARTS: gl.constexpr,
-    NUM_WARPS: gl.constexpr, aside: gl.constexpr = 0, TURNED_A: gl.constexpr = False, TURNED_B: gl.constexpr = False
+    NUM_WARPS: gl.constexpr, aside: gl.constexpr = 0, TURNED_A: gl.constexpr = False, TURNED_B: gl.constexpr = False,
+    own_desc=None
 ):  # fmt: skip
     """Compute tiles of A @ B and hand them to a sink; returns when all that the sink has begun is done.
 
@@ -136,7 +145,11 @@ def multiply_tiles(
         NUM_WARPS: the kernel's num_warps; 8 for BLOCK_M 128.
         aside: number of programs that take no tiles.
         TURNED_A, TURNED_B: how the operands are stored.
+        own_desc: descriptor of rows of A that lie elsewhere, like that of A, which is not TURNED_A then.  The order has
+            a method `own_row(row)`: which of these rows of tiles is meant by a row of C, or -1 for one of A.
     """
+    OWN: gl.constexpr = own_desc is not None
+    gl.static_assert(not (OWN and TURNED_A), "rows of A in two places lie by rows")
     BLOCK_M: gl.constexpr = a_desc.block_type.shape[1 if TURNED_A else 0]
     BLOCK_N: gl.constexpr = b_desc.block_type.shape[0 if TURNED_B else 1]
     gl.static_assert(BLOCK_M % (16 * NUM_WARPS) == 0, "BLOCK_M must be a multiple of 16 rows for each warp")
@@ -154,8 +167,8 @@ def multiply_tiles(
         [
             (_multiply, (a_stages, b_stages, part, full, empty, order, sink, first, tiles, every, k_tiles, BLOCK_M,
                          BLOCK_N, NUM_WARPS, TURNED_A, TURNED_B)),
-            (_load, (a_desc, b_desc, a_stages, b_stages, full, empty, order, first, tiles, every, k_tiles, TURNED_A,
-                     TURNED_B)),
+            (_load, (a_desc, own_desc if OWN else a_desc, b_desc, a_stages, b_stages, full, empty, order, first, tiles,
+                     every, k_tiles, TURNED_A, TURNED_B, OWN)),
         ],
         [_LOADER_WARPS],
         [_LOADER_REGISTERS],

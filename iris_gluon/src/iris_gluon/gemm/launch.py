@@ -14,11 +14,16 @@ if TYPE_CHECKING:
 
 _DTYPES = (torch.bfloat16, torch.float16)
 _ALIGNMENT = 16
+_FULL_ROWS = 128
+"""Rows of a tile with which eight warps multiply; four do with half as many."""
 _SHARED_BYTES = 227 * 1024
 """What a program can have on Hopper."""
 
-_SMALL_TILE_COST = 1.05
-"""Time of a 128 x 128 tile in relation to half a 128 x 256 tile, measured on an H200."""
+_SMALL_TILE_COST = 1.07
+"""Time of a step of a 128 x 128 tile in relation to half a step of a 128 x 256 tile, measured on H200s."""
+
+_LARGE_TILE_END, _SMALL_TILE_END = 300, 100
+"""What the end of a tile costs, in elements of the inner dimension: the same warps multiply and store."""
 
 
 @dataclass(frozen=True)
@@ -97,16 +102,59 @@ def by_columns(matrix: torch.Tensor) -> bool:
     return matrix.stride(1) != 1 and matrix.stride(0) == 1
 
 
-def choose_config(m: int, n: int, processors: int) -> GemmConfig:
-    """Choose between tiles of 128 x 256 and 128 x 128: the one whose last round leaves fewer processors idle.
+def choose_config(
+    m: int,
+    n: int,
+    processors: int,
+    *,
+    k: int = 8192,
+    block_m: int = 128,
+    idle: float = 0.0,
+    given: Mapping[str, int] | None = None,
+) -> GemmConfig:
+    """Choose between tiles of 128 x 256 and 128 x 128: that with which the last processor is done first.
+
+    A tile takes as long as its steps and its end, and a large one somewhat less than two small ones with as many steps.
+    So large ones are chosen for long inner dimensions, if the last round leaves few processors idle.  With the
+    constants above this chooses what was faster at every shape where both were measured (docs/ops.md).
 
     Args:
         m, n: shape of C.
         processors: multiprocessors that compute.
+        k: the inner dimension.
+        block_m: rows of a tile, 128 or 64.
+        idle: tiles for which a processor waits beside computing: half a one where operands arrive while the kernel
+            runs, as nobody can begin the last ones before.
+        given: fields of the config that are not to be chosen.
+
+    Raises:
+        ValueError: no config has the given fields, whatever the number of processors.
     """
-    large, small = GemmConfig(), GemmConfig(block_n=128, parts=1, stages=5)
-    rounds_large, rounds_small = (-(-each.tiles(m, n) // processors) for each in (large, small))
-    return large if 2 * rounds_large <= _SMALL_TILE_COST * rounds_small else small
+    fields = dict(given or {})
+    block_m = fields.get("block_m", block_m)
+    warps = {"num_warps": 8, "maxnreg": 168} if block_m >= _FULL_ROWS else {"num_warps": 4, "maxnreg": 255}
+    shapes: tuple[dict[str, int], ...] = ({"block_n": 256}, {"block_n": 128, "parts": 1, "stages": 5})
+    if "block_n" in fields:
+        parts = 2 if fields["block_n"] >= _FULL_ROWS else 1
+        shapes = ({"parts": parts}, {"parts": 1, "stages": 5}, {"parts": parts, "stages": 3}, {"parts": 1, "stages": 2})
+    found, refused = [], ""
+    for shape in shapes:
+        try:
+            found.append(GemmConfig(**{"block_m": block_m, **warps, **shape, **fields}))
+        except ValueError as error:
+            refused = refused or str(error)
+    if not found:
+        raise ValueError(refused)
+    if "block_n" in fields:
+        return found[0]
+    return min(found, key=lambda each: (-(-each.tiles(m, n) // processors) + idle) * _tile_time(each, k))
+
+
+def _tile_time(config: GemmConfig, k: int) -> float:
+    """How long a tile takes, in relation to other ones with as many rows."""
+    if config.block_n >= 2 * _FULL_ROWS:
+        return float(k + _LARGE_TILE_END)
+    return _SMALL_TILE_COST / 2 * (k + _SMALL_TILE_END)
 
 
 def unsupported(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> str:
@@ -165,7 +213,7 @@ def matmul(
     if reason:
         raise UnsupportedError(f"iris_gluon.gemm.matmul: {reason}; torch.matmul works everywhere")
     processors = torch.cuda.get_device_properties(a.device).multi_processor_count
-    config = config or choose_config(m, n, processors)
+    config = config or choose_config(m, n, processors, k=k)
     part = [config.block_m, config.block_n // config.parts]
     tiles_m, tiles_n = -(-m // config.block_m), -(-n // config.block_n)
     gemm_kernel[(min(tiles_m * tiles_n, processors),)](

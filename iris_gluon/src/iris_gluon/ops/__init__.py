@@ -17,5 +17,6 @@ def operations() -> list[FusedOperation]:
         HopperReduce("matmul_reduce_scatter"),
         HopperPush(),
         HopperFetch(),
-        HopperCopyEngine(),
+        HopperCopyEngine(pushes=False),
+        HopperCopyEngine(pushes=True),
     ]

@@ -13,23 +13,47 @@ from iris_core.types import Availability, DeviceType
 from iris_gluon._plugin import GLUON_INFO
 from iris_gluon.collectives.algorithms import WithScratch
 from iris_gluon.gemm import GemmConfig, choose_config
-from iris_gluon.ops.kernels import await_product, fetch_product, push_product, reduce_product
-from iris_triton.copies import copies_obstacle, flag_writer
+from iris_gluon.ops.kernels import PUT_PARTS, await_product, push_product, put_product, reduce_product
+from iris_triton.copies import copies_obstacle
 from iris_triton.ops.fused import Fused, Plan, peer_memory, programs_for, staging, staging_nbytes
-from iris_triton.ops.shards import COPY_S, WIRE, Shards, gathered_rows, shards_of
+from iris_triton.ops.shards import COPY_S, WIRE, Shards, Words, gathered_rows, own_rows, shards_of, words_of
+from iris_triton.ops.sums import bind_sum
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from iris_core.ops.host import Host
     from iris_core.types import FusedRequest, PluginInfo
+    from iris_triton.launcher import BoundKernel
 
 _USED = ("block_size_m", "block_size_n", "block_size_k", "group_size_m", "num_sms", "num_stages", "num_warps")
+_FIELDS = {
+    "block_size_m": "block_m",
+    "block_size_n": "block_n",
+    "block_size_k": "block_k",
+    "num_stages": "stages",
+    "num_warps": "num_warps",
+}
+"""Fields of a config that the core has, and their names there."""
+
 _UNIT = 8
 """Elements in 16 bytes: of what TMA wants multiples."""
 
-_FETCHERS = 16
-"""Programs that copy, by default: each has 48 KiB under way."""
+_PROCESSORS = 132
+"""Of an H200, for what is worth measuring."""
+
+_RUN = 1 << 20
+"""Tiles in a row of one owner: all that it has."""
+
+_PUTTERS = 16
+"""Programs that copy, by default: 8 put 340 GB/s to one peer (H200), and each fills a multiprocessor."""
+
+_FULL_BLOCK, _HALF_BLOCK = 128, 64
+"""Rows of a tile: the usual ones, and where members own other rows than multiples of them."""
+
+_RUN_FLOPS = 2.4e11
+"""From so many multiplications on, the owners' tiles are sent in runs: between both sizes at which it was measured."""
+
+_WAITING = 0.5
+"""Of a tile, see `choose_config`: where rows arrive while the kernel runs."""
 
 _EFFICIENCY_GPU, _EFFICIENCY_CPU = 0.9, 0.002
 """Of the core while it communicates, for the model; the executor computes every warp's instructions."""
@@ -79,31 +103,50 @@ class _Hopper(Fused):
 
     def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
         return [
-            {"block_size_m": 128, "block_size_n": 128},
+            self._other_width(request),
+            {"block_size_m": 64, "block_size_n": 128, "num_warps": 4},
             {"group_size_m": 4},
             {"group_size_m": 16},
-            {"block_size_m": 64, "block_size_n": 128, "num_warps": 4},
         ]
 
-    @staticmethod
-    def _gemm(request: FusedRequest, processors: int) -> GemmConfig:
-        """How the core is launched: the choice by shape, with what the config says."""
-        given = request.options["config"]
-        chosen = choose_config(request.m, request.n, processors)
-        if given.keys() & {"block_size_m", "block_size_n", "block_size_k", "num_stages", "num_warps"}:
-            block_n = given.get("block_size_n", chosen.block_n)
-            block_m = given.get("block_size_m", chosen.block_m)
-            warps = given.get("num_warps", 8 if block_m >= 128 else 4)
-            chosen = GemmConfig(
-                block_m=block_m,
-                block_n=block_n,
-                block_k=given.get("block_size_k", chosen.block_k),
-                stages=given.get("num_stages", chosen.stages if block_n == chosen.block_n else 4),
-                parts=2 if block_n >= 128 else 1,
-                num_warps=warps,
-                maxnreg=168 if warps == 8 else 255,
-            )
-        return chosen
+    def _other_width(self, request: FusedRequest) -> dict[str, Any]:
+        """Tiles that are as wide as those are not that are chosen without a config."""
+        plain = replace(request, options={**request.options, "config": {}})
+        chosen = self._gemm(plain, _PROCESSORS)
+        return {"block_size_n": 128 if chosen.block_n > 128 else 256}
+
+    def _block_m(self, request: FusedRequest) -> int:
+        """Rows of a tile, where the config does not say."""
+        return _FULL_BLOCK
+
+    def _gemm(self, request: FusedRequest, processors: int) -> GemmConfig:
+        """How the core is launched: the choice by shape, with what the config says.
+
+        Args:
+            request: the call.
+            processors: that compute.  A config that cannot be is none for any number.
+
+        Raises:
+            ValueError: there is no such config.
+        """
+        config = request.options["config"]
+        given = {field: config[name] for name, field in _FIELDS.items() if name in config}
+        return choose_config(
+            request.m,
+            request.n,
+            processors,
+            k=request.k,
+            block_m=self._block_m(request),
+            idle=_WAITING if request.op == "all_gather_matmul" else 0.0,
+            given=given,
+        )
+
+    def _processors(self, request: FusedRequest, host: Host, *, meeting: bool, aside: int = 0) -> int:
+        """Multiprocessors that compute: as many as there are programs for, but those that do something else."""
+        most: int = min(request.options["config"].get("num_sms", host.processors), host.processors)
+        if meeting:
+            most = min(most, host.team.max_programs)
+        return max(1, most - aside)
 
     @staticmethod
     def _arguments(request: FusedRequest, host: Host, gemm: GemmConfig) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -162,7 +205,7 @@ class HopperPush(_Hopper):
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Find memory where the output cannot be reached, bind the kernel."""
-        gemm = self._gemm(request, host.processors)
+        gemm = self._gemm(request, self._processors(request, host, meeting=True))
         staged = memory = None
         if not request.reach_out:
             need = staging_nbytes(*request.out_shape, request.out_dtype)
@@ -180,12 +223,38 @@ class HopperPush(_Hopper):
         return Plan(kernel, staged_out=staged, aux_buffer=memory)
 
 
-class HopperReduce(_Hopper):
-    """matmul_reduce_scatter or matmul_all_reduce: tiles go to slots of their owners by TMA.
+@dataclass(slots=True)
+class _ReducePlan(Plan):
+    """As `Plan`; and the kernel that adds up: it takes the output and, if there is one, the bias."""
+
+    add: BoundKernel | None = None
+
+
+class _RowsOwned(_Hopper):
+    """What is common where members own rows of the product: tiles do not reach over them."""
+
+    def _rows(self, request: FusedRequest) -> int:
+        """Rows of a member."""
+        return request.m // request.group_size
+
+    def _block_m(self, request: FusedRequest) -> int:
+        return _HALF_BLOCK if self._rows(request) % _FULL_BLOCK else _FULL_BLOCK
+
+    def _rows_problem(self, request: FusedRequest) -> str:
+        rows, block = self._rows(request), self._gemm(request, 1).block_m
+        return f"a member's {rows} rows must be a multiple of the {block} rows of a tile" if rows % block else ""
+
+
+class HopperReduce(_RowsOwned):
+    """matmul_reduce_scatter or matmul_all_reduce: tiles go to slots of their owners by TMA, who add them up.
+
+    `chunk_size` tiles in a row go to the same owner, then as many to the next one.
 
     Args:
         op: which of the two.
     """
+
+    uses: tuple[str, ...] = (*_USED, "chunk_size")
 
     def __init__(self, op: str) -> None:
         super().__init__(op, "hopper_push" if op == "matmul_reduce_scatter" else "hopper_two_shot")
@@ -197,21 +266,32 @@ class HopperReduce(_Hopper):
             return answer
         if request.options["layout"] != "torch":
             return Availability.no("members own rows, not runs of tiles")
-        rows, block = request.m // request.group_size, self._gemm(request, 1).block_m
-        if rows % block:
-            return Availability.no(f"a member's {rows} rows must be a multiple of the {block} rows of a tile")
-        return answer
+        problem = self._rows_problem(request)
+        return Availability.no(problem) if problem else answer
+
+    def _block_m(self, request: FusedRequest) -> int:
+        # the last members may own fewer rows of a product that all get
+        return _FULL_BLOCK if self.op == "matmul_all_reduce" else super()._block_m(request)
+
+    def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
+        other, *more = super()._offered(request)
+        order = {"chunk_size": 1 if self._in_runs(request) else _RUN}
+        return [other, order, {**other, **order}, *more[:2]]
+
+    @staticmethod
+    def _in_runs(request: FusedRequest) -> bool:
+        return 2.0 * request.m * request.n * request.k > _RUN_FLOPS
 
     def cost(self, request: FusedRequest) -> float:
         """Estimate seconds: the product hides what is sent, except in one step the sums."""
         moved = moving_s(request)
         meetings = 3 if self.op == "matmul_all_reduce" else 2
         hidden = max(product_s(request, self._efficiency(request)), moved)
-        return hidden + moved / 4 + fixed_s(request, launches=1, meetings=meetings)
+        return hidden + moved / 4 + fixed_s(request, launches=2, meetings=meetings)
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
-        """Find memory for the slots, bind the kernel."""
-        gemm = self._gemm(request, host.processors)
+        """Find memory for the slots, bind the kernels."""
+        gemm = self._gemm(request, self._processors(request, host, meeting=True))
         size, item = host.team.size, getattr(torch, request.dtype).itemsize
         two_shot = self.op == "matmul_all_reduce"
         tiles_each = math.ceil(math.ceil(request.m / gemm.block_m) / size)
@@ -220,26 +300,40 @@ class HopperReduce(_Hopper):
         stages = two_shot and not request.reach_out
         need = slots_nbytes + stages * staging_nbytes(request.m, request.n, request.out_dtype)
         memory = peer_memory(host, need, f"{self.op} ({self.name})")
+        slots = memory[:slots_nbytes].view(getattr(torch, request.out_dtype))
         staged = staging(memory, slots_nbytes, request.m, request.n, request.out_dtype) if stages else None
-        down, right = request.out_stride if staged is None else staged.stride()
+        stride = request.out_stride if staged is None else (staged.stride(0), staged.stride(1))
         arguments, compiler = self._arguments(request, host, gemm)
+        del arguments["BIAS"], arguments["bias_step"]
+        per_owner = tiles_each * int(arguments["tiles_n"])
+        chunk = request.options["config"].get("chunk_size", _RUN if self._in_runs(request) else 1)
         arguments |= {
-            "slots": memory[:slots_nbytes].view(getattr(torch, request.out_dtype)),
-            "out_down": down,
-            "out_right": right,
+            "slots": slots,
+            "out_down": stride[0],
             "rows_each": rows_each,
+            "chunk": min(chunk, per_owner),
             "FORM": "two_shot" if two_shot else "rows",
-            "OUT_WIDE": request.aligned[2] and right == 1 and down % _UNIT == 0,
         }
-        names = self._names(request, arguments, "out", "a", "b")
-        number = tiles_each * size * int(arguments["tiles_n"])
-        programs = programs_for(request, host, number, meeting=True)
-        kernel = WithScratch(reduce_product, programs, arguments, names, host.team.device, compiler)
-        return Plan(kernel, staged_out=staged, aux_buffer=memory[:need])
+        programs = programs_for(request, host, per_owner * size, meeting=True)
+        kernel = WithScratch(reduce_product, programs, arguments, ("out", "a", "b"), host.team.device, compiler)
+        add = bind_sum(request, host, slots, rows_each, stride)
+        return _ReducePlan(kernel, staged_out=staged, aux_buffer=memory[:need], add=add)
+
+    def launch(
+        self, plan: Plan, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        """Multiply, then add up."""
+        assert isinstance(plan, _ReducePlan)
+        assert plan.add is not None
+        target = out if plan.staged_out is None else plan.staged_out
+        plan.kernel(None, target, a, b)
+        plan.add(None, target, *(() if bias is None else (bias,)))
+        if plan.staged_out is not None:
+            out.detach().copy_(plan.staged_out)
 
 
-class _HopperGather(_Hopper):
-    """What is common to all_gather_matmul with gather_dim 0: A is copied into a matrix of all rows.
+class _HopperGather(_RowsOwned):
+    """What is common to all_gather_matmul with gather_dim 0: A of the others is brought into a matrix of all rows.
 
     Args:
         name: the algorithm.
@@ -250,7 +344,7 @@ class _HopperGather(_Hopper):
 
     def supports(self, request: FusedRequest) -> Availability:
         """Say whether this algorithm serves a call."""
-        # A is copied into the gathered matrix, so neither its rows nor its place matter.
+        # Where its rows are not dense, A is copied before, so neither its strides nor its place matter.
         answer = super().supports(replace(request, a_stride=(_UNIT, 1), aligned=(True, *request.aligned[1:])))
         if not answer:
             return answer
@@ -260,10 +354,8 @@ class _HopperGather(_Hopper):
             return Availability.no(f"rows of A must be multiples of 16 bytes, and K is {request.k}")
         if request.out_stride[1] != 1 or request.out_stride[0] % _UNIT or not request.aligned[2]:
             return Availability.no("TMA needs dense rows of the output that begin at multiples of 16 bytes")
-        rows, block = request.m // request.group_size, self._gemm(request, 1).block_m
-        if rows % block:
-            return Availability.no(f"a member's {rows} rows must be a multiple of the {block} rows of a tile")
-        return answer
+        problem = self._rows_problem(request)
+        return Availability.no(problem) if problem else answer
 
     def _product(self, request: FusedRequest, host: Host, gemm: GemmConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         """(arguments of both kernels, options of the compiler)."""
@@ -274,8 +366,15 @@ class _HopperGather(_Hopper):
         return arguments, compiler
 
 
+@dataclass(slots=True)
+class _PutPlan(Plan):
+    """As `Plan`; `own` are the own rows of the gathered matrix, for an A that has to be copied."""
+
+    own: torch.Tensor | None = None
+
+
 class HopperFetch(_HopperGather):
-    """Some programs copy the others' rows, the others compute."""
+    """Some programs (`num_fetch_sms`) put the own rows to the others, the others compute."""
 
     uses = (*_USED, "num_fetch_sms")
 
@@ -286,47 +385,46 @@ class HopperFetch(_HopperGather):
         """Say whether this algorithm serves a call."""
         answer = super().supports(request)
         config = request.options["config"]
-        if answer and config.get("num_sms", 2) <= config.get("num_fetch_sms", 1):
+        if answer and "num_sms" in config and config["num_sms"] <= config.get("num_fetch_sms", 1):
             return Availability.no("some programs fetch and the others compute: num_sms must be the larger number")
         return answer
 
     def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
-        fetchers = [{"num_fetch_sms": n} for n in (8, 24)]
-        return [*fetchers, *super()._offered(request)[:3]]
+        other, half, *_ = super()._offered(request)
+        return [{"num_fetch_sms": 8}, {"num_fetch_sms": 24}, other, {**other, "num_fetch_sms": 8}, half]
 
     def cost(self, request: FusedRequest) -> float:
-        """Estimate seconds: the product hides the copies; the own rows are put to the others before."""
+        """Estimate seconds: the product hides the copies."""
         hidden = max(product_s(request, self._efficiency(request)), moving_s(request))
-        return hidden + fixed_s(request, launches=2, meetings=2)
+        return hidden + fixed_s(request, launches=1, meetings=1)
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
-        """Find memory for A of all, make the flags, bind the kernel."""
-        gemm = self._gemm(request, host.processors)
-        size = host.team.size
-        memory, gathered, own = gathered_rows(request, host, f"{self.op} ({self.name})")
-        blocks = request.m // size // gemm.block_m
-        config, on_cpu = request.options["config"], request.target.type is DeviceType.CPU
+        """Find memory for A of all and for the flags, bind the kernel."""
+        size, on_cpu = host.team.size, request.target.type is DeviceType.CPU
+        config = request.options["config"]
         most = config.get("num_sms", 2 if on_cpu else host.processors)
         most = most if on_cpu else min(most, host.processors)
-        fetchers = config.get("num_fetch_sms", 1 if on_cpu else _FETCHERS)
-        fetchers = max(1, min(fetchers, (size - 1) * blocks, host.team.max_programs, most - 1))
-        computing = max(1, min(most - fetchers, gemm.tiles(request.m, request.n)))
-        state = torch.zeros(fetchers + computing + size * blocks, dtype=torch.int64, device=host.team.device)
-        if not on_cpu:
-            torch.cuda.current_stream(state.device).synchronize()  # it may first be used on another stream
+        putters = config.get("num_fetch_sms", 1 if on_cpu else _PUTTERS)
+        putters = max(1, min(putters, host.team.max_programs, most - 1))
+        gemm = self._gemm(request, max(1, most - putters))
+        blocks = request.m // size // gemm.block_m
+        putters = min(putters, (size - 1) * blocks * PUT_PARTS.value)
+        computing = max(1, min(most - putters, gemm.tiles(request.m, request.n)))
+        memory, gathered, own = gathered_rows(request, host, f"{self.op} ({self.name})")
+        words = words_of(host, size * blocks)
         arguments, compiler = self._product(request, host, gemm)
-        arguments |= {"gathered": gathered, "state": state, "FETCHERS": fetchers}
-        names = self._names(request, arguments, "out", "b")
-        kernel = WithScratch(fetch_product, fetchers + computing, arguments, names, host.team.device, compiler)
-        return Plan(kernel, staged_a=own, aux_buffer=memory, locks=state[fetchers + computing :])
+        arguments |= {"gathered": gathered, "flags": words.own, "PUTTERS": putters}
+        names = self._names(request, arguments, "out", "a", "b")
+        kernel = WithScratch(put_product, putters + computing, arguments, names, host.team.device, compiler)
+        return _PutPlan(kernel, aux_buffer=memory, locks=words.own, own=own)
 
     def launch(
         self, plan: Plan, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
-        """Put the own rows to the others, then launch."""
-        assert plan.staged_a is not None
-        plan.staged_a.copy_(a.detach())
-        plan.kernel(None, out, b, *(() if bias is None else (bias,)))
+        """Copy A where it is not dense, then launch."""
+        assert isinstance(plan, _PutPlan)
+        assert plan.own is not None
+        plan.kernel(None, out, own_rows(a, plan.own), b, *(() if bias is None else (bias,)))
 
 
 @dataclass(slots=True)
@@ -335,16 +433,14 @@ class _CopyPlan:
 
     Attributes:
         shards: A of all members, and how it is gathered.
-        kernel: takes the output, B and, if there is one, the bias.
-        arrived: for each member whether its rows are there (int32).
-        write: see `iris_triton.copies.flag_writer`.
+        kernel: takes the output, A, B and, if there is one, the bias.
+        words: say which members' rows are there.
         aux_buffer, locks: see FusedWorkspace.
     """
 
     shards: Shards
     kernel: WithScratch
-    arrived: torch.Tensor
-    write: Callable[[int, int, int, int], None]
+    words: Words
     aux_buffer: torch.Tensor
     locks: torch.Tensor
 
@@ -352,11 +448,16 @@ class _CopyPlan:
 class HopperCopyEngine(_HopperGather):
     """Copy engines bring the others' rows, and write a word behind each member's, for which the product waits.
 
-    The product takes all multiprocessors but one, on which members meet when all has been taken.
+    The product begins at once, with the own rows where A lies.  It takes all multiprocessors but one, on which members
+    meet beside it.
+
+    Args:
+        pushes: members put their rows to the others, instead of taking the others'; see `iris_triton.ops.shards`.
     """
 
-    def __init__(self) -> None:
-        super().__init__("hopper_copy_engine")
+    def __init__(self, *, pushes: bool) -> None:
+        super().__init__("hopper_copy_engine_push" if pushes else "hopper_copy_engine")
+        self._pushes = pushes
 
     def supports(self, request: FusedRequest) -> Availability:
         """Say whether this algorithm serves a call."""
@@ -371,34 +472,38 @@ class HopperCopyEngine(_HopperGather):
         if request.target.type is not DeviceType.CPU:
             moving = request.nbytes * others / request.group_size / WIRE + others * COPY_S
         hidden = max(product_s(request, self._efficiency(request)), moving)
-        return hidden + moving / max(others, 1) + fixed_s(request, launches=others + 4, meetings=2)
+        meetings = 1 if self._pushes else 2
+        return hidden + moving / max(others, 1) + fixed_s(request, launches=others + 3, meetings=meetings)
 
     def prepare(self, request: FusedRequest, host: Host) -> Any:
-        """Find memory for A of all, make the words, bind the kernel."""
-        gemm, device = self._gemm(request, host.processors), request.target.type
-        shards = shards_of(request, host, f"{self.op} ({self.name})")
-        arrived = torch.zeros(host.team.size, dtype=torch.int32, device=host.team.device)
+        """Find memory for A of all and for the words, bind the kernel."""
+        on_cpu = request.target.type is DeviceType.CPU
+        computing = self._processors(request, host, meeting=False)
+        gemm = self._gemm(request, computing if on_cpu else max(1, min(computing, host.processors - 1)))
+        shards = shards_of(request, host, f"{self.op} ({self.name})", pushes=self._pushes)
+        words = words_of(host, host.team.size, request.target.type)
         arguments, compiler = self._product(request, host, gemm)
         del arguments["control"], arguments["bases"]
-        arguments |= {"gathered": shards.matrix, "flags": arrived}
-        if device is DeviceType.CPU:
+        arguments |= {"gathered": shards.matrix, "flags": words.own}
+        if on_cpu:
             most = request.options["config"].get("num_sms", 2)
         else:
             most = min(request.options["config"].get("num_sms", host.processors), host.processors - 1)
         programs = max(1, min(most, gemm.tiles(request.m, request.n)))
-        names = self._names(request, arguments, "out", "b")
+        names = self._names(request, arguments, "out", "a", "b")
         kernel = WithScratch(await_product, programs, arguments, names, host.team.device, compiler)
-        return _CopyPlan(shards, kernel, arrived, flag_writer(device), shards.memory, arrived)
+        return _CopyPlan(shards, kernel, words, shards.memory, words.own)
 
     def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Give the own rows, take the others' beside the product."""
-        shards, address, write = plan.shards, plan.arrived.data_ptr(), plan.write
-
-        def behind(member: int, stream: Any) -> None:
-            write(address + 4 * member, 1, 0, 0 if stream is None else stream.cuda_stream)
-
-        plan.arrived.zero_()
-        shards.give(a.detach())
-        shards.take(behind)
-        plan.kernel(None, out, b, *(() if bias is None else (bias,)))
+        """Bring the rows beside the product, which is asked for first: it begins with what is there."""
+        shards = plan.shards
+        behind = plan.words.put if self._pushes else plan.words.taken
+        own = shards.begin(a)
+        tensors = (out, own, b) if bias is None else (out, own, b, bias)
+        if plan.kernel.is_ready:
+            plan.kernel(None, *tensors)
+            shards.move(own, behind)
+        else:  # a kernel that is loaded while another one waits for it may wait for that one, too
+            shards.move(own, behind)
+            plan.kernel(None, *tensors)
         shards.end()

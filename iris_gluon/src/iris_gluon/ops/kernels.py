@@ -1,15 +1,15 @@
 """Fused products for Hopper: the core of `iris_gluon.gemm` with orders and sinks that communicate.
 
 `push_product`: every tile goes to the outputs of all members, by TMA, while the next one is computed.
-`reduce_product`: every tile goes into a slot of its owner, that of the next member first; owners add up the slots in
-the group's order, in float32.  Members own rows of tiles.
+`reduce_product`: every tile goes into a slot of its owner; `iris_triton.ops.sum_kernel` adds the slots up afterwards.
 `await_product`: copy engines bring the others' rows of A here, and a word behind each shard; the warp that loads waits
 for it.
-`fetch_product`: some programs copy the others' rows of A here by TMA, the next member's first, and set a flag for each
-block of rows; the others begin with the own rows, and the warp that loads waits for flags.
+`put_product`: some programs put the own rows of A to the others by TMA, and count their pieces there; the others begin
+with the own rows, and the warp that loads waits for counters.
 
-The protocols are those of `iris_triton.ops`.  Where all programs meet, a tile is computed, and added up, by the
-programs of the same number on all members, so only those meet.
+The protocols are those of `iris_triton.ops`.  Words that say what has arrived are 0 between launches: the last program
+that has waited for them clears them, so nothing is cleared in front of a product, and a graph can be replayed.  Own
+rows are multiplied where A lies, so no copy is waited for.
 """
 # mypy: ignore-errors
 
@@ -19,69 +19,73 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.target_info import is_cuda
 
 from iris_gluon._compat import aggregate, tma_store
-from iris_gluon.bulk import get_bulk
+from iris_gluon.bulk import put_bulk
 from iris_gluon.gemm import AddBias, RowGroups, ScatterTile, StoreTile, multiply_tiles
 from iris_gluon.lanes import default_layout
 from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
 from iris_triton.cpu.entries import cpu_entry
-from iris_triton.flags import await_own_flag, set_flag
+from iris_triton.flags import await_own_flag
 
 PER_CALL = ("out", "a", "b", "bias")
 """Arguments that may lie anywhere; they begin at multiples of 16 bytes, as TMA wants."""
 
 RUNTIME = (
     "me", "rank", "m", "n", "k", "a_down", "b_down", "out_down", "out_right", "bias_step", "tiles_m", "tiles_n",
-    "k_tiles", "rows_each", "timeout_ns", "status",
+    "k_tiles", "rows_each", "chunk", "timeout_ns", "status",
 )  # fmt: skip
 """Arguments for whose values kernels are not compiled anew: a 1 would be a constant, which no order can hold."""
 
-_SUM_ROWS = gl.constexpr(16)
-"""Rows of a tile that are added up at a time: more would not fit into registers."""
+PUT_PARTS = gl.constexpr(4)
+"""Pieces in which the rows of a tile are put, by a program each: so the first rows arrive early."""
+
+_CLEARED = gl.constexpr(128)
+"""Words that are cleared at a time."""
 
 
 @aggregate
 class OwnersInTurn:
-    """Tiles of one owner after the other, beginning with that of the member after this one, its own ones last.
+    """`chunk` tiles of one owner, then of the next, beginning with the member after this one.
 
-    Program p takes the same tiles on every member, those whose number is p modulo the number of programs.
+    With as many tiles in a chunk as an owner has, its tiles are one run, and the own ones come last: the rows of A that
+    are in use at a time are few.  With fewer, all links carry something at any time.
 
     Attributes:
         tiles_each: rows of tiles that a member owns (int32).
         tiles_n: columns of tiles (int32).
-        first: number of the first tile of the member after this one (int32).
+        me: this member (int32).
+        chunk: tiles in a row of an owner, at most all that it has (int32).
         group: row tiles of a group (constexpr).
         size: number of members (constexpr).
     """
 
     tiles_each: gl.tensor
     tiles_n: gl.tensor
-    first: gl.tensor
+    me: gl.tensor
+    chunk: gl.tensor
     group: gl.constexpr
     size: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, tiles_each, tiles_n, first, group, size):
+    def __init__(self, tiles_each, tiles_n, me, chunk, group, size):
         self.tiles_each = tiles_each
         self.tiles_n = tiles_n
-        self.first = first
+        self.me = me
+        self.chunk = chunk
         self.group = gl.constexpr(group)
         self.size = gl.constexpr(size)
 
     @gluon.jit
     def place(self, tile):
         """Return row and column of a tile, counted in tiles."""
-        programs = gl.num_programs(0)
-        program = tile % programs
-        mine = (self.tiles_each * self.tiles_n * self.size - program + programs - 1) // programs
-        begin = (gl.maximum(self.first - program, 0) + programs - 1) // programs
-        return self.numbered(program + (begin + tile // programs) % mine * programs)
-
-    @gluon.jit
-    def numbered(self, number):
-        """Return row and column of the tile with a number: owner by owner, within one as `RowGroups`."""
         per_owner = self.tiles_each * self.tiles_n
-        row, column = RowGroups(self.tiles_each, self.tiles_n, self.group).place(number % per_owner)
-        return number // per_owner * self.tiles_each + row, column
+        whole = per_owner // self.chunk * self.chunk  # what is left behind whole chunks goes owner by owner
+        in_chunks = tile < whole * self.size
+        left, rest = tile - whole * self.size, gl.maximum(per_owner - whole, 1)
+        step = gl.where(in_chunks, tile // self.chunk % self.size, left // rest)
+        number = tile // (self.chunk * self.size) * self.chunk + tile % self.chunk
+        number = gl.where(in_chunks, number, whole + left % rest)
+        row, column = RowGroups(self.tiles_each, self.tiles_n, self.group).place(number)
+        return (self.me + 1 + step) % self.size * self.tiles_each + row, column
 
     @gluon.jit
     def await_operands(self, row, column):
@@ -140,44 +144,39 @@ class ShardsInTurn:
         tiles_each: rows of tiles of a member (int32).
         tiles_n: columns of tiles (int32).
         me: this member (int32).
-        flags: pointer to integers, one for `tiles_per_flag` rows of tiles.
-        generation: value that a flag reaches in this launch, of the flags' type.
+        flags: pointer to int32, one for `tiles_per_flag` rows of tiles.
+        full: value at which a flag says that its rows are there (int32).
         tiles_per_flag: rows of tiles that come together (int32).
         timeout_ns, status, rank: bound of the waits, and where they report.
         group: row tiles of a group (constexpr).
         size: number of members (constexpr).
-        scope: who sets the flags: "gpu" for programs of this launch, "sys" for all others (constexpr).
     """
 
     tiles_each: gl.tensor
     tiles_n: gl.tensor
     me: gl.tensor
     flags: gl.tensor
-    generation: gl.tensor
+    full: gl.tensor
     tiles_per_flag: gl.tensor
     timeout_ns: gl.tensor
     status: gl.tensor
     rank: gl.tensor
     group: gl.constexpr
     size: gl.constexpr
-    scope: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(
-        self, tiles_each, tiles_n, me, flags, generation, tiles_per_flag, timeout_ns, status, rank, group, size, scope
-    ):
+    def __init__(self, tiles_each, tiles_n, me, flags, full, tiles_per_flag, timeout_ns, status, rank, group, size):
         self.tiles_each = tiles_each
         self.tiles_n = tiles_n
         self.me = me
         self.flags = flags
-        self.generation = generation
+        self.full = full
         self.tiles_per_flag = tiles_per_flag
         self.timeout_ns = timeout_ns
         self.status = status
         self.rank = rank
         self.group = gl.constexpr(group)
         self.size = gl.constexpr(size)
-        self.scope = gl.constexpr(scope)
 
     @gluon.jit
     def place(self, tile):
@@ -191,10 +190,14 @@ class ShardsInTurn:
         """Return when the rows of A are there.  Called by the loading warp, tile by tile."""
         if row // self.tiles_each != self.me:
             flag = self.flags + row // self.tiles_per_flag
-            await_own_flag(
-                flag, self.generation, "reached", "acquire", self.scope, self.timeout_ns, self.status, self.rank
-            )
+            await_own_flag(flag, self.full, "reached", "acquire", "sys", self.timeout_ns, self.status, self.rank)
             _order_before_loads()
+
+    @gluon.jit
+    def own_row(self, row):
+        """Return which of the own rows of tiles this is, or -1 if it is another member's."""
+        first = self.me * self.tiles_each
+        return gl.where((row >= first) & (row < first + self.tiles_each), row - first, -1)
 
 
 @gluon.jit
@@ -284,71 +287,27 @@ def push_product(
     leave(row, epoch, SIZE)
 
 
-@gluon.jit
-def _add_up(
-    out, bias, slots, row, bases, me, first, column, rows, m, n, rows_each, out_down, out_right, bias_step,
-    SIZE: gl.constexpr, FORM: gl.constexpr, BIAS: gl.constexpr, OUT_WIDE: gl.constexpr, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr
-):  # fmt: skip
-    """Add up a tile of the own rows, and store the sum; `first` and `column` are where it begins among them."""
-    n = n // 8 * 8  # nothing but a promise: accesses may be 16 bytes wide
-    layout: gl.constexpr = default_layout([_SUM_ROWS, BLOCK_N], vector=8)
-    lane_m = gl.arange(0, _SUM_ROWS, layout=gl.SliceLayout(1, layout))
-    j = column + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, layout))
-    wide = gl.multiple_of(slots.to(gl.int64).to(slots.dtype), 16)
-    apart = gl.cast(rows_each, gl.int64) * n
-    for within in range(0, BLOCK_M, _SUM_ROWS):
-        i = first + within + lane_m
-        mask = (i < rows)[:, None] & (j < n)[None, :]
-        place = i.to(gl.int64)[:, None] * n + j[None, :]
-        total = gl.zeros([_SUM_ROWS, BLOCK_N], gl.float32, layout)
-        for source in gl.static_range(SIZE):
-            total += gl.load(wide + source * apart + place, mask=mask, other=0.0).to(gl.float32)
-        if BIAS == "columns":
-            total += gl.load(bias + j.to(gl.int64) * bias_step, mask=j < n, other=0.0).to(gl.float32)[None, :]
-        elif BIAS == "rows":
-            at = i
-            if FORM == "two_shot":
-                at = me * rows_each + i
-            total += gl.load(bias + at.to(gl.int64) * bias_step, mask=i < rows, other=0.0).to(gl.float32)[:, None]
-        values = total.to(out.dtype.element_ty)
-        if FORM == "two_shot":
-            whole = me * rows_each + i
-            for step in range(SIZE):
-                peer = (me + 1 + step) % SIZE
-                stride = told_second(row, peer, SIZE) // 8 * 8
-                theirs = gl.multiple_of((gl.load(bases + peer) + told(row, peer, SIZE)).to(out.dtype), 16)
-                gl.store(theirs + (whole.to(gl.int64)[:, None] * stride + j[None, :]), values, mask=mask)
-        elif OUT_WIDE:
-            to = i.to(gl.int64)[:, None] * (out_down // 8 * 8) + j[None, :]
-            gl.store(gl.multiple_of(out.to(gl.int64).to(out.dtype), 16) + to, values, mask=mask)
-        else:
-            to = i.to(gl.int64)[:, None] * out_down + j.to(gl.int64)[None, :] * out_right
-            gl.store(out + to, values, mask=mask)
-
-
 @gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def reduce_product(
-    out, a, b, bias, control, slots, bases, me, rank, m, n, k, a_down, b_down, out_down, out_right, bias_step,
-    rows_each, tiles_n, k_tiles, timeout_ns, status,
-    SIZE: gl.constexpr, FORM: gl.constexpr, BIAS: gl.constexpr, OUT_WIDE: gl.constexpr, TURNED_A: gl.constexpr,
-    TURNED_B: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr,
-    STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr
+    out, a, b, control, slots, bases, me, rank, m, n, k, a_down, b_down, out_down, rows_each, tiles_n, k_tiles, chunk,
+    timeout_ns, status,
+    SIZE: gl.constexpr, FORM: gl.constexpr, TURNED_A: gl.constexpr, TURNED_B: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr,
+    NUM_WARPS: gl.constexpr
 ):  # fmt: skip
-    """Add up A @ B over the members.
+    """Store A @ B into slots of the owners of its rows, who add them up when this launch is over.
 
-    Meetings: peers may be written to; the slots are full; with "two_shot" also: the outputs are complete.
+    Meetings: peers may be written to; the slots are full.  Only programs of the same number meet, but when all of a
+    launch have met, all of the others' tiles are there.
 
     Args (beside those of `push_product`):
-        out: with FORM "two_shot", peers write to it, and its rows are dense and aligned.
-        bias: or None; see BIAS.
+        out: with FORM "two_shot", members are told where it is, and its rows are dense and aligned.
         slots: symmetric memory for SIZE matrices of rows_each x n elements, of the output's type.
         n: a multiple of 8.
-        out_down, out_right, bias_step: strides in elements.
+        out_down: stride in elements.
         rows_each: rows that a member owns, a multiple of BLOCK_M; the last members may own fewer, or none.
-        FORM: "rows": `out` has the own rows; "two_shot": all outputs get them, at their place.
-        BIAS: what the bias lies along: "columns", "rows" (those of `out`) or "none".
-        OUT_WIDE: with FORM "rows", the rows of `out` are dense and begin at multiples of 16 bytes.
+        chunk: see `OwnersInTurn`.
+        FORM: "rows" or "two_shot"; see `iris_triton.ops.sum_kernel`.
     """
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE) + 1
@@ -364,60 +323,57 @@ def reduce_product(
         part = _matrix(address, out, rows_each, n, gl.cast(n, gl.int64), BLOCK_M, BLOCK_N // PARTS)
         matrices = matrices + (part,)  # noqa: RUF005
     tiles_each = rows_each // BLOCK_M
-    per_owner = tiles_each * tiles_n
-    order = OwnersInTurn(tiles_each, tiles_n, (me + 1) % SIZE * per_owner, GROUP, SIZE)
+    order = OwnersInTurn(tiles_each, tiles_n, me, chunk, GROUP, SIZE)
     multiply_tiles(
         _operand(a, m, k, a_down, BLOCK_M, BLOCK_K, TURNED_A), _operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
-        order, OwnersSlot(matrices, rows_each), per_owner * SIZE, k_tiles, STAGES, PARTS, NUM_WARPS, 0, TURNED_A,
-        TURNED_B,
+        order, OwnersSlot(matrices, rows_each), tiles_each * tiles_n * SIZE, k_tiles, STAGES, PARTS, NUM_WARPS, 0,
+        TURNED_A, TURNED_B,
     )  # fmt: skip
     epoch += 1
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    rows = gl.minimum(m - me * rows_each, rows_each)
-    programs = gl.num_programs(0)
-    begin = me * per_owner
-    number = begin + (gl.program_id(0) - begin % programs + programs) % programs
-    while number < begin + per_owner:
-        down, right = order.numbered(number)
-        _add_up(
-            out, bias, slots, row, bases, me, (down - me * tiles_each) * BLOCK_M, right * BLOCK_N, rows, m, n,
-            rows_each, out_down, out_right, bias_step, SIZE, FORM, BIAS, OUT_WIDE, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-        number += programs
-    if FORM == "two_shot":
-        epoch += 1
-        meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     leave(row, epoch, SIZE)
 
 
 @gluon.jit
-def _fetch(
-    gathered, flags, generation, control, bases, me, rank, rows_each, k, timeout_ns, status,
-    SIZE: gl.constexpr, FETCHERS: gl.constexpr, BLOCK_M: gl.constexpr
+def _put(
+    own, gathered, flags, control, bases, me, rank, rows_each, k, timeout_ns, status,
+    SIZE: gl.constexpr, PUTTERS: gl.constexpr, BLOCK_M: gl.constexpr
 ):  # fmt: skip
-    """Copy the rows of the others, block by block."""
+    """Put the own rows to the others, first to the member before this one, which begins with them."""
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE) + 1
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     blocks = rows_each // BLOCK_M
-    for number in range(gl.program_id(0), (SIZE - 1) * blocks, FETCHERS):
-        member = (me + 1 + number // blocks) % SIZE
-        block = member * blocks + number % blocks
-        here = gathered + gl.cast(block, gl.int64) * BLOCK_M * k
-        get_bulk(here, here, BLOCK_M * k, me, member, bases, 16384, 4)
-        set_flag(flags + block, generation, "release", "gpu")
-    epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    each = blocks * PUT_PARTS
+    ROWS: gl.constexpr = BLOCK_M // PUT_PARTS
+    for number in range(gl.program_id(0), (SIZE - 1) * each, PUTTERS):
+        member = (me + SIZE - 1 - number // each) % SIZE
+        piece = number % each
+        begin = gl.cast(piece, gl.int64) * ROWS * k
+        there = gathered + gl.cast(me, gl.int64) * rows_each * k + begin
+        put_bulk(own + begin, there, ROWS * k, me, member, bases, 16384, 4)
+        distance = gl.load(bases + member) - gl.load(bases + me)
+        counter = (flags + me * blocks + piece // PUT_PARTS).to(gl.int64) + distance
+        gl.atomic_add(counter.to(flags.dtype), 1, sem="release", scope="sys")
     leave(row, epoch, SIZE)
 
 
 @gluon.jit
+def _clear(flags, count, programs):
+    """Set words back to 0 behind the last of the programs that have waited for them; word `count` counts these."""
+    if gl.atomic_add(flags + count, 1, sem="acq_rel", scope="gpu") == programs - 1:
+        lane = gl.arange(0, _CLEARED, layout=default_layout([_CLEARED]))
+        for first in range(0, count + 1, _CLEARED):
+            gl.store(flags + first + lane, 0, mask=first + lane <= count)
+
+
+@gluon.jit
 def _multiply_shards(
-    out, b, bias, gathered, flags, generation, tiles_per_flag, me, rank, n, k, b_down, out_down, bias_step, rows_each,
+    out, own, b, bias, gathered, flags, full, tiles_per_flag, me, rank, n, k, b_down, out_down, bias_step, rows_each,
     tiles_n, k_tiles, timeout_ns, status,
     SIZE: gl.constexpr, BIAS: gl.constexpr, TURNED_B: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr,
-    ASIDE: gl.constexpr, SCOPE: gl.constexpr
+    ASIDE: gl.constexpr
 ):  # fmt: skip
     """Multiply the rows of all members with B, each when its flag says that it is there; see `ShardsInTurn`.
 
@@ -425,68 +381,67 @@ def _multiply_shards(
     """
     tiles_each = rows_each // BLOCK_M
     order = ShardsInTurn(
-        tiles_each, tiles_n, me, flags, generation, tiles_per_flag, gl.cast(timeout_ns, gl.int64),
-        gl.cast(status, gl.int64), rank, GROUP, SIZE, SCOPE,
+        tiles_each, tiles_n, me, flags, gl.cast(full, gl.int32), tiles_per_flag, gl.cast(timeout_ns, gl.int64),
+        gl.cast(status, gl.int64), rank, GROUP, SIZE,
     )  # fmt: skip
     rows = rows_each * SIZE
     sink = StoreTile(_matrix(out.to(gl.int64), out, rows, n, gl.cast(out_down, gl.int64), BLOCK_M, BLOCK_N // PARTS))
     multiply_tiles(
         _operand(gathered, rows, k, k, BLOCK_M, BLOCK_K, False), _operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
         order, _with_bias(sink, bias, bias_step, rows, n, BIAS), tiles_each * SIZE * tiles_n, k_tiles, STAGES, PARTS,
-        NUM_WARPS, ASIDE, False, TURNED_B,
+        NUM_WARPS, ASIDE, False, TURNED_B, _operand(own, rows_each, k, k, BLOCK_M, BLOCK_K, False),
     )  # fmt: skip
+    _clear(flags, rows // BLOCK_M // tiles_per_flag, gl.num_programs(0) - ASIDE)
 
 
 @gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
-def fetch_product(
-    out, b, bias, gathered, state, control, bases, me, rank, n, k, b_down, out_down, bias_step, rows_each, tiles_n,
+def put_product(
+    out, a, b, bias, gathered, flags, control, bases, me, rank, n, k, b_down, out_down, bias_step, rows_each, tiles_n,
     k_tiles, timeout_ns, status,
-    SIZE: gl.constexpr, FETCHERS: gl.constexpr, BIAS: gl.constexpr, TURNED_B: gl.constexpr, BLOCK_M: gl.constexpr,
+    SIZE: gl.constexpr, PUTTERS: gl.constexpr, BIAS: gl.constexpr, TURNED_B: gl.constexpr, BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr,
     NUM_WARPS: gl.constexpr
 ):  # fmt: skip
     """Multiply the rows of all members with B.
 
-    All programs have to be there at the same time: no more than the device has multiprocessors.
+    All programs have to be there at the same time, on all members: no more than a device has multiprocessors.  One
+    meeting: peers may be written to.  That a member's own rows have been taken is not asked, for it gives them itself,
+    and what it gets is complete when it has waited for every flag.
 
     Args (beside those of `push_product`):
-        gathered: symmetric memory for SIZE * rows_each rows of k elements; those of this member are there.
-        state: int64 words of this plan alone, zero at first: how often each program has run, then the flags.
+        a: the own rows, rows_each x k, dense.
+        gathered: symmetric memory for SIZE * rows_each rows of k elements.
+        flags: symmetric memory for an int32 for each row of tiles and one more, 0 between launches.
         rows_each: rows of a member, a multiple of BLOCK_M.
-        FETCHERS: programs that copy; the others compute.
+        PUTTERS: programs that copy; the others compute.
         BIAS: what the bias lies along: "columns", "rows" (of the gathered matrix) or "none".
     """
-    program = gl.program_id(0)
-    generation = gl.load(state + program) + 1
-    flags = state + gl.num_programs(0)
-    if program < FETCHERS:
-        _fetch(
-            gathered, flags, generation, control, bases, me, rank, rows_each, k, timeout_ns, status, SIZE, FETCHERS,
-            BLOCK_M,
+    if gl.program_id(0) < PUTTERS:
+        _put(
+            a, gathered, flags, control, bases, me, rank, rows_each, k, timeout_ns, status, SIZE, PUTTERS, BLOCK_M
         )  # fmt: skip
     else:
         _multiply_shards(
-            out, b, bias, gathered, flags, generation, gl.cast(1, gl.int32), me, rank, n, k, b_down, out_down,
+            out, a, b, bias, gathered, flags, PUT_PARTS, gl.cast(1, gl.int32), me, rank, n, k, b_down, out_down,
             bias_step, rows_each, tiles_n, k_tiles, timeout_ns, status, SIZE, BIAS, TURNED_B, BLOCK_M, BLOCK_N, BLOCK_K,
-            GROUP, STAGES, PARTS, NUM_WARPS, FETCHERS, "gpu",
+            GROUP, STAGES, PARTS, NUM_WARPS, PUTTERS,
         )  # fmt: skip
-    gl.store(state + program, generation)
 
 
 @gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def await_product(
-    out, b, bias, gathered, flags, me, rank, n, k, b_down, out_down, bias_step, rows_each, tiles_n, k_tiles, timeout_ns,
-    status,
+    out, a, b, bias, gathered, flags, me, rank, n, k, b_down, out_down, bias_step, rows_each, tiles_n, k_tiles,
+    timeout_ns, status,
     SIZE: gl.constexpr, BIAS: gl.constexpr, TURNED_B: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr
 ):  # fmt: skip
     """Multiply the rows of all members with B, each member's when they are there.  No program waits for another one.
 
-    Args (beside those of `fetch_product`):
-        flags: int32[SIZE]: 1 when a member's rows are there.  The own ones are.
+    Args (beside those of `put_product`):
+        flags: an int32 for each member, 1 when its rows are there, and one more; 0 between launches.
     """
     _multiply_shards(
-        out, b, bias, gathered, flags, gl.cast(1, gl.int32), rows_each // BLOCK_M, me, rank, n, k, b_down, out_down,
-        bias_step, rows_each, tiles_n, k_tiles, timeout_ns, status, SIZE, BIAS, TURNED_B, BLOCK_M, BLOCK_N, BLOCK_K,
-        GROUP, STAGES, PARTS, NUM_WARPS, 0, "sys",
+        out, a, b, bias, gathered, flags, 1, rows_each // BLOCK_M, me, rank, n, k, b_down, out_down, bias_step,
+        rows_each, tiles_n, k_tiles, timeout_ns, status, SIZE, BIAS, TURNED_B, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, STAGES,
+        PARTS, NUM_WARPS, 0,
     )  # fmt: skip

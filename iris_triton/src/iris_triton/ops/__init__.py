@@ -50,7 +50,7 @@ _HOMES = {
 
 def operations() -> list[FusedOperation]:
     """Return the algorithms."""
-    from iris_triton.ops.copy_engine import CopyEngineGather
+    from iris_triton.ops.copy_engine import CopyEngineGather, CopyEngineReduce
     from iris_triton.ops.gathering import Fetch, Pull, Push
     from iris_triton.ops.reducing import Accumulate, Reduce, Ring
 
@@ -64,7 +64,10 @@ def operations() -> list[FusedOperation]:
         Push(),
         Fetch(),
         Pull(),
-        CopyEngineGather(),
+        CopyEngineGather(pushes=False),
+        CopyEngineGather(pushes=True),
+        CopyEngineReduce("matmul_reduce_scatter"),
+        CopyEngineReduce("matmul_all_reduce"),
     ]
 
 

@@ -152,7 +152,7 @@ class Fetch(_GatherProduct):
         """Say whether this algorithm serves a call."""
         answer = super().supports(request)
         config = request.options["config"]
-        if answer and config.get("num_sms", 2) <= config.get("num_fetch_sms", 1):
+        if answer and "num_sms" in config and config["num_sms"] <= config.get("num_fetch_sms", 1):
             return Availability.no("some programs fetch and the others compute: num_sms must be the larger number")
         return answer
 

@@ -1,9 +1,16 @@
-"""Rows of all members in one matrix, the others' brought by copy engines beside the main stream.
+"""Rows of all members in one matrix, the others' brought by copy engines on a second stream, beside a product.
 
-A member puts its rows into a matrix at the same place on all members, and meets the others.  On a second stream the
-copy engine then takes the rows out of theirs, the next member's first.  Everybody takes, and nobody gives, so what says
-that rows have arrived, an event or a word, crosses no link.  Behind the copies members meet again on that stream: then
-nobody reads this matrix any more.  No multiprocessor is used, but for the meetings.
+Two ways.  "Pull": a member copies its rows to their place in its own matrix, meets the others, and takes theirs, the
+next member's first; what says that rows have arrived, an event or a word, crosses no link.  Then members meet again:
+nobody reads this matrix any more.  "Push": members meet, and each puts its rows, from where they are, into the others'
+matrices, first that of the member before it, with a word behind them: there is one meeting and no copy of the own rows,
+and links carry writes instead of answers to reads.  What a member gets is complete when it has seen all words, so no
+second meeting is needed.
+
+All of that is on the second stream, which goes before others where multiprocessors are asked for: a product that can
+begin with the own rows waits for none of it.  A meeting needs a multiprocessor that has room; nothing else does.
+
+Words are 0 between calls; who waits for them clears them.
 """
 
 from __future__ import annotations
@@ -15,7 +22,7 @@ import torch
 
 from iris_core.types import DeviceType
 from iris_triton.collectives.engine import bind_meeting
-from iris_triton.copies import copier
+from iris_triton.copies import copier, flag_writer
 from iris_triton.ops.fused import peer_memory
 
 if TYPE_CHECKING:
@@ -23,19 +30,90 @@ if TYPE_CHECKING:
 
     from iris_core.ops.host import Host
     from iris_core.types import FusedRequest
+    from iris_triton.launcher import BoundKernel
 
 WIRE, COPY_S = 3.2e11, 7.5e-6
 """Of one stream of copies on 8 x H200: bytes in a second, and what each copy takes beside that."""
 
+_WORD = 4
+_WORDS_NBYTES = 256
+"""Memory for words is asked for in multiples of it, so that few sizes are there."""
+
+_ALIGNMENT = 16
+_FIRST = -1
+"""Priority of the second stream: before all that say nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rows of one of the others: where they go, where they lie (addresses), and their bytes."""
+    """A copy for, or from, one of the others.
+
+    Attributes:
+        member: the other one.
+        here: pull: where in this member's matrix its rows go; push: not used, the own rows lie anywhere.
+        there: pull: where its rows lie in its matrix; push: where the own ones go in its matrix.
+    """
 
     member: int
-    target: int
-    source: int
-    nbytes: int
+    here: int
+    there: int
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Words that say what has arrived.
+
+    Attributes:
+        own: this member's (int32), symmetric memory; the last one counts who has waited.
+        at: where they begin on each member, addresses in this process.
+        rank: this member.
+        write: see `iris_triton.copies.flag_writer`; None where kernels write them.
+    """
+
+    own: torch.Tensor
+    at: tuple[int, ...]
+    rank: int
+    write: Callable[[int, int, int, int], None] | None = None
+
+    def taken(self, member: int, stream: int) -> None:
+        """Say here, behind what a stream was asked for, that a member's rows are there."""
+        assert self.write is not None
+        self.write(self.at[self.rank] + _WORD * member, 1, 0, stream)
+
+    def put(self, member: int, stream: int) -> None:
+        """Say to a member, behind what a stream was asked for, that the own rows are there."""
+        assert self.write is not None
+        self.write(self.at[member] + _WORD * self.rank, 1, 0, stream)
+
+
+@dataclass(slots=True)
+class Side:
+    """The second stream; on the CPU there is none, and everything is done when it is asked for.
+
+    Attributes:
+        meet: the kernel by which members meet.
+        copy: see `iris_triton.copies.copier`.
+        stream: a torch stream, or None.
+        raw: the same for the driver.
+        ready: the event that lets it begin; None on the CPU.
+    """
+
+    meet: BoundKernel
+    copy: Callable[[int, int, int, int], None]
+    stream: Any = None
+    raw: int = 0
+    ready: Any = None
+
+    def follow(self) -> None:
+        """Let it begin when everything is done that the main stream was asked for until now."""
+        if self.stream is not None:
+            self.ready.record(torch.cuda.current_stream(self.stream.device))
+            self.stream.wait_event(self.ready)
+
+    def join(self) -> None:
+        """Let the main stream wait for it."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
 
 
 @dataclass(slots=True)
@@ -45,54 +123,64 @@ class Shards:
     Attributes:
         matrix: rows of all members, in symmetric memory.
         own: the own rows of it.
-        others: those of the others, in the order in which they come.
-        meet: the kernel by which members meet.
-        copy: see `iris_triton.copies.copier`.
+        others: the copies, in their order.
+        nbytes: of the rows of a member.
+        pushes: which of the two ways.
+        side: the second stream.
         memory: the bytes of the matrix.
-        side: the second stream; None on the CPU, where copies are done when they are asked for.
-        ready: the event that lets it begin; None on the CPU.
     """
 
     matrix: torch.Tensor
     own: torch.Tensor
     others: list[Shard]
-    meet: Callable[[Any], None]
-    copy: Callable[[int, int, int, int], None]
+    nbytes: int
+    pushes: bool
+    side: Side
     memory: torch.Tensor
-    side: Any = None
-    ready: Any = None
 
-    def give(self, a: torch.Tensor) -> None:
-        """Put the own rows to the others, and meet: in front of products, which would leave no room for it."""
-        self.own.copy_(a)
-        self.meet(None)
+    def begin(self, a: torch.Tensor) -> torch.Tensor:
+        """Return the own rows, dense: A itself, or a copy if it has gaps.  The second stream may begin."""
+        own = own_rows(a, self.own)
+        self.side.follow()
+        return own
 
-    def take(self, behind: Callable[[int, Any], None]) -> None:
-        """Ask for the others' rows.
+    def move(self, own: torch.Tensor, behind: Callable[[int, int], None]) -> None:
+        """Ask the second stream to bring the rows.
 
         Args:
-            behind: called with a member and the second stream (None on the CPU) when its rows were asked for; what it
-                asks for on that stream happens when they are there.
+            own: what `begin` has returned.
+            behind: called with a member and the raw stream when a copy for or from it was asked for; what it asks for
+                there happens when the copy is done.
         """
-        if self.side is None:
+        side, nbytes = self.side, self.nbytes
+        copy, raw, source = side.copy, side.raw, own.data_ptr()
+        if self.pushes:
+            side.meet(side.stream)
             for each in self.others:
-                self.copy(each.target, each.source, each.nbytes, 0)
-                behind(each.member, None)
+                copy(each.there, source, nbytes, raw)
+                behind(each.member, raw)
             return
-        self.ready.record(torch.cuda.current_stream(self.side.device))
-        self.side.wait_event(self.ready)
+        if source != self.own.data_ptr():
+            copy(self.own.data_ptr(), source, nbytes, raw)
+        side.meet(side.stream)
         for each in self.others:
-            self.copy(each.target, each.source, each.nbytes, self.side.cuda_stream)
-            behind(each.member, self.side)
-        with torch.cuda.stream(self.side):
-            self.meet(None)
+            copy(each.here, each.there, nbytes, raw)
+            behind(each.member, raw)
+        if side.stream is not None:
+            side.meet(side.stream)
 
     def end(self) -> None:
-        """Let the main stream wait until nobody reads this matrix any more."""
-        if self.side is None:
-            self.meet(None)
-        else:
-            torch.cuda.current_stream(self.side.device).wait_stream(self.side)
+        """Let the main stream wait until everything is done; on the CPU, where products come later, meet."""
+        if self.side.stream is None and not self.pushes:
+            self.side.meet(None)
+        self.side.join()
+
+
+def own_rows(a: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """Return A if its rows are dense and begin at a multiple of 16 bytes; else copy it to a place that is such."""
+    if a.is_contiguous() and a.data_ptr() % _ALIGNMENT == 0:
+        return a
+    return place.copy_(a.detach())
 
 
 def gathered_rows(request: FusedRequest, host: Host, what: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -109,30 +197,50 @@ def gathered_rows(request: FusedRequest, host: Host, what: str) -> tuple[torch.T
     return memory, matrix, matrix[rank * rows : (rank + 1) * rows]
 
 
-def shards_of(request: FusedRequest, host: Host, what: str) -> Shards:
+def side_of(request: FusedRequest, host: Host) -> Side:
+    """Make a second stream."""
+    meet, copy = bind_meeting(host.team), copier(request.target.type)
+    if request.target.type is DeviceType.CPU:
+        return Side(meet, copy)
+    stream: Any = torch.cuda.Stream(request.target.index, priority=_FIRST)  # type: ignore[no-untyped-call]
+    return Side(meet, copy, stream, stream.cuda_stream, torch.cuda.Event())  # type: ignore[no-untyped-call]
+
+
+def words_of(host: Host, count: int, device: DeviceType | None = None) -> Words:
+    """Find words, 0 at first, and one more that counts.  Collective: every member calls it with the same count.
+
+    Args:
+        host: what the library gives to algorithms.
+        count: how many.
+        device: whose streams write them; None if kernels do.
+
+    Raises:
+        UnsupportedError: there is no room; on all members.
+    """
+    team = host.team
+    nbytes = -(-(count + 1) * _WORD // _WORDS_NBYTES) * _WORDS_NBYTES
+    region = team.region("ops arrived", nbytes)
+    own = region.tensor[: (count + 1) * _WORD].view(torch.int32)
+    at = tuple(base + region.offset_bytes for base in team.base_ptrs)
+    return Words(own, at, team.rank, None if device is None else flag_writer(device))
+
+
+def shards_of(request: FusedRequest, host: Host, what: str, *, pushes: bool) -> Shards:
     """Find memory for rows of A (request.m x request.k) of all members.  Collective: every member calls it.
 
     Args:
         request: an all_gather_matmul with gather_dim 0.
         host: what the library gives to algorithms.
         what: who asks, for errors.
+        pushes: which of the two ways.
     """
-    team, on_cpu = host.team, request.target.type is DeviceType.CPU
+    team = host.team
     memory, matrix, own = gathered_rows(request, host, what)
     nbytes = memory.numel() // team.size
     begin = matrix.data_ptr() - team.base_ptrs[team.rank]
     others = []
     for step in range(1, team.size):
-        member = (team.rank + step) % team.size
-        at = begin + member * nbytes
-        others.append(Shard(member, team.base_ptrs[team.rank] + at, team.base_ptrs[member] + at, nbytes))
-    return Shards(
-        matrix=matrix,
-        own=own,
-        others=others,
-        meet=bind_meeting(team),
-        copy=copier(request.target.type),
-        memory=memory,
-        side=None if on_cpu else torch.cuda.Stream(request.target.index),  # type: ignore[no-untyped-call]
-        ready=None if on_cpu else torch.cuda.Event(),  # type: ignore[no-untyped-call]
-    )
+        member = (team.rank + (-step if pushes else step)) % team.size
+        at = begin + (team.rank if pushes else member) * nbytes
+        others.append(Shard(member, team.base_ptrs[team.rank] + at, team.base_ptrs[member] + at))
+    return Shards(matrix, own, others, nbytes, pushes, side_of(request, host), memory)
