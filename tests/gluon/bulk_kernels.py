@@ -62,6 +62,13 @@ def move_aside(IrisDeviceCtx: gl.constexpr, context, x, y, numel):
     gl.warp_specialize([(_compute, (ctx, x, y, numel)), (_move, (ctx, x, y, numel))], [1], [40])
 
 
+@gluon.jit(do_not_specialize=["numel"])
+def traced(IrisDeviceCtx: gl.constexpr, context, x, y, numel):
+    ctx = IrisDeviceCtx.initialize(context, tracing=True)
+    ctx.put_bulk(x, y, numel, ctx.cur_rank)
+    ctx.get_bulk(x, y, 1000, ctx.cur_rank)
+
+
 @gluon.jit
 def hand_over(
     IrisDeviceCtx: gl.constexpr, context, x, y, out, flags, numel, rounds, LANES: gl.constexpr,

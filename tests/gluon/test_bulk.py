@@ -9,6 +9,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.errors import CompilationError
 
 from iris_core import Iris
+from iris_core.tracing.layout import TraceEvent
 from iris_gluon import IrisDeviceCtx
 from iris_triton.compile_only import TARGETS, assembly, compile_for
 
@@ -105,3 +106,21 @@ def test_a_partition_runs_on_the_cpu_and_a_negative_number_is_refused():
         assert y[2047] == 7
         with pytest.raises(AssertionError, match="a bulk copy of less than no elements"):
             bulk_kernels.move_aside[(1,)](IrisDeviceCtx, ctx.get_device_context(), x, y, -5, num_warps=4)
+
+
+def test_copies_are_traced():
+    with Iris("1MiB", device="cpu", backend="gluon") as ctx:
+        x, y = ctx.zeros(2048, dtype=torch.float16), ctx.zeros(2048, dtype=torch.float16)
+        ctx.tracing.enable()
+        bulk_kernels.traced[(1,)](IrisDeviceCtx, ctx.get_device_context(), x, y, 1001)
+        events = ctx.tracing.events().columns
+    assert events["event_id"].tolist() == [TraceEvent.PUT, TraceEvent.GET]
+    assert events["payload_size"].tolist() == [2002, 2000]
+    assert events["address"].tolist() == [y.data_ptr(), x.data_ptr()]
+    assert events["target_rank"].tolist() == [0, 0]
+    assert (events["duration_cycles"] > 0).all()
+
+
+def test_tracing_compiles():
+    arguments = [IrisDeviceCtx, INT64, torch.float16, torch.float16, 1001]
+    assert "globaltimer" in assembly(compile_for(bulk_kernels.traced, arguments, {}, "sm_90"))

@@ -88,8 +88,8 @@ class IrisDeviceCtx:
 
         Args:
             context_tensor: what `ctx.get_device_context()` returns.
-            tracing: record every remote operation, and what the kernel records itself, while the host has tracing
-                on (`ctx.tracing.enable()`).  Without it there is not one instruction more.
+            tracing: record every operation of the context but those on tiles, and what the kernel records itself,
+                while the host has tracing on (`ctx.tracing.enable()`).  Without it there is not one instruction more.
         """
         cur_rank = gl.load(context_tensor).to(gl.int32)
         num_ranks = gl.load(context_tensor + 1).to(gl.int32)
@@ -463,7 +463,9 @@ class IrisDeviceCtx:
     ):  # fmt: skip
         """Copy `numel` consecutive elements to to_rank's memory by the copy unit (Hopper and newer)."""
         _check_rank(to_rank, self.num_ranks)
+        event = self.tracing.begin(tracing_events.PUT, to_rank, to_ptr, None, numel)
         bulk.put_bulk(from_ptr, to_ptr, numel, self.cur_rank, to_rank, self.heap_bases, CHUNK_BYTES, STAGES)
+        self.tracing.end(event)
 
     @gluon.jit
     def get_bulk(
@@ -471,7 +473,9 @@ class IrisDeviceCtx:
     ):  # fmt: skip
         """Copy `numel` consecutive elements from from_rank's memory by the copy unit (Hopper and newer)."""
         _check_rank(from_rank, self.num_ranks)
+        event = self.tracing.begin(tracing_events.GET, from_rank, from_ptr, None, numel)
         bulk.get_bulk(from_ptr, to_ptr, numel, self.cur_rank, from_rank, self.heap_bases, CHUNK_BYTES, STAGES)
+        self.tracing.end(event)
 
     @gluon.jit
     def barrier(self, flags, rank_start=0, rank_stride=1, group_size=None, program=0):

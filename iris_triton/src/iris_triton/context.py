@@ -81,8 +81,8 @@ class DeviceContext:
             context_tensor: what `ctx.get_device_context()` returns.
             rank: the caller.  As a constexpr it makes one binary per rank; see `from_tensor`.
             world_size: number of ranks.
-            tracing: record every remote operation, and what the kernel records itself, while the host has tracing
-                on (`ctx.tracing.enable()`).  Without it there is not one instruction more.
+            tracing: record every operation of the context but those on tiles, and what the kernel records itself,
+                while the host has tracing on (`ctx.tracing.enable()`).  Without it there is not one instruction more.
         """
         words = context_tensor + (_HEADER_WORDS + _TRACE_WORD + world_size)
         recorder = DeviceTracing(words, tl.core.to_tensor(rank), tracing)

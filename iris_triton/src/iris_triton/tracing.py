@@ -21,6 +21,7 @@ _CAPACITY, _COUNTER = tl.constexpr(_layout.CAPACITY_WORD), tl.constexpr(_layout.
 _OP_INDEX, _COLUMNS = tl.constexpr(_layout.OP_INDEX_WORD), tl.constexpr(_layout.COLUMNS_WORD)
 _NO_DURATION = tl.constexpr(_layout.NO_DURATION)
 _NO_EVENT = tl.constexpr(-1)
+_INT32_MAX = tl.constexpr(2**31 - 1)
 _FIRST_OTHER = tl.constexpr(int(_layout.TraceEvent.FETCH))  # below are the remote operations
 _PLACE = {each.name: place for place, each in enumerate(_layout.COLUMNS)}
 _BITS = {each.name: each.bits for each in _layout.COLUMNS}
@@ -111,7 +112,7 @@ def _nbytes(address, masked):
 
 
 @triton.jit
-def begin_event(words, rank, event_id: tl.constexpr, target_rank, address, pid_m, pid_n, mask=None):
+def begin_event(words, rank, event_id: tl.constexpr, target_rank, address, pid_m, pid_n, mask=None, numel=None):
     """Record that something begins; the handle goes to `end_event`, or nowhere if it has no duration.
 
     Args:
@@ -122,6 +123,7 @@ def begin_event(words, rank, event_id: tl.constexpr, target_rank, address, pid_m
         address: pointer, block of pointers (the lowest one is recorded) or number.
         pid_m, pid_n: two numbers of your own, usually a tile's place.
         mask: which elements of the block are accessed; gives the size of the payload.
+        numel: number of elements from `address`, a scalar pointer, on, instead of a block and a mask.
     """
     # masked instead of branched: nothing below 0 or beyond the room is touched, and off is room for nothing
     on = tl.load(words) != 0
@@ -136,7 +138,10 @@ def begin_event(words, rank, event_id: tl.constexpr, target_rank, address, pid_m
         operation = tl.load(operations, mask=on, other=0)
     where = tl.core.to_tensor(address)
     payload: tl.constexpr = _nbytes(where, mask is not None)
-    if mask is None:
+    if numel is not None:
+        nbytes = tl.cast(numel, tl.int64) * payload
+        _put(words, "payload_size", index, tl.minimum(nbytes, _INT32_MAX), kept)
+    elif mask is None:
         _put(words, "payload_size", index, payload, kept)
     else:
         _put(words, "payload_size", index, _count(mask) * payload, kept)
@@ -255,11 +260,11 @@ class DeviceTracing:
             end_event(self.words, handle)
 
     @triton.jit
-    def begin(self, event_id: tl.constexpr, target_rank, address, mask=None):
+    def begin(self, event_id: tl.constexpr, target_rank, address, mask=None, numel=None):
         """`record_event_start` of an operation of the context; the two numbers are those of the program."""
         if self.enabled:
             return begin_event(
-                self.words, self.rank, event_id, target_rank, address, tl.program_id(0), tl.program_id(1), mask
+                self.words, self.rank, event_id, target_rank, address, tl.program_id(0), tl.program_id(1), mask, numel
             )
         else:
             return _NO_EVENT, 0
