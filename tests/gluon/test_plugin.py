@@ -1,5 +1,6 @@
 """The plugin and the surface of the package."""
 
+import importlib.metadata
 import pathlib
 import subprocess
 import sys
@@ -17,10 +18,13 @@ from iris_gluon import IrisDeviceCtx, _plugin, language
 from iris_gluon._plugin import plugin
 from iris_gluon.backend import GluonBackend
 from iris_gluon.settings import GluonSettings
+from iris_triton._plugin import plugin as triton_plugin
+
+CPU = DeviceTarget(DeviceType.CPU)
 
 
 def test_the_backend_is_usable_here_and_not_the_first_choice():
-    assert plugin.iris_plugin_probe().ok
+    assert plugin.iris_plugin_probe(CPU).ok
     with Iris("1MiB", device="cpu") as ctx:
         assert ctx.backend.info.name == "triton"
     with Iris("1MiB", device="cpu", backend="gluon") as ctx:
@@ -32,19 +36,56 @@ def test_a_triton_without_gluon_is_a_reason(monkeypatch, tmp_path):
     (tmp_path / "__init__.py").touch()
     spec = type("Spec", (), {"origin": str(tmp_path / "__init__.py")})
     monkeypatch.setattr(_plugin.importlib.util, "find_spec", lambda name: spec)
-    answer = plugin.iris_plugin_probe()
+    answer = plugin.iris_plugin_probe(CPU)
     assert not answer.ok
     assert "has no Gluon" in answer.reason
 
 
 def test_no_triton_is_a_reason(monkeypatch):
     monkeypatch.setattr(_plugin.importlib.util, "find_spec", lambda name: None)
-    assert "Triton is not installed" in plugin.iris_plugin_probe().reason
+    assert "Triton is not installed" in plugin.iris_plugin_probe(CPU).reason
+
+
+@pytest.mark.parametrize("plugin", [plugin, triton_plugin], ids=["gluon", "triton"])
+@pytest.mark.parametrize(
+    ("kind", "arch", "reason"),
+    [
+        ("cuda", "", ""),
+        ("cuda", "sm_60", "sm_60 is too old: atomics"),
+        ("cuda", "sm_70", ""),
+        ("cuda", "sm_90", ""),
+        ("cuda", "sm_120", ""),
+        ("hip", "", ""),
+        ("hip", "gfx803", "do not compile for gfx803"),
+        ("hip", "gfx90a", ""),
+        ("hip", "gfx942", ""),
+        ("hip", "gfx950", ""),
+        ("hip", "gfx1100", "do not compile for gfx1100"),
+    ],
+)
+def test_devices_that_kernels_do_not_compile_for(plugin, kind, arch, reason):
+    answer = plugin.iris_plugin_probe(DeviceTarget(DeviceType(kind), 0, arch))
+    assert answer.ok == (reason == "")
+    assert reason in answer.reason
+
+
+def test_a_triton_without_a_compiler_for_the_vendor_is_a_reason(monkeypatch, tmp_path):
+    """As a wheel that was built for one vendor; which of the compilers are there is read from the folder."""
+    for folder in ("backends/nvidia", "experimental/gluon"):
+        (tmp_path / folder).mkdir(parents=True)
+    spec = type("Spec", (), {"origin": str(tmp_path / "__init__.py")})
+    monkeypatch.setattr(_plugin.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group, name: ())
+    assert plugin.iris_plugin_probe(CPU).ok
+    assert plugin.iris_plugin_probe(DeviceTarget(DeviceType.CUDA, 0, "sm_90")).ok
+    answer = plugin.iris_plugin_probe(DeviceTarget(DeviceType.HIP, 0, "gfx942"))
+    assert "has no compiler for hip devices (triton/backends/amd)" in answer.reason
 
 
 def test_the_package_and_its_plugin_are_light():
     code = (
-        "import sys, iris_gluon, iris_gluon.cpu, iris_gluon._plugin as p; p.plugin.iris_plugin_probe();"
+        "import sys, iris_gluon, iris_gluon.cpu, iris_gluon._plugin as p; t = p.plugin.iris_plugin_probe;"
+        "from iris_core.types import DeviceTarget, DeviceType; assert t(DeviceTarget(DeviceType.CUDA, 0, 'sm_90'));"
         "p.plugin.iris_plugin_settings(); print([m for m in ('torch', 'triton') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

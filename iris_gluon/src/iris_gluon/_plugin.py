@@ -11,7 +11,7 @@ from iris_core.types import Availability, Capability, DeviceType, PluginInfo, Pl
 
 if TYPE_CHECKING:
     from iris_core.settings import PluginSettings
-    from iris_core.types import CreateRequest
+    from iris_core.types import CreateRequest, DeviceTarget
     from iris_gluon.backend import GluonBackend
 
 GLUON_INFO = PluginInfo(
@@ -40,11 +40,14 @@ class GluonPlugin:
         return GluonSettings
 
     @hookimpl
-    def iris_plugin_probe(self) -> Availability:
-        """Say whether a recent enough Triton with Gluon is installed, without importing it."""
+    def iris_plugin_probe(self, target: DeviceTarget) -> Availability:
+        """Say whether a recent enough Triton with Gluon is installed, which compiles for a device.
+
+        Triton is not imported.
+        """
         from iris_triton._plugin import plugin as triton
 
-        availability: Availability = triton.iris_plugin_probe()
+        availability: Availability = triton.iris_plugin_probe(target)
         if not availability.ok:
             return availability
         spec = importlib.util.find_spec("triton")

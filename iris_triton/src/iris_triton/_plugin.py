@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import pathlib
 import re
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from iris_core.types import Availability, Capability, DeviceType, PluginInfo, Pl
 
 if TYPE_CHECKING:
     from iris_core.settings import PluginSettings
-    from iris_core.types import CreateRequest
+    from iris_core.types import CreateRequest, DeviceTarget
     from iris_triton.backend import TritonBackend
 
 TRITON_INFO = PluginInfo(
@@ -28,6 +29,18 @@ TRITON_INFO = PluginInfo(
 
 OLDEST_TRITON = (3, 6)
 """Oldest Triton release that the backend works with; the tested ones stand in `iris_triton._compat`."""
+
+OLDEST_CUDA = 70
+"""Oldest compute capability that the device functions compile for."""
+
+AMD_ARCHES = ("gfx908", "gfx90a", "gfx942", "gfx950", "gfx101", "gfx103")
+"""Beginnings of the names of AMD's GPUs that the device functions compile for.
+
+Compiling for gfx942 and gfx950 is tested; the others have no tracing, which reads registers of those two.
+"""
+
+_COMPILERS = {DeviceType.CUDA: "nvidia", DeviceType.HIP: "amd"}
+"""Names of Triton's compilers."""
 
 DISTRIBUTIONS = ("triton", "pytorch-triton", "triton-rocm", "pytorch-triton-rocm")
 """Distributions that may have installed the package `triton`."""
@@ -49,6 +62,40 @@ def installed_triton() -> tuple[str, str] | None:
     return "", ""
 
 
+def arch_problem(target: DeviceTarget) -> str:
+    """Say why kernels cannot be compiled for a GPU; empty if they can, or if the target does not say what it is."""
+    if target.type is DeviceType.CUDA:
+        number = re.fullmatch(r"sm_(\d+)[a-z]?", target.arch)
+        if number and int(number[1]) < OLDEST_CUDA:
+            return (
+                f"{target.arch} is too old: atomics with an order and a scope need sm_{OLDEST_CUDA} (Volta) or newer; "
+                "compute on the CPU there (device='cpu')"
+            )
+    if target.type is DeviceType.HIP and target.arch and not target.arch.startswith(AMD_ARCHES):
+        return (
+            f"kernels do not compile for {target.arch}: it lacks the clock by which waits are bounded, or Triton does "
+            f"not know it. Those that work: {', '.join(AMD_ARCHES)}; compute on the CPU there (device='cpu')"
+        )
+    return ""
+
+
+def compiler_problem(target: DeviceTarget) -> str:
+    """Say whether the installed Triton has no compiler for a device's vendor; empty if it has one."""
+    name = _COMPILERS.get(target.type)
+    spec = importlib.util.find_spec("triton")
+    if name is None or spec is None or spec.origin is None:
+        return ""
+    home = pathlib.Path(spec.origin).parent
+    if (home / "backends" / name).is_dir():
+        return ""
+    if importlib.metadata.entry_points(group="triton.backends", name=name):  # another distribution's
+        return ""
+    return (
+        f"the Triton at {home} has no compiler for {target.type} devices (triton/backends/{name}): install the one "
+        "that this torch asks for"
+    )
+
+
 class TritonPlugin:
     """Provides the "triton" backend."""
 
@@ -65,8 +112,8 @@ class TritonPlugin:
         return TritonSettings
 
     @hookimpl
-    def iris_plugin_probe(self) -> Availability:
-        """Say whether a recent enough Triton is installed, without importing it."""
+    def iris_plugin_probe(self, target: DeviceTarget) -> Availability:
+        """Say whether a recent enough Triton is installed, which compiles for a device, without importing it."""
         oldest = ".".join(map(str, OLDEST_TRITON))
         found = installed_triton()
         if found is None:
@@ -80,7 +127,8 @@ class TritonPlugin:
             return Availability.no(
                 f"{distribution} {version} is too old: install triton>={oldest}, or a torch that brings it"
             )
-        return Availability.yes()
+        problem = arch_problem(target) or compiler_problem(target)
+        return Availability.no(problem) if problem else Availability.yes()
 
     @hookimpl
     def iris_plugin_create(self, request: CreateRequest) -> TritonBackend:
