@@ -49,6 +49,7 @@ class Status(enum.IntEnum):
     EXPECTED = 4
     LAST = 5  # last value seen
     COMPARISON = 6  # index into COMPARISONS
+    SENDER = 7  # whose data it is: 1 + number in the team, or how many places before the caller, negative; 0: unknown
 
 
 STATUS_WORDS = 8
@@ -128,13 +129,14 @@ def decode(words: Sequence[int], device: str = "cpu") -> ContextSpec:
 
 
 def status_error(
-    words: Sequence[int], describe: Callable[[int], str] = lambda address: ""
+    words: Sequence[int], describe: Callable[[int, int], str] = lambda address, sender: ""
 ) -> DeviceTimeoutError | None:
     """Turn the status words into an error, or None if no wait has timed out.
 
     Args:
         words: the status words.
-        describe: says of an address what lies there, as a sentence; nothing if it does not know.
+        describe: says of an address, and of what is known of the sender, what lies there, as a sentence; nothing if it
+            does not know.
     """
     if words[Status.CODE] == STATUS_OK:
         return None
@@ -142,7 +144,7 @@ def status_error(
     return DeviceTimeoutError(
         f"rank {words[Status.RANK]}, program {words[Status.PROGRAM]}: a wait for the word at "
         f"{words[Status.ADDRESS]:#x} to be {comparison} {words[Status.EXPECTED]} reached IRIS_DEVICE_TIMEOUT; "
-        f"the last value seen was {words[Status.LAST]}. {describe(words[Status.ADDRESS])}"
+        f"the last value seen was {words[Status.LAST]}. {describe(words[Status.ADDRESS], words[Status.SENDER])}"
         "What the kernel computed afterwards is not valid. Look for the rank that should have signalled, or raise "
         "IRIS_DEVICE_TIMEOUT."
     )

@@ -30,6 +30,7 @@ _ADDRESS = tl.constexpr(int(_layout.Status.ADDRESS))
 _EXPECTED = tl.constexpr(int(_layout.Status.EXPECTED))
 _LAST = tl.constexpr(int(_layout.Status.LAST))
 _COMPARISON = tl.constexpr(int(_layout.Status.COMPARISON))
+_SENDER = tl.constexpr(int(_layout.Status.SENDER))
 _WAIT_TIMEOUT = tl.constexpr(_layout.STATUS_WAIT_TIMEOUT)
 _INT64_MAX = tl.constexpr(2**63 - 1)
 _INT64_MIN = tl.constexpr(-(2**63))
@@ -254,7 +255,7 @@ def _given_up(status_word):
 
 
 @triton.jit
-def _report(status_word, rank, pointer, expected, seen, cmp: tl.constexpr):
+def _report(status_word, rank, pointer, expected, seen, cmp: tl.constexpr, SENDER: tl.constexpr = 0):
     """Describe a wait that timed out in the status words, unless another one was first."""
     address = pointer.to(tl.int64)
     wanted = expected.to(tl.int64)
@@ -277,6 +278,7 @@ def _report(status_word, rank, pointer, expected, seen, cmp: tl.constexpr):
             tl.store(status + _EXPECTED, wanted)
             tl.store(status + _LAST, last)
             tl.store(status + _COMPARISON, _comparison_index(cmp))
+            tl.store(status + _SENDER, SENDER)
 
 
 @triton.jit

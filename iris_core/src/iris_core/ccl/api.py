@@ -328,9 +328,14 @@ class Collectives:
         """
         return self._binder.team(tuple(members))
 
-    def describe_wait(self, address: int) -> str:
-        """Say in a sentence what a collective's kernel waits for at an address; nothing if it is none of theirs."""
-        return self._binder.describe_wait(address)
+    def describe_wait(self, address: int, sender: int) -> str:
+        """Say in a sentence what a collective's kernel waits for at an address; nothing if it is none of theirs.
+
+        Args:
+            address: of the word.
+            sender: see `iris_core.device_context.Status.SENDER`.
+        """
+        return self._binder.describe_wait(address, sender)
 
     # -- the fast path ------------------------------------------------------------------------------------------------
     def _run(

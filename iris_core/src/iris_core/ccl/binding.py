@@ -382,9 +382,9 @@ class Binder:
         target = self.open().target
         return "cpu" if target.type is DeviceType.CPU else torch.cuda.get_device_name(target.index)
 
-    def describe_wait(self, address: int) -> str:
+    def describe_wait(self, address: int, sender: int) -> str:
         """Say what a kernel waits for at an address, if that lies in a team's memory; else nothing."""
-        return next((text for team in self._teams.values() if (text := team.describe(address))), "")
+        return next((text for team in self._teams.values() if (text := team.describe(address, sender))), "")
 
     def close(self) -> None:
         """End the threads, and let go of the heap's memory."""

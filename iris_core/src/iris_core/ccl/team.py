@@ -228,8 +228,13 @@ class Team:
                         raise
             wanted //= 2
 
-    def describe(self, address: int) -> str:
-        """Say in a sentence what lies at an address of this rank, if it is this team's memory; else nothing."""
+    def describe(self, address: int, sender: int = 0) -> str:
+        """Say in a sentence what lies at an address of this rank, if it is this team's memory; else nothing.
+
+        Args:
+            address: the address.
+            sender: what the kernel that waits there knows of whose data it is; see `Status.SENDER`.
+        """
         where = ""
         if word := _word_at(self.control, address):
             program, word_of_row = divmod(word - 1, control_words(self.size))
@@ -240,6 +245,9 @@ class Team:
         for name, regions in own.items():
             if any(_word_at(region, address) for region in regions):
                 where = f"in the workspace {name!r}"
+                if sender:
+                    member = sender - 1 if sender > 0 else (self.rank + sender) % self.size
+                    where = f"where the data of rank {self.members[member]} arrives, {where}"
         if not where:
             return ""
         latest = f", whose last call on this rank was {self.latest.op} ({self.latest.name})" if self.latest else ""

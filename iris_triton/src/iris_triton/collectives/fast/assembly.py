@@ -91,7 +91,7 @@ def _told_by(encoding, number):
 
 
 @triton.constexpr_function
-def poll_assembly(number, encoding, nap_ns, empty):
+def poll_assembly(number, encoding, nap_ns, empty, sender=0, backwards=False):
     """Load packets until all are there, the time is over, or another wait of this rank has reported that it was.
 
     All loads of a look are under way at the same time, and one test is over all.  In "ll128", only the thread that
@@ -102,6 +102,9 @@ def poll_assembly(number, encoding, nap_ns, empty):
 
     A look costs two branches more than one without a bound; the clock and the status words are looked at every
     _POLLS_PER_CLOCK times.
+
+    A report names the sender: packet i comes from member `sender` + i of the team, or, `backwards`, from the one that
+    is `sender` + i + 1 places before this one.
     """
     base = 4 * number
     address, stride, timeout, status = f"${base}", f"${base + 1}", f"${base + 2}", f"${base + 3}"
@@ -160,10 +163,12 @@ mov.u32 k, %ctaid.x; cvt.u64.u32 x, k; st.global.b64 [{status}+{8 * field.PROGRA
         text += f"setp.{missing}.b32 p0, ${register}, {value}; "
         text += f"@p0 mov.b32 k, {register // 4}; @p0 mov.b32 w, ${register};\n"
     text += f"cvt.u64.u32 x, k; mad.lo.u64 x, x, {stride}, {address};\n"
+    text += f"add.u32 k, k, {sender + 1}; {'neg.s32 k, k; ' if backwards else ''}"
+    text += f"st.global.b64 [{status}+{8 * field.ADDRESS}], x; cvt.s64.s32 x, k;\n"
     comparison = names.index("ne" if encoding == "sentinel" else "eq")
     return (
         text
-        + f"""st.global.b64 [{status}+{8 * field.ADDRESS}], x;
+        + f"""st.global.b64 [{status}+{8 * field.SENDER}], x;
 mov.b32 v, {value}; cvt.s64.s32 x, v; st.global.b64 [{status}+{8 * field.EXPECTED}], x;
 cvt.s64.s32 x, w; st.global.b64 [{status}+{8 * field.LAST}], x;
 mov.b64 x, {comparison}; st.global.b64 [{status}+{8 * field.COMPARISON}], x;

@@ -220,7 +220,7 @@ def clear(address, stride, mask, N: tl.constexpr):
 @triton.jit
 def poll(
     address, stride, epoch, mask, flags, timeout_ns, status, rank,
-    N: tl.constexpr, ENC: tl.constexpr, NAP_NS: tl.constexpr
+    N: tl.constexpr, ENC: tl.constexpr, NAP_NS: tl.constexpr, SENDER: tl.constexpr = 0, BACKWARDS: tl.constexpr = False
 ):  # fmt: skip
     """Wait for N packets; returns 4 * N blocks of words.
 
@@ -236,10 +236,12 @@ def poll(
         N: number of packets.
         ENC: the encoding.
         NAP_NS: nanoseconds to sleep between two looks.
+        SENDER: number in the team of the member that sends the first one; the others follow in order.
+        BACKWARDS: it is SENDER + 1 places before this rank, and the next one before it.
     """
     if is_cuda():
         return tl.inline_asm_elementwise(
-            poll_assembly(N, ENC, NAP_NS, EMPTY),
+            poll_assembly(N, ENC, NAP_NS, EMPTY, SENDER, BACKWARDS),
             constraints(4 * N, 4, 4),
             [
                 address,
@@ -257,7 +259,8 @@ def poll(
         )
     else:
         for i in tl.static_range(N):
-            _await(address + i * stride, epoch, mask, flags, timeout_ns, status, rank, ENC)
+            sender: tl.constexpr = -(SENDER + i + 1) if BACKWARDS else SENDER + i + 1
+            _await(address + i * stride, epoch, mask, flags, timeout_ns, status, rank, ENC, sender)
         if ENC == "ll128":
             tl.debug_barrier()
         raw = _read(address, mask)
@@ -307,7 +310,7 @@ def _number_missing(address, epoch, mask, flags, ENC: tl.constexpr):
 
 
 @triton.jit
-def _await(address, epoch, mask, flags, timeout_ns, status, rank, ENC: tl.constexpr):
+def _await(address, epoch, mask, flags, timeout_ns, status, rank, ENC: tl.constexpr, SENDER: tl.constexpr):
     """Wait for one packet of each thread."""
     status = tl.cast(status, tl.int64)
     polls = 0
@@ -322,7 +325,7 @@ def _await(address, epoch, mask, flags, timeout_ns, status, rank, ENC: tl.conste
         missing, word = _look(address, epoch, mask, flags, ENC)
         if ENC == "sentinel":
             seen = tl.where(missing, EMPTY, 0)
-            _report(status, rank, address, seen * 0 + EMPTY, seen, "ne")
+            _report(status, rank, address, seen * 0 + EMPTY, seen, "ne", SENDER)
         else:
             seen = tl.where(missing, (word >> 32).to(tl.int32), epoch)
-            _report(status, rank, address, seen * 0 + epoch, seen, "eq")
+            _report(status, rank, address, seen * 0 + epoch, seen, "eq", SENDER)

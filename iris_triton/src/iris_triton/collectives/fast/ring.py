@@ -70,7 +70,7 @@ def _done(words, OP: tl.constexpr, DT: tl.constexpr, N: tl.constexpr):
 @triton.jit
 def _take(mine, epoch, mask, flags, timeout_ns, status, rank, NAP_NS: tl.constexpr):
     """Await a packet of each thread, free its place, and return its words."""
-    raw = poll(mine, 0, epoch, mask, flags, timeout_ns, status, rank, 1, _ENC, NAP_NS)
+    raw = poll(mine, 0, epoch, mask, flags, timeout_ns, status, rank, 1, _ENC, NAP_NS, 0, True)
     clear(mine, 0, mask, 1)
     return raw
 

@@ -185,8 +185,8 @@ def split(
                     )
                     if FIRST_NAP_NS > 0:
                         last = mine + (N - 2) * slot
-                        poll(last, slot, mark, mask, flags, timeout_ns, status, rank, 1, ENC, FIRST_NAP_NS)
-                    raw = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N - 1, ENC, NAP_NS)
+                        poll(last, slot, mark, mask, flags, timeout_ns, status, rank, 1, ENC, FIRST_NAP_NS, N - 2, True)
+                    raw = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N - 1, ENC, NAP_NS, 0, True)
                     result = reduced(words + decode(raw, N - 1, ENC), N, data_words(ENC), DT, OP)
                     length = tl.where(packet < cap, limit, 0)
                     store_data(
