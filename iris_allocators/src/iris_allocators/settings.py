@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import ByteSize
+from typing import Annotated
+
+from pydantic import AfterValidator, ByteSize
 
 from iris_core.settings import PluginSettings
 
@@ -18,8 +20,14 @@ class TorchSettings(PluginSettings):
     """Settings of the "torch" allocator: it has none."""
 
 
+def _power_of_two(value: ByteSize) -> ByteSize:
+    if value < 1 or value & (value - 1):
+        raise ValueError("a granule is a power of two of bytes")
+    return value
+
+
 class VmemSettings(PluginSettings):
     """Settings of the "vmem" allocator: IRIS_VMEM__..., or `options={"vmem": {...}}`."""
 
-    granule: ByteSize | None = None
+    granule: Annotated[ByteSize, AfterValidator(_power_of_two)] | None = None
     """Bytes by which memory is committed and given back, a power of two; by default a 64th of the heap, 2 to 64 MiB."""

@@ -441,10 +441,10 @@ def _granule(request: CreateRequest, smallest: int) -> int:
     settings = request.settings
     chosen = settings.granule if isinstance(settings, VmemSettings) else None
     if chosen is not None:
-        if chosen < smallest or chosen & (chosen - 1):
+        if chosen < smallest:
             raise SettingsError(
-                f"IRIS_VMEM__GRANULE is {int(chosen)} bytes, but it must be a power of two of at least {smallest}, "
-                "the smallest piece of memory of this device"
+                f"IRIS_VMEM__GRANULE is {int(chosen)} bytes, but this device has no smaller pieces of memory than "
+                f"{smallest}"
             )
         return int(chosen)
     granule = smallest

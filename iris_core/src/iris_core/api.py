@@ -15,14 +15,14 @@ from iris_core import bootstrap, device_context, selection
 from iris_core.ccl.api import Collectives
 from iris_core.ccl.binding import Binder
 from iris_core.device_barrier import DeviceBarriers
-from iris_core.errors import DeviceError, HeapClosedError, IrisError, PeerLostError, SettingsError
+from iris_core.errors import DeviceError, HeapClosedError, IrisError, PeerLostError
 from iris_core.heap import SymmetricHeap
 from iris_core.logs import rank_logger, set_logger_level
 from iris_core.observers import notify
 from iris_core.ops.api import Operations
 from iris_core.ops.binding import OperationBinder
 from iris_core.registry import default_registry
-from iris_core.settings import load_plugin_settings, load_settings, warn_unknown_variables
+from iris_core.settings import check_options, load_plugin_settings, load_settings, warn_unknown_variables
 from iris_core.stream_order import TorchStreams
 from iris_core.system_area import SystemArea
 from iris_core.tensors import TensorFactories
@@ -60,7 +60,9 @@ class Iris(TensorFactories):
         backend: device backend by name, `name@distribution`, or "auto" (then IRIS_BACKEND, then the best usable one).
         device: "cpu", "cuda", "cuda:1"; by default a GPU where one is usable, else the CPU.
         group: the process group whose ranks share the heap; all ranks by default.
-        options: settings of plugins by plugin name, `{"host": {"huge_pages": True}}`; they beat the environment.
+        options: settings of plugins by plugin name, `{"host": {"huge_pages": True}}`; they beat the environment.  All
+            are checked; for those of an allocator or backend that was not chosen, a warning says that they have no
+            effect.
 
     Raises:
         SettingsError: a size, name or option is wrong.
@@ -106,17 +108,13 @@ class Iris(TensorFactories):
         registry = default_registry()
         warn_unknown_variables(registry.names())
         options = dict(options or {})
-        for name in options:
-            if name not in registry.names():
-                installed = ", ".join(registry.names())
-                raise SettingsError(f"options has settings for {name!r}, but only these are installed: {installed}")
         self.settings = settings
         with contextlib.ExitStack() as undo:
             self._world: bootstrap.World = bootstrap.connect(group, settings.barrier_timeout)
             undo.callback(self._world.close)
             self._log = rank_logger(self._world.rank, self._world.world_size)
             self._plan: Plan = self._everywhere(
-                "choosing plugins", lambda: _choose(registry, settings, self._world.rank)
+                "choosing plugins", lambda: _choose(registry, settings, options, self._world.rank)
             )
             plan = self._plan
             self.target: DeviceTarget = plan.target
@@ -700,8 +698,12 @@ def plan_facts(plan: Plan, heap_nbytes: int) -> dict[str, str]:
     }
 
 
-def _choose(registry: Registry, settings: IrisSettings, rank: int) -> Plan:
-    return selection.select(registry, settings, targets=device_targets(settings.device, rank))
+def _choose(
+    registry: Registry, settings: IrisSettings, options: Mapping[str, Mapping[str, Any]], rank: int
+) -> Plan:
+    plan = selection.select(registry, settings, targets=device_targets(settings.device, rank))
+    check_options(registry, options, (plan.allocator, plan.backend), stacklevel=5)  # whoever made the context
+    return plan
 
 
 def device_targets(device: str | None, rank: int) -> list[DeviceTarget]:
