@@ -3,13 +3,17 @@
     python benchmarks/rma.py [--allocator torch|vmem] [--ranks N] [--quick] [--only REGEX]
 
 One process per GPU.  "push" stores to a peer (`ctx.put`), "pull" loads from it (`ctx.get`); "engine push" and "engine
-pull" are cuMemcpyDtoDAsync between the same addresses in the same run.  Every byte that was moved is compared.
+pull" are cuMemcpyDtoDAsync between the same addresses in the same run.  (`engine_calls` shows what cuMemcpyPeerAsync
+takes for the same.)  Every byte that was moved is compared.  Large copies are of 256 MiB; small ones, whose time is the
+latency, of 4 KiB and in CUDA graphs.
 
-    pairs         each ordered pair of ranks alone, 256 MiB: a matrix
     pair          rank 0 and rank 1 alone, over sizes, in CUDA graphs
-    ring          every rank with its successor, all at once
-    all_to_all    every rank sends 1/W of its data to each peer, all at once
-    latency       half of a round trip of signals between rank 0 and rank 1, inside one kernel
+    pairs         each ordered pair of ranks alone, small and large: matrices
+    ring          every rank with its successor, all at once, small and large
+    all_to_all    every rank sends 1/W of its data to each peer, all at once, small and large
+    latency       half of a round trip of signals between rank 0 and rank 1, inside one kernel, and by the copy engine
+    latencies     the same for each ordered pair of ranks, relaxed: matrices
+    engine_calls  cuMemcpyDtoDAsync and cuMemcpyPeerAsync, from rank 0's GPU to the next one, within its process
     barrier       ctx.device_barrier() as a kernel of its own, in CUDA graphs
     configurations  push and pull over launch configurations (only with --only configurations)
 
@@ -25,9 +29,22 @@ from typing import TYPE_CHECKING, Any
 
 import rma_kernels as kernels
 import torch
-from rma_copies import ENGINE, UNTOUCHED, Config, buffers, declare_engine, declare_route, engine_copy, pattern
+from rma_copies import (
+    ENGINE,
+    UNTOUCHED,
+    Config,
+    PeerCalls,
+    buffers,
+    declare_engine,
+    declare_route,
+    engine_copy,
+    engine_is_missing,
+    pattern,
+)
+from rma_signals import declare_signals
 
 from iris_core import bench
+from iris_core.errors import DriverError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +54,7 @@ if TYPE_CHECKING:
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 MIB = 1 << 20
-LARGE = 256 * MIB
+SMALL, LARGE = 4096, 256 * MIB
 LATE_S = 0.01
 LATENCY_TARGET_US = 1.0
 BARRIER_TARGET_US = {"relaxed": 2.5, "release": 3.3}
@@ -47,13 +64,26 @@ BARRIER_TARGET_US = {"relaxed": 2.5, "release": 3.3}
 def sizes(options: RunOptions) -> list[int]:
     """Sizes of the sweep."""
     if on_cpu(options):
-        return [4096, 16384]
-    return [4096, MIB, LARGE] if options.quick else bench.power_of_two(4096, LARGE)
+        return [SMALL, 16384]
+    return [SMALL, MIB, LARGE] if options.quick else bench.power_of_two(SMALL, LARGE)
 
 
 def large(options: RunOptions) -> list[int]:
     """The size at which only the bandwidth counts."""
     return [16384] if on_cpu(options) else [LARGE]
+
+
+def ends(options: RunOptions) -> list[int]:
+    """The size at which only the latency counts, and `large`."""
+    return [SMALL, *large(options)]
+
+
+def as_latency(state: State) -> bool:
+    """Whether this is the small size; then what the host does for a launch is left out of the time."""
+    small = bool(state["nbytes"] == SMALL)
+    if small and state.on_gpu:
+        state.set_timer("graph")
+    return small
 
 
 def on_cpu(options: RunOptions) -> bool:
@@ -78,23 +108,30 @@ def pair(state: State, ctx: Iris) -> None:
 
 
 @bench.register(matrix=("rank", "peer"))
-@bench.axis("nbytes", large)
+@bench.axis("nbytes", ends)
 @bench.axis("rank", lambda options: range(options.num_ranks))
 @bench.axis("peer", lambda options: range(options.num_ranks))
 def pairs(state: State, ctx: Iris) -> None:
-    """Each ordered pair of ranks alone."""
+    """Each ordered pair of ranks alone, small and large."""
+    one_pair(state, ctx)
+    route, small = {state["rank"]: state["peer"]}, as_latency(state)
+    declare_route(state, ctx, state["nbytes"], route, Config(), with_targets=not small, as_latency=small)
+
+
+def one_pair(state: State, ctx: Iris) -> None:
+    """What holds for a point of the axes rank and peer."""
     needs_a_peer(state, ctx)
     if state["rank"] == state["peer"]:
         state.skip("a rank and itself are no pair")
     state.set_rounds(3)
-    declare_route(state, ctx, state["nbytes"], {state["rank"]: state["peer"]}, Config(), with_targets=True)
 
 
 @bench.register
-@bench.axis("nbytes", large)
+@bench.axis("nbytes", ends)
 def ring(state: State, ctx: Iris) -> None:
-    """Every rank with its successor, all at once."""
+    """Every rank with its successor, all at once, small and large."""
     needs_a_peer(state, ctx)
+    as_latency(state)
     world = ctx.num_ranks
     declare_route(state, ctx, state["nbytes"], {r: (r + 1) % world for r in range(world)}, Config())
 
@@ -112,10 +149,11 @@ def configurations(state: State, ctx: Iris) -> None:
 
 
 @bench.register
-@bench.axis("nbytes", large)
+@bench.axis("nbytes", ends)
 def all_to_all(state: State, ctx: Iris) -> None:
     """Every rank sends 1/W of its data to each peer, all at once; the chunk that stays is not copied."""
     needs_a_peer(state, ctx)
+    as_latency(state)
     rank, world, config = ctx.cur_rank, ctx.num_ranks, Config()
     unit = min(config.block, state["nbytes"] // 4 // world)
     unit = 1 << (unit.bit_length() - 1)
@@ -170,31 +208,46 @@ def all_to_all(state: State, ctx: Iris) -> None:
 @bench.register
 @bench.axis("sem", ["relaxed", "release"])
 def latency(state: State, ctx: Iris) -> None:
-    """Half of a round trip of signals between rank 0 and rank 1, inside one kernel."""
+    """Half of a round trip of signals between rank 0 and rank 1, inside one kernel and by the copy engine."""
     needs_a_peer(state, ctx)
-    rounds = 1000 if state.on_gpu else 5
-    flag, epoch = ctx.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64, device=ctx.device)
-    context, world = ctx.get_device_context(), ctx.num_ranks
-    receive = "relaxed" if state["sem"] == "relaxed" else "acquire"
-    before = 0
-
-    def play() -> None:
-        kernels.ping_pong[(1,)](flag, epoch, context, world, rounds, SEND=state["sem"], RECEIVE=receive, num_warps=1)
-
-    def note() -> None:
-        nonlocal before
-        before = int(epoch)
-
-    def all_signals_came() -> bool:
-        return int(epoch) == int(flag) and (int(epoch) > before) == (ctx.cur_rank < 2)
-
-    if not state.on_gpu:  # the context's heap is checked for addresses there, and so is everything a kernel touches
-        epoch = ctx.zeros(1, dtype=torch.int64)
-    state.set_repeat(2)
-    call = play if ctx.cur_rank < 2 else None
-    state.provider("signal", call, check=all_signals_came, prepare=note, operations=2 * rounds)
+    declare_signals(state, ctx, 0, 1, state["sem"])
     if state["sem"] == "relaxed" and state.on_gpu:
         state.target("signal", "time_us", at_most=LATENCY_TARGET_US)
+
+
+@bench.register(matrix=("rank", "peer"))
+@bench.axis("rank", lambda options: range(options.num_ranks))
+@bench.axis("peer", lambda options: range(options.num_ranks))
+def latencies(state: State, ctx: Iris) -> None:
+    """Half of a round trip of relaxed signals of each ordered pair of ranks."""
+    one_pair(state, ctx)
+    declare_signals(state, ctx, state["rank"], state["peer"], "relaxed")
+
+
+@bench.register
+@bench.axis("nbytes", ends)
+def engine_calls(state: State, ctx: Iris) -> None:
+    """The driver's two calls for the copy engine, from rank 0's GPU to the next one within its process, eagerly."""
+    if not state.on_gpu or (reason := engine_is_missing()):
+        state.skip("the copy engine needs a GPU" if not state.on_gpu else reason)
+    calls, problem = None, ""
+    if ctx.cur_rank == 0:
+        here, visible = ctx.target.index, torch.cuda.device_count()
+        try:
+            if visible < 2:
+                raise RuntimeError("this process sees one GPU only")
+            calls = PeerCalls(state["nbytes"], here, (here + 1) % visible)
+        except (DriverError, RuntimeError) as error:
+            problem = str(error) or type(error).__name__
+    if problem := ctx.broadcast(problem):
+        state.skip(problem)
+    state.set_bytes(state["nbytes"])
+    for name, method in (("cuMemcpyDtoDAsync", "device_to_device"), ("cuMemcpyPeerAsync", "peer")):
+        if calls is None:
+            state.provider(name, None, check=None, peer=True)
+        else:
+            call = getattr(calls, method)
+            state.provider(name, call, check=calls.is_there, prepare=calls.spoil, peer=True)
 
 
 @bench.register

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,12 +50,79 @@ def buffers(ctx: Iris, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def engine_copy(target: int, source: int, nbytes: int) -> None:
-    """Let the copy engine copy, on the current stream."""
+    """Let the copy engine copy, on the current stream: cuMemcpyDtoDAsync.
+
+    A peer's memory is mapped into this process's own context, and there is none of the peer's device here, for which
+    cuMemcpyPeerAsync asks; `PeerCalls` compares the two calls where both are possible.
+    """
     from cuda.bindings import driver
 
-    (code,) = driver.cuMemcpyDtoDAsync(target, source, nbytes, torch.cuda.current_stream().cuda_stream)
-    if code != driver.CUresult.CUDA_SUCCESS:
-        raise DriverError("cuMemcpyDtoDAsync", int(code), code.name)
+    _call(driver.cuMemcpyDtoDAsync, target, source, nbytes, torch.cuda.current_stream().cuda_stream)
+
+
+def _call(function: Any, *args: Any) -> Any:
+    """Call a driver function and return what it returns behind its result code, if anything."""
+    code, *values = function(*args)
+    if code.value:
+        raise DriverError(function.__name__, int(code), code.name)
+    return values[0] if values else None
+
+
+@functools.cache
+def _primary_context(index: int) -> Any:
+    """The context of a device that torch uses too; retained once, to the end of the process."""
+    from cuda.bindings import driver
+
+    return _call(driver.cuDevicePrimaryCtxRetain, _call(driver.cuDeviceGet, index))
+
+
+class PeerCalls:
+    """A copy from one GPU to another within this process, by either of the driver's calls.
+
+    Args:
+        nbytes: how much.
+        here: index of the GPU that it is copied from.
+        there: index of the GPU that it is copied to.
+
+    Raises:
+        DriverError, RuntimeError: this process cannot use the two GPUs.
+    """
+
+    def __init__(self, nbytes: int, here: int, there: int) -> None:
+        self._nbytes, self._here, self._there = nbytes, here, there
+        self._source = pattern(0, nbytes // 4, f"cuda:{here}")
+        self._target = torch.empty_like(self._source, device=f"cuda:{there}")
+        self._target.copy_(self._source)  # torch lets the devices reach each other
+        for call in (self.device_to_device, self.peer):
+            self.spoil()
+            call()
+            torch.cuda.synchronize(here)
+            if not self.is_there():
+                raise RuntimeError(f"{call.__name__} between cuda:{here} and cuda:{there} did not copy")
+
+    def device_to_device(self) -> None:
+        """cuMemcpyDtoDAsync."""
+        engine_copy(self._target.data_ptr(), self._source.data_ptr(), self._nbytes)
+
+    def peer(self) -> None:
+        """cuMemcpyPeerAsync, which is what cudaMemcpyPeerAsync calls."""
+        from cuda.bindings import driver
+
+        _call(
+            driver.cuMemcpyPeerAsync,
+            self._target.data_ptr(), _primary_context(self._there),
+            self._source.data_ptr(), _primary_context(self._here),
+            self._nbytes, torch.cuda.current_stream(self._here).cuda_stream,
+        )  # fmt: skip
+
+    def spoil(self) -> None:
+        """Forget what has been copied."""
+        self._target.fill_(UNTOUCHED)
+        torch.cuda.synchronize(self._there)
+
+    def is_there(self) -> bool:
+        """Whether everything has been copied."""
+        return torch.equal(self._target.cpu(), self._source.cpu())
 
 
 def engine_is_missing() -> str:
@@ -75,7 +143,14 @@ def declare_engine(state: State, providers: Mapping[str, dict[str, Any]]) -> Non
 
 
 def declare_route(
-    state: State, ctx: Iris, nbytes: int, route: Mapping[int, int], config: Config, *, with_targets: bool = False
+    state: State,
+    ctx: Iris,
+    nbytes: int,
+    route: Mapping[int, int],
+    config: Config,
+    *,
+    with_targets: bool = False,
+    as_latency: bool = False,
 ) -> None:
     """Declare push, pull and engine for ranks that copy at the same time.
 
@@ -86,6 +161,7 @@ def declare_route(
         route: peer by rank; the others take no part.
         config: of the launches.
         with_targets: whether the targets of a pair hold.
+        as_latency: whether the time counts and not the bandwidth.
     """
     rank, world = ctx.cur_rank, ctx.num_ranks
     source, target = buffers(ctx, nbytes)
@@ -118,7 +194,8 @@ def declare_route(
     def spoil() -> None:
         target.fill_(UNTOUCHED)
 
-    state.set_bytes(nbytes)
+    if not as_latency:
+        state.set_bytes(nbytes)
     pushed = {"check": came_from(writer), "prepare": spoil}
     pulled = {"check": came_from(peer), "prepare": spoil}
     declare_engine(

@@ -57,20 +57,31 @@ def pull_from_all(source, target, chunk, context, world_size: tl.constexpr, BLOC
         ctx.get(there + i, here + i, peer)
 
 
-@triton.jit
-def ping_pong(flag, epoch, context, world_size: tl.constexpr, rounds, SEND: tl.constexpr, RECEIVE: tl.constexpr):
-    """Rank 0 and rank 1 signal each other in turn; `epoch` counts the rounds of all launches."""
+@triton.jit(do_not_specialize=["peer", "begins"])
+def ping_pong(
+    flag, epoch, context, world_size: tl.constexpr, rounds, peer, begins, SEND: tl.constexpr, RECEIVE: tl.constexpr
+):
+    """Two ranks signal each other in turn; `epoch` counts the rounds of all launches."""
     ctx = DeviceContext.from_tensor(context, world_size)
-    peer = 1 - ctx.rank
     first = tl.load(epoch)
     for r in range(rounds):
-        if ctx.rank == 0:
+        if begins != 0:
             ctx.signal(flag, first + r + 1, peer, sem=SEND)
             ctx.wait(flag, first + r + 1, sem=RECEIVE)
         else:
             ctx.wait(flag, first + r + 1, sem=RECEIVE)
             ctx.signal(flag, first + r + 1, peer, sem=SEND)
     tl.store(epoch, first + rounds)
+
+
+@triton.jit(do_not_specialize=["lead"])
+def take_turn(flag, epoch, outbox, context, world_size: tl.constexpr, lead):
+    """Wait for the next number in `flag`; leave in `outbox` what is sent back, `lead` more than that."""
+    ctx = DeviceContext.from_tensor(context, world_size)
+    count = tl.load(epoch) + 1
+    ctx.wait(flag, count)
+    tl.store(epoch, count)
+    tl.store(outbox, count + lead)
 
 
 @triton.jit

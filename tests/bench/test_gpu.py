@@ -109,6 +109,7 @@ def test_rma_on_two_gpus(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     results = bench.Report.from_json(out.read_text()).results
     assert {each.provider for each in results if each.time_us} == {
-        "engine push", "engine pull", "push", "pull", "signal", "barrier",
+        "engine push", "engine pull", "push", "pull", "engine", "signal", "cuMemcpyDtoDAsync", "cuMemcpyPeerAsync",
+        "barrier",
     }  # fmt: skip
     assert all(each.verified for each in results if each.provider)

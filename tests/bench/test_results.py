@@ -158,3 +158,20 @@ def test_a_matrix_has_a_cell_for_each_pair():
     assert first == ["0", "-", "371.5"]
     assert second == ["1", "WRONG", "-"]
     assert "rank 0: wrong" in text
+
+
+def test_a_matrix_for_each_value_of_the_other_axes():
+    def pair(size, num_ranks=2, **values):
+        return Result("rma.pairs", "push", {"nbytes": size, "rank": 0, "peer": 1}, num_ranks, **values)
+
+    text = printed(
+        report(pair(8, time_us=2.5), pair(16, time_us=9.0, nbytes=16, gb_per_s=371.5)), {"rma.pairs": ("rank", "peer")}
+    )
+    lines = [" ".join(line.split()) for line in text.splitlines()[:6]]
+    assert lines == [
+        *("rma.pairs, nbytes 8: push, us", r"rank \ peer 1", "0 2.5"),
+        *("rma.pairs, nbytes 16: push, GB/s", r"rank \ peer 1", "0 371.5"),
+    ]
+    text = printed(report(pair(8, time_us=2.5), pair(8, 4, time_us=3.5)), {"rma.pairs": ("rank", "peer")})
+    titles = [line.strip() for line in text.splitlines() if line.startswith("rma")]
+    assert titles == ["rma.pairs, nbytes 8, 2 ranks: push, us", "rma.pairs, nbytes 8, 4 ranks: push, us"]

@@ -77,13 +77,28 @@ def test_rma_on_cpu_ranks(tmp_path):
     done = rma("--device", "cpu", "--ranks", "2", "--quick", "--rounds", "1", "--out", str(out))
     assert done.returncode == 0, done.stdout + done.stderr
     report = bench.Report.from_json(out.read_text())
-    assert {each.benchmark for each in report.results} == {
-        f"rma.{name}" for name in ("pair", "pairs", "ring", "all_to_all", "latency", "barrier")
-    }
+    names = ("pair", "pairs", "ring", "all_to_all", "latency", "latencies", "engine_calls", "barrier")
+    assert {each.benchmark for each in report.results} == {f"rma.{name}" for name in names}
     assert all(each.verified or each.skipped for each in report.results)
     skipped = {each.provider: each.skipped for each in report.results if each.skipped and each.provider}
-    assert skipped == dict.fromkeys(("engine push", "engine pull"), "the copy engine needs a GPU")
-    assert {each.provider for each in report.results if each.time_us} == {"push", "pull", "signal", "barrier"}
+    assert skipped == dict.fromkeys(("engine push", "engine pull", "engine"), "the copy engine needs a GPU")
+    measured = [each for each in report.results if each.time_us]
+    assert {each.provider for each in measured} == {"push", "pull", "signal", "barrier"}
+    for name in ("pairs", "ring", "all_to_all"):
+        assert {each.params["nbytes"] for each in measured if each.benchmark == f"rma.{name}"} == {4096, 16384}
+    for name in ("pairs", "latencies"):
+        each_way = {(r.params["rank"], r.params["peer"]) for r in measured if r.benchmark == f"rma.{name}"}
+        assert each_way == {(0, 1), (1, 0)}
+
+
+def test_signals_by_copies_come_in_turn(monkeypatch):
+    """The protocol of the copy engine's latency, whose copies need a GPU."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    bench.load(str(HERE / "rank_signals.py"))
+    options = RunOptions(num_ranks=2, device="cpu", heap_size="1MiB", rounds=1)
+    (result,) = bench.run(bench.registered(), options, name="signals").results
+    assert (result.error, result.verified) == ("", True)
+    assert [us is not None for us in result.local_us] == [True, True]
 
 
 def test_rma_without_gpus_says_what_to_do():

@@ -38,12 +38,23 @@ def show(report: Report, matrices: Mapping[str, tuple[str, ...]] | None = None, 
     for name, results in by_benchmark.items():
         axes = (matrices or {}).get(name, ())
         if len(axes) == 2:
-            for provider in _in_order(r.provider for r in results if not r.skipped and not r.error):
-                console.print(_matrix(name, provider, results, axes))
+            for others, part in _by_other_axes(results, axes):
+                for provider in _in_order(r.provider for r in part if not r.skipped and not r.error):
+                    console.print(_matrix(", ".join([name, *others]), provider, part, axes))
             results = [r for r in results if r.error or r.targets]
         if results:
             console.print(_list(name, results))
     console.print(_footer(report), highlight=False, markup=False)
+
+
+def _by_other_axes(results: Sequence[Result], axes: Sequence[str]) -> list[tuple[Sequence[str], list[Result]]]:
+    """The results of each matrix, with the values of other axes and the number of ranks, where there are several."""
+    runs = len({each.num_ranks for each in results}) > 1
+    parts: dict[tuple[str, ...], list[Result]] = {}
+    for each in results:
+        others = [f"{name} {value}" for name, value in each.params.items() if name not in axes]
+        parts.setdefault((*others, *([f"{each.num_ranks} ranks"] if runs else ())), []).append(each)
+    return list(parts.items()) if len(parts) > 1 else [((), list(results))]
 
 
 def _list(name: str, results: Sequence[Result]) -> Table:
@@ -106,7 +117,13 @@ def _table(title: str, columns: Mapping[str, Sequence[str]]) -> Table:
     from rich.text import Text
 
     shown = {k: v for k, v in columns.items() if any(text not in ("", NO_NUMBER) for text in v)}
-    table = Table(title=Text(title), title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table(
+        title=Text(title, no_wrap=True, overflow="ignore"),
+        title_justify="left",
+        box=None,
+        header_style="bold",
+        padding=(0, 2, 0, 0),
+    )
     for heading in shown:
         left = heading in ("provider", "target", "data")
         table.add_column(Text(heading), justify="left" if left else "right", overflow="fold")
