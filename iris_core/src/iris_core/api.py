@@ -698,9 +698,7 @@ def plan_facts(plan: Plan, heap_nbytes: int) -> dict[str, str]:
     }
 
 
-def _choose(
-    registry: Registry, settings: IrisSettings, options: Mapping[str, Mapping[str, Any]], rank: int
-) -> Plan:
+def _choose(registry: Registry, settings: IrisSettings, options: Mapping[str, Mapping[str, Any]], rank: int) -> Plan:
     plan = selection.select(registry, settings, targets=device_targets(settings.device, rank))
     check_options(registry, options, (plan.allocator, plan.backend), stacklevel=5)  # whoever made the context
     return plan
