@@ -180,7 +180,7 @@ def _contend(
     name: gl.constexpr,
     cell,
     operands,
-    compare,
+    compares,
     found,
     context,
     bases,
@@ -189,7 +189,7 @@ def _contend(
 ):
     """One program per peer and operand."""
     peer, j = gl.program_id(0), gl.program_id(1)
-    value = gl.load(operands + j)
+    value, compare = gl.load(operands + j), gl.load(compares + j)
     old = _atomic(function, Context, name, cell, compare, value, context, bases, me, peer, None, None, None, W)
     gl.store(found + peer * gl.num_programs(1) + j, old)
 
@@ -369,10 +369,10 @@ def change(ctx, form, name, cells, operands, compares, found, lanes, peer):
     _change[(1,)](*_api(ctx, form, name), name, *tensors, ctx.cur_rank, peer, **order, **sizes)
 
 
-def contend(ctx, form, name, cell, operands, compare, found):
+def contend(ctx, form, name, cell, operands, compares, found):
     """An atomic of many programs."""
     grid = (ctx.num_ranks, operands.numel())
-    arguments = cell, operands, compare, found, *_where(ctx), ctx.cur_rank
+    arguments = cell, operands, compares, found, *_where(ctx), ctx.cur_rank
     _contend[grid](*_api(ctx, form, name), name, *arguments, W=ctx.num_ranks)
 
 

@@ -1,21 +1,13 @@
 """The kit on every mutant of a backend, alone and in a stack; run by test_mutants in a process of its own."""
 
 import pytest
-from kit_mutants.plugins import BACKENDS, DEVICE
+from kit_mutants.plugins import BACKENDS, DEVICE, FAMILIES
 
 from iris_core.testing import BackendConformance, StackConformance
-from iris_triton.compile_only import assembly, compile_for
 
 
 class _Backend(BackendConformance):
     test_static_import_is_light = None  # costs a process each, and no backend here is wrong in that
-
-    @pytest.fixture
-    def compile(self):
-        def compile_case(case, target):
-            return assembly(compile_for(case.kernel, case.args, {**case.kwargs, **case.options}, target))
-
-        return compile_case
 
     @pytest.fixture
     def cases(self, backend):
@@ -26,9 +18,13 @@ def alone(name, plugin):
     return type(f"Test_{name}", (_Backend,), {"plugin": pytest.fixture(lambda self: plugin)})
 
 
-def stack(name, backend, allocator="right-allocator", **attributes):
+TESTS = {name for name in dir(StackConformance) if name.startswith("test_world_")}
+DEVICE_TESTS = {"test_world_device_function", "test_world_device_method"}
+
+
+def stack(name, backend, tests, allocator="right-allocator", **attributes):
     attributes = {"backend": backend, "allocator": allocator, "num_ranks": 2, **attributes}
-    return type(f"Test_{name}", (StackConformance,), attributes)
+    return type(f"Test_{name}", (StackConformance,), {**attributes, **dict.fromkeys(TESTS - tests)})
 
 
 for _name, _plugin in BACKENDS.items():
@@ -36,6 +32,9 @@ for _name, _plugin in BACKENDS.items():
 for _name in DEVICE:
     # what this one waits for never comes
     _attributes = {"timeout_s": 0.3} if _name == "no-signal-sent" else {}
-    globals()[f"Test_{_name}"] = stack(_name, _name, **_attributes)
-Test_right_stack = stack("right-stack", "right-backend")
-Test_crossed_stack = stack("crossed-stack", "right-backend", "own-peer", timeout_s=0.3)
+    globals()[f"Test_{_name}"] = stack(_name, _name, TESTS - DEVICE_TESTS, **_attributes)
+for _name in FAMILIES:
+    _test = "test_world_device_method" if _name == "mute-methods" else "test_world_device_function"
+    globals()[f"Test_{_name}"] = stack(_name, _name, {_test}, num_ranks=3, timeout_s=0.5)
+Test_right_stack = stack("right-stack", "right-backend", TESTS, num_ranks=3)
+Test_crossed_stack = stack("crossed-stack", "right-backend", TESTS - DEVICE_TESTS, "own-peer", timeout_s=0.3)

@@ -12,7 +12,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from kit_mutants.collectives import KILLERS as COLLECTIVES
+from kit_mutants.device import FAMILIES
 
+from iris_core.testing.conformance.device_functions import NAMES
 from iris_core.testing.dist_info import install_distribution
 
 HERE = pathlib.Path(__file__).parent
@@ -80,11 +82,14 @@ STACKS = {
     "short-put": ["world_ring_put_with_signal[host]"],
     "short-store": ["world_all_to_all_store[host]"],
     "local-store": ["world_all_to_all_store[host]", "world_barrier[host]"],
-    "local-add": ["world_atomics_sum[host]"],
     "no-barrier": ["world_barrier[host]"],
     "no-wait": ["world_ring_put_with_signal[host]"],
     "no-signal-sent": ["world_ring_put_with_signal[host]"],
     "crossed-stack": ["world_ring_put_with_signal[host]", "world_all_to_all_store[host]"],
+}
+DEVICE = {
+    mutant: {f"world_device_{'method' if mutant == 'mute-methods' else 'function'}[host-{name}]" for name in names}
+    for mutant, names in FAMILIES.items()
 }
 _RIGHT = "all-reduce all-gather reduce-scatter all-to-all broadcast reduce gather scatter push"
 RIGHT_COLLECTIVES = [f"right-{name}" for name in _RIGHT.split()]
@@ -96,7 +101,7 @@ def entry_points():
 
     groups = {
         "iris.allocators": ("allocator", plugins.ALLOCATORS | plugins.PLUGINS),
-        "iris.backends": ("backend", plugins.BACKENDS | plugins.DEVICE),
+        "iris.backends": ("backend", plugins.BACKENDS | plugins.DEVICE | plugins.FAMILIES),
         "iris.collectives": ("collective", plugins.COLLECTIVES),
     }
     points = {
@@ -159,7 +164,7 @@ def test_the_right_ones_pass(reports, mutants, right):
 
 def test_every_mutant_is_expected(reports):
     right = {"right-allocator", "right-backend", "right-stack", *RIGHT_COLLECTIVES}
-    assert reports.keys() == {*ALLOCATORS, *PLUGINS, *BACKENDS, *STACKS, *COLLECTIVES, *right}
+    assert reports.keys() == {*ALLOCATORS, *PLUGINS, *BACKENDS, *STACKS, *DEVICE, *COLLECTIVES, *right}
 
 
 def check(report, killers, right, may_skip=frozenset()):
@@ -193,14 +198,21 @@ def test_stack(reports, mutant):
     assert passed or mutant == "crossed-stack"  # where every message goes astray
 
 
+@pytest.mark.parametrize("mutant", DEVICE)
+def test_device_functions(reports, mutant):
+    """Each function is wrong by itself, so its own test fails, and those of the right ones pass."""
+    assert with_outcome(reports[mutant], "failed") == DEVICE[mutant]
+    assert len(with_outcome(reports[mutant], "failed") | with_outcome(reports[mutant], "passed")) == len(NAMES)
+
+
 @pytest.mark.parametrize("mutant", COLLECTIVES)
 def test_collective(reports, mutant):
     assert check(reports[mutant], COLLECTIVES[mutant], reports["right-all-reduce"])
 
 
 @pytest.mark.parametrize(("mutants", "right"), [
-    ({**ALLOCATORS, **PLUGINS}, "right-allocator"), (BACKENDS | PLUGINS, "right-backend"), (STACKS, "right-stack"),
-    (COLLECTIVES | PLUGINS, "right-all-reduce"),
+    ({**ALLOCATORS, **PLUGINS}, "right-allocator"), (BACKENDS | PLUGINS, "right-backend"),
+    (STACKS | DEVICE, "right-stack"), (COLLECTIVES | PLUGINS, "right-all-reduce"),
 ])  # fmt: skip
 def test_every_test_of_the_kit_can_fail(reports, mutants, right):
     """Some mutant is there for it: a test that passes on all of them would be worth nothing."""

@@ -49,7 +49,7 @@ def launches(programs, language, context):
         masked = name != "atomic_cas"
         options = {"masked": masked, "sem": "acq_rel", "scope": "sys", "LANES": 256, "W": 3}
         yield programs._change, arguments, options
-        yield programs._contend, (function, context, name, INT64, INT64, 1 << 40, INT64, *where, 0), {"W": 3}
+        yield programs._contend, (function, context, name, INT64, INT64, INT64, INT64, *where, 0), {"W": 3}
     for name in ("signal", "put_signal"):
         arguments = INT32, INT32, INT32, INT64, 100, 101, *where, 0, 1, NS
         for op in device_functions.OPS:

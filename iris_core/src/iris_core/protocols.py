@@ -188,6 +188,16 @@ class DeviceBackend(Protocol):
         """Kernels that must compile for every GPU target, without a GPU."""
 
 
+class SupportsCompileOnly(Protocol):
+    """A backend that can compile its cases without a GPU; the conformance kit asks it to."""
+
+    def compile_only(self, case: CompileCase, target: str) -> str:
+        """Compile one of `compile_cases()` for "sm_90", "gfx942" or "gfx950", and return the assembly.
+
+        What does not compile raises the language's own error.
+        """
+
+
 class SupportsDemos(Protocol):
     """A backend that brings programs for `iris demo`."""
 

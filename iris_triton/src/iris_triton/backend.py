@@ -179,6 +179,12 @@ class TritonBackend:
 
         return compile_cases()
 
+    def compile_only(self, case: CompileCase, target: str) -> str:
+        """Compile a case without a GPU and return its assembly; see `iris_core.protocols.SupportsCompileOnly`."""
+        from iris_triton.compile_only import assembly, compile_for
+
+        return assembly(compile_for(case.kernel, case.args, {**case.kwargs, **case.options}, target))
+
     def demos(self) -> Sequence[Demo]:
         """The programs of `iris demo`."""
         from iris_triton.demos import demos

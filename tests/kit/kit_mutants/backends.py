@@ -103,10 +103,6 @@ class LocalStore(_OtherFunctions):
     changes = {"store": device.local_store}  # noqa: RUF012
 
 
-class LocalAdd(_OtherFunctions):
-    changes = {"atomic_add": device.local_add}  # noqa: RUF012
-
-
 class NoBarrier(_OtherFunctions):
     changes = {"barrier": device.no_barrier}  # noqa: RUF012
 
@@ -117,3 +113,28 @@ class NoWait(_OtherFunctions):
 
 class NoSignalSent(_OtherFunctions):
     changes = {"signal": device.no_signal}  # noqa: RUF012
+
+
+# -- the families of device.py ----------------------------------------------------------------------------------------
+class Mute(_OtherFunctions):
+    changes = device.MUTE
+
+
+class Near(_OtherFunctions):
+    changes = device.NEAR
+
+
+class Blind(_OtherFunctions):
+    changes = device.BLIND
+
+
+class Returns(_OtherFunctions):
+    changes = device.RETURNS
+
+
+class Torn(_OtherFunctions):
+    changes = device.TORN
+
+
+class MuteMethods(_OtherFunctions):
+    changes = {"DeviceContext": device.MuteContext}  # noqa: RUF012

@@ -141,10 +141,9 @@ BACKENDS = {
     ),
 }
 DEVICE = dict(
-    _mutants(
-        PluginKind.BACKEND, "backends", "short-put short-store local-store local-add no-barrier no-wait no-signal-sent"
-    )
+    _mutants(PluginKind.BACKEND, "backends", "short-put short-store local-store no-barrier no-wait no-signal-sent")
 )
+FAMILIES = dict(_mutants(PluginKind.BACKEND, "backends", "mute near blind returns torn mute-methods"))
 _OPS = "all-reduce all-gather reduce-scatter all-to-all broadcast reduce gather scatter"
 COLLECTIVES = {
     **{
@@ -183,6 +182,6 @@ def attribute(kind, name):
     return f"{kind}_{name.replace('-', '_')}"
 
 
-_KINDS = {"allocator": ALLOCATORS | PLUGINS, "backend": BACKENDS | DEVICE, "collective": COLLECTIVES}
+_KINDS = {"allocator": ALLOCATORS | PLUGINS, "backend": BACKENDS | DEVICE | FAMILIES, "collective": COLLECTIVES}
 for _kind, _plugins in _KINDS.items():
     globals().update({attribute(_kind, name): plugin for name, plugin in _plugins.items()})

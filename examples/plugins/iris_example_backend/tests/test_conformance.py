@@ -1,21 +1,14 @@
 """The conformance kit of Iris on the plugins of this distribution, which has to be installed."""
 
-import pytest
-
 from iris_core.testing import AllocatorConformance, BackendConformance, CollectiveConformance, StackConformance
-from iris_example_backend import _plugin
 
 
 class TestAllocator(AllocatorConformance):
-    @pytest.fixture
-    def plugin(self):
-        return _plugin.allocator
+    name = "example"
 
 
 class TestBackend(BackendConformance):
-    @pytest.fixture
-    def plugin(self):
-        return _plugin.backend
+    name = "example"
 
 
 class TestBothTogether(StackConformance):
@@ -25,9 +18,6 @@ class TestBothTogether(StackConformance):
 
 
 class TestCollective(CollectiveConformance):
+    name = "example-two-shot"
     allocator = "example"
     backend = "example"
-
-    @pytest.fixture
-    def plugin(self):
-        return _plugin.two_shot

@@ -30,10 +30,11 @@ _PAGE = 4096
 class AllocatorConformance(PluginConformance):
     """Tests of an allocator.
 
-    A subclass gives two fixtures: `plugin`, and `make_allocator`, a function (nbytes, rank=0, world_size=1) that opens
-    an allocator.  The second one may be left out: then the plugin creates it with default settings.
+    A subclass gives the plugin's name.  The plugin creates the allocators with default settings, unless a fixture
+    `make_allocator` does, a function (nbytes, rank=0, world_size=1).
 
     Attributes:
+        name: name of the allocator.
         heap_nbytes: size of the heaps that are tested; room for several granules makes the tests stronger.
         same_process_peers: whether a second allocator of the same process can map the first one's memory (IPC handles
             of some drivers cannot); if not, the tests between processes remain.
@@ -41,14 +42,7 @@ class AllocatorConformance(PluginConformance):
 
     Example:
         >>> class TestMine(AllocatorConformance):
-        ...     @pytest.fixture
-        ...     def plugin(self):
-        ...         return my_distribution._plugin.plugin
-        ...     @pytest.fixture
-        ...     def make_allocator(self, target):
-        ...         def make(nbytes, rank=0, world_size=1):
-        ...             return MyAllocator(CreateRequest(target, rank, world_size, nbytes, MySettings()))
-        ...         return make
+        ...     name = "mine"
     """
 
     kind = PluginKind.ALLOCATOR

@@ -6,7 +6,7 @@ import ctypes
 import dataclasses
 import mmap
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -132,21 +132,21 @@ class OneHeap:
 class BackendConformance(PluginConformance):
     """Tests of a device backend.
 
-    A subclass gives two fixtures: `plugin`, and `compile`, a function (case, target) that compiles one `CompileCase`
-    for "sm_90", "gfx942" or "gfx950" without a GPU and returns the assembly.  Without the second one, the tests that
-    compile are skipped.  Kernels run in `StackConformance`.
+    The tests that compile ask the backend itself (`iris_core.protocols.SupportsCompileOnly`), or a fixture `compile`, a
+    function (case, target) like its `compile_only`; without either they are skipped.  Kernels run in
+    `StackConformance`.
+
+    Attributes:
+        name: name of the backend.
+        case_step: 1 to compile all of `compile_cases()`, n for every n-th one.
 
     Example:
         >>> class TestMine(BackendConformance):
-        ...     @pytest.fixture
-        ...     def plugin(self):
-        ...         return my_distribution._plugin.plugin
-        ...     @pytest.fixture
-        ...     def compile(self):
-        ...         return lambda case, target: my_compiler(case.kernel, case.args, case.kwargs, target)
+        ...     name = "mine"
     """
 
     kind = PluginKind.BACKEND
+    case_step: ClassVar[int] = 1
 
     # -- fixtures -----------------------------------------------------------------------------------------------------
     @pytest.fixture
@@ -157,15 +157,18 @@ class BackendConformance(PluginConformance):
         backend.detach()
 
     @pytest.fixture
-    def compile(self) -> Callable[[CompileCase, str], str]:
-        """Compiles one case for one target and returns the assembly.  To be overridden."""
-        pytest.skip("no fixture `compile`: nothing compiles this backend's kernels without a GPU")
+    def compile(self, backend: Any) -> Callable[[CompileCase, str], str]:
+        """Compiles one case for one target and returns the assembly."""
+        compile_only: Callable[[CompileCase, str], str] | None = getattr(backend, "compile_only", None)
+        if compile_only is None:
+            pytest.skip("no `compile_only` and no fixture `compile`: this backend compiles nothing without a GPU")
+        return compile_only
 
     @pytest.fixture
     def cases(self, backend: Any) -> Sequence[CompileCase]:
-        """The kernels to compile: all of them, unless a subclass chooses."""
+        """The kernels to compile."""
         cases: Sequence[CompileCase] = backend.compile_cases()
-        return cases
+        return cases[:: self.case_step]
 
     # -- static tier --------------------------------------------------------------------------------------------------
     def test_static_protocol(self, backend: Any, info: PluginInfo) -> None:

@@ -51,10 +51,11 @@ _NUM_BYTES = tuple(4**exponent for exponent in range(3, 15))
 class CollectiveConformance(PluginConformance):
     """Tests of a collective.
 
-    A subclass gives the fixture `plugin`.  What the collective's `supports` refuses, it need not be able to do; the
+    A subclass gives the plugin's name.  What the collective's `supports` refuses, it need not be able to do; the
     tests call everything else.
 
     Attributes:
+        name: name of the plugin.
         allocator: name of the allocator, as for `Iris(allocator=...)`.
         backend: name of the backend.
         num_ranks: ranks of the CPU tier, and at most so many GPUs of the last tier.
@@ -63,9 +64,7 @@ class CollectiveConformance(PluginConformance):
 
     Example:
         >>> class TestMine(CollectiveConformance):
-        ...     @pytest.fixture
-        ...     def plugin(self):
-        ...         return my_distribution._plugin.all_reduce
+        ...     name = "mine"
     """
 
     kind = PluginKind.COLLECTIVE

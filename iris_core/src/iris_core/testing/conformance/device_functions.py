@@ -105,33 +105,76 @@ def first(name: str) -> int:
 
 
 def contributions(name: str, rank: int) -> list[int]:
-    """What the programs of a rank pass: no two the same, and in any order they come to the same."""
+    """What the programs of a rank pass.
+
+    Those of atomic_cas take the word and give it back: program 0 puts a number of its own where it finds 0, program 1
+    puts 0 where it finds that number, and so on.
+    """
     numbers = [rank * PROGRAMS + j for j in range(PROGRAMS)]
     if name in ("atomic_xor", "atomic_or"):
         return [1 << number for number in numbers]
     if name == "atomic_and":
         return [~(1 << number) for number in numbers]
-    return [number + 1 for number in numbers]
+    if name == "atomic_cas":
+        return [0 if j % 2 else number + 1 for j, number in enumerate(numbers)]
+    # each program goes further than those before it on any rank, so that nearly every call changes the word
+    steps = [1000 * (j + 1) + rank for j in range(PROGRAMS)]
+    return [10**6 - step for step in steps] if name == "atomic_min" else steps
 
 
-def contention_problem(name: str, world_size: int, final: int, returned: Sequence[int]) -> str:
+def expectations(rank: int) -> list[int]:
+    """What the programs of a rank expect when they pass their contributions to atomic_cas."""
+    passed = contributions("atomic_cas", rank)
+    return [passed[j - 1] if j % 2 else 0 for j in range(PROGRAMS)]
+
+
+def contention_problem(name: str, final: int, returned: Sequence[Sequence[int]]) -> str:
     """Say what is wrong with a word that all programs of all ranks have changed; empty if nothing is.
 
     Args:
         name: the atomic.
-        world_size: number of ranks.
         final: what the word is afterwards.
-        returned: what the calls on this word have returned, of all ranks.
+        returned: what the calls on this word have returned, of each rank in the order of its contributions.
     """
-    passed = [value for rank in range(world_size) for value in contributions(name, rank)]
-    if name == "atomic_cas":  # each expects what was there at first
-        winners = len([old for old in returned if old == first(name)])
-        return "" if winners == 1 and final in passed else f"{winners} of {len(passed)} programs found {first(name)}"
-    if name == "atomic_xchg":  # every value is handed on exactly once
-        chain = sorted([*returned, final])
-        return "" if chain == sorted([*passed, first(name)]) else f"the old values and the last one are {chain}"
-    expected = functools.reduce(OPERATIONS[name], passed, first(name))
-    return "" if final == expected else f"the word is {final}, and should be {expected}"
+    if name == "atomic_cas":
+        return _lock_problem(final, returned)
+    change = OPERATIONS[name]
+    calls = [
+        (old, change(old, val))
+        for rank, olds in enumerate(returned)
+        for old, val in zip(olds, contributions(name, rank), strict=True)
+    ]
+    # In any order, the calls that change the word lead from one value to the next, from the first to the last one.
+    changes = [(old, new) for old, new in calls if old != new]
+    step = dict(changes)
+    if len(step) < len(changes):
+        return f"{len(changes) - len(step)} calls have found what another one had found and changed"
+    value = first(name)
+    for _ in range(len(step)):
+        value = step.pop(value, value)
+    if step:
+        return f"{len(step)} calls have found what the word never was"
+    if value != final:
+        return f"the word is {final}, and should be {value}"
+    passed = [val for rank in range(len(returned)) for val in contributions(name, rank)]
+    right = passed if name == "atomic_xchg" else [functools.reduce(change, passed, first(name))]
+    return "" if final in right else f"the word is {final}, which these calls cannot make of it"
+
+
+def _lock_problem(final: int, returned: Sequence[Sequence[int]]) -> str:
+    """The same for atomic_cas: whoever has taken the word, and has not given it back, has it in the end."""
+    taken, given_back = set(), set()
+    for rank, olds in enumerate(returned):
+        passed, expected = contributions("atomic_cas", rank), expectations(rank)
+        for j, old in enumerate(olds):
+            if old == expected[j]:
+                (given_back if j % 2 else taken).add(expected[j] if j % 2 else passed[j])
+    if not taken:
+        return "nobody has taken the word"
+    if given_back - taken:
+        return f"{given_back - taken} were given back by programs that never had the word"
+    holders = taken - given_back
+    return "" if holders == {final} - {0} else f"{len(holders)} have taken the word at a time, which is {final} now"
 
 
 # -- synchronisation --------------------------------------------------------------------------------------------------

@@ -220,11 +220,11 @@ def open_stack(stack: Stack) -> Any:
             os.environ[name] = before
 
 
-def start(ctx: Any, slow: int | None = None) -> None:
+def start(ctx: Any, slow: int | None = None, seconds: float = _SLOW_S) -> None:
     """Let all ranks begin together, except for a slow one: who does not wait for it computes with old data."""
     ctx.barrier()
     if ctx.cur_rank == slow:
-        time.sleep(_SLOW_S)
+        time.sleep(seconds)
 
 
 def look(ctx: Any, tensor: torch.Tensor, *noted: torch.Tensor) -> Seen:

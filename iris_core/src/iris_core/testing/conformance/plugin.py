@@ -39,16 +39,29 @@ print(json.dumps(sorted({"torch", "triton"} & (set(sys.modules) - before))))
 class PluginConformance:
     """Tests of every provider plugin; the suites of allocators and backends contain it.
 
-    A subclass gives the fixture `plugin`: the object that the entry point names.
+    A subclass gives the plugin's name, or the fixture `plugin`: the object that the entry point names.
+
+    Attributes:
+        kind: what the plugin provides.
+        name: name of its entry point.
     """
 
     kind: ClassVar[PluginKind]
+    name: ClassVar[str] = ""
 
     # -- what the subclass gives, and what follows from it ------------------------------------------------------------
     @pytest.fixture
     def plugin(self) -> Any:
-        """The plugin object.  To be overridden."""
-        raise NotImplementedError(f"{type(self).__name__} must define the fixture `plugin`: the entry point's object")
+        """The plugin object: the installed one called `name`."""
+        if not self.name:
+            raise NotImplementedError(
+                f"{type(self).__name__} must set `name`, the name of its entry point, or define the fixture `plugin`"
+            )
+        registry = Registry()
+        try:
+            return registry.load(registry.resolve(self.kind, self.name)).plugin
+        except PluginError as error:
+            pytest.fail(f"{error}; install the distribution, an editable install does: pip install -e .")
 
     @pytest.fixture
     def info(self, plugin: Any) -> PluginInfo:

@@ -5,6 +5,7 @@ The same tests run in three tiers: ranks on the CPU, one rank on a GPU, several 
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pytest
@@ -109,13 +110,13 @@ class Programs(Protocol):
         name: str,
         cell: torch.Tensor,
         operands: torch.Tensor,
-        compare: int,
+        compares: torch.Tensor,
         found: torch.Tensor,
     ) -> None:
         """Let many programs call an atomic with scalars: program (p, j) passes operands[j] to rank p's `cell`.
 
         p is any rank, j any index of `operands`.  What is returned goes to found[p * n + j].  atomic_cas gets
-        `compare` as well.  cell: int64[1]; operands: int64[n]; found: int64[world_size * n].
+        compares[j] as well.  cell: int64[1]; operands, compares: int64[n]; found: int64[world_size * n].
         """
 
     def send(
@@ -211,7 +212,7 @@ class StackConformance:
         """The stack and the number of ranks of each tier."""
         tier: str = request.param
         device = "cpu" if tier == "host" else "cuda"
-        reason = self._why_not(tier)
+        reason = _why_not(self.allocator, self.backend, tier, self.gpus_of_tier[tier])
         if reason:
             pytest.skip(reason)
         stack = jobs.Stack(self.allocator, self.backend, self.programs, device, self.timeout_s)
@@ -315,7 +316,7 @@ class StackConformance:
         for rank in range(ranks):
             final = int.from_bytes(seen[rank].own, "little", signed=True)
             returned = [_numbers(each.local)[rank * count : (rank + 1) * count] for each in seen]
-            problem = device_functions.contention_problem(name, ranks, final, [old for one in returned for old in one])
+            problem = device_functions.contention_problem(name, final, returned)
             assert problem == "", f"{count} programs of {ranks} ranks changed a word of rank {rank}: {problem}"
 
     def _check_barriers(self, ranks: int, calls: Sequence[Calls]) -> None:
@@ -334,25 +335,26 @@ class StackConformance:
                     found = _words(slots) if rank in members else untouched
                     assert seen.local == found, f"what rank {rank} found behind barrier {turn} of group {group}"
 
-    def _why_not(self, tier: str) -> str:
-        """The reason why a tier cannot run here, or an empty string."""
-        import torch
 
-        if tier == "host":
-            wanted = DeviceType.CPU
-        else:
-            wanted = DeviceType.HIP if torch.version.hip else DeviceType.CUDA
-        registry = Registry()
-        for kind, name in ((PluginKind.ALLOCATOR, self.allocator), (PluginKind.BACKEND, self.backend)):
-            try:
-                info = registry.load(registry.resolve(kind, name)).info
-            except PluginError as error:
-                pytest.fail(str(error))
-            if info is None or wanted not in info.devices:
-                return f"{kind} {name!r} does not work on {wanted}"
-        needed = self.gpus_of_tier[tier]
-        present = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        return "" if present >= needed else f"needs {needed} GPU{'s' * (needed > 1)}, torch sees {present}"
+@functools.cache
+def _why_not(allocator: str, backend: str, tier: str, needed: int) -> str:
+    """The reason why a tier cannot run here, or an empty string."""
+    import torch
+
+    if tier == "host":
+        wanted = DeviceType.CPU
+    else:
+        wanted = DeviceType.HIP if torch.version.hip else DeviceType.CUDA
+    registry = Registry()
+    for kind, name in ((PluginKind.ALLOCATOR, allocator), (PluginKind.BACKEND, backend)):
+        try:
+            info = registry.load(registry.resolve(kind, name)).info
+        except PluginError as error:
+            pytest.fail(str(error))
+        if info is None or wanted not in info.devices:
+            return f"{kind} {name!r} does not work on {wanted}"
+    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return "" if present >= needed else f"needs {needed} GPU{'s' * (needed > 1)}, torch sees {present}"
 
 
 _cache: dict[tuple[jobs.Stack, int, str], list[dict[str, Calls]] | Exception | None] = {}
