@@ -181,6 +181,35 @@ def test_choice_by_shape(m, n, processors, block_n):
     assert gemm.choose_config(m, n, processors).block_n == block_n
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "processors", "idle", "block_n"),
+    [
+        (8192, 3584, 8192, 132, 0, 256), (8192, 8192, 3584, 132, 0, 256), (8192, 1792, 4096, 132, 0, 128),
+        (8192, 4096, 1792, 132, 0, 128), (2048, 8192, 3584, 132, 0, 256), (2048, 4096, 1792, 132, 0, 128),
+        (8192, 3584, 8192, 131, 0.5, 256), (8192, 1792, 4096, 131, 0.5, 128), (2048, 3584, 8192, 131, 0.5, 128),
+        (2048, 1792, 4096, 131, 0.5, 128),
+    ],
+)  # fmt: skip
+def test_choice_is_what_was_faster(m, n, k, processors, idle, block_n):
+    """Every shape at which both were measured on H200s: alone, with tiles for owners, with rows that arrive."""
+    assert gemm.choose_config(m, n, processors, k=k, idle=idle).block_n == block_n
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        ({"block_n": 128}, (128, 128, 64, 5, 8)),
+        ({"block_m": 64}, (64, 256, 64, 4, 4)),
+        ({"block_k": 128}, (128, 256, 128, 2, 8)),
+        ({"stages": 5}, (128, 128, 64, 5, 8)),
+        ({"block_m": 256}, (256, 128, 64, 3, 8)),
+    ],
+)
+def test_choice_of_what_is_not_given(given, chosen):
+    config = gemm.choose_config(8192, 8192, 132, k=8192, given=given)
+    assert (config.block_m, config.block_n, config.block_k, config.stages, config.num_warps) == chosen
+
+
 def place_all(tiles_m, tiles_n, group):
     """RowGroups on the CPU executor."""
     from iris_triton import cpu

@@ -37,6 +37,23 @@ def cases(on_cpu):
             yield Case("all_gather_matmul", name, (m, n, k), "bfloat16", dim=0, config=several, **operands)
 
 
+def one_of_each(on_cpu, shapes=None):
+    """A call of every algorithm, for sequences of calls: tiny ones on CPU ranks, unless shapes are given.
+
+    On GPUs they divide the rows into tiles of 64 and of 128.
+    """
+    config = {**TINY, "num_sms": 2} if on_cpu else {}
+    for number, shape in enumerate(shapes or ([(64, 64, 32)] if on_cpu else [(192, 264, 96), (256, 520, 520)])):
+        dtype = ("bfloat16", "float16")[number % 2]
+        place = ("heap", "ordinary")[number % 2]
+        how = {"bias": "columns", "config": config, "place": place, "out_place": place}
+        yield Case("matmul_reduce_scatter", "hopper_push", shape, dtype, **how)
+        yield Case("matmul_all_reduce", "hopper_two_shot", shape, dtype, **how)
+        yield Case("matmul_all_gather", "hopper_push", shape, dtype, dim=1, **how)
+        for name in ("hopper_fetch", "hopper_copy_engine", "hopper_copy_engine_push"):
+            yield Case("all_gather_matmul", name, shape, dtype, dim=0, **how)
+
+
 def run(device, turns):
     """Call every case `turns` times with new data; returns what was wrong."""
     wrong = []

@@ -14,11 +14,20 @@ from iris_core.ccl import Config
 from iris_core.errors import IrisError, UnsupportedError
 from iris_core.ops import FusedConfig, FusedWorkspace
 
+ENGINES = {
+    "all_gather_matmul": ["copy_engine", "copy_engine_push"],
+    "matmul_all_reduce": ["copy_engine"],
+    "matmul_reduce_scatter": ["copy_engine"],
+}
+"""Algorithms that use the copy engine."""
+
 SHAPES = ((1, 3, 5), (17, 20, 33), (33, 40, 16))
 
 
 IN_GROUPS = (
     Case("all_gather_matmul", "copy_engine", (6, 20, 17), dim=0, bias="columns"),
+    Case("all_gather_matmul", "copy_engine_push", (6, 20, 17), dim=0, bias="columns"),
+    Case("matmul_reduce_scatter", "copy_engine", (6, 20, 17), bias="rows"),
     Case("matmul_all_reduce", "ring", (17, 20, 9), "bfloat16", config={**SEVERAL, "all_reduce_num_rings": 2}),
     Case("matmul_all_reduce", "spinlock", (17, 20, 9), "bfloat16", out_place="ordinary", config=SEVERAL),
 )
@@ -29,9 +38,10 @@ def random_case(generator, size):
     """A call, the same on every rank that has the same generator."""
     op = generator.choice(OPS)
     dim = generator.choice(dims(op))
-    more = {"matmul_all_reduce": ["ring"], "all_gather_matmul": ["copy_engine"] if dim == 0 else []}.get(op, [])
+    engines = ENGINES.get(op, []) if dim in (0, None) else []
+    more = [*engines, "ring"] if op == "matmul_all_reduce" else engines
     algorithm = generator.choice((*algorithms(op, size), *(more if size > 1 else [])))
-    config = SEVERAL if algorithm not in ("unfused", "copy_engine", None) and generator.random() < 0.6 else {}
+    config = SEVERAL if algorithm not in ("unfused", *engines, None) and generator.random() < 0.6 else {}
     return Case(
         op,
         algorithm,
@@ -45,18 +55,18 @@ def random_case(generator, size):
     )
 
 
-def in_groups(device, sets, rounds):
-    """Every group makes calls of its own; a rank that is in none of them makes none."""
+def in_groups(device, sets, rounds, cases=IN_GROUPS, backend="triton"):
+    """Every group makes calls of its own, random ones and given ones; a rank that is in none of them makes none."""
     unsorted = {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
     made = [dist.new_group(members, **unsorted) for members in sets]
     sets = [members if unsorted else sorted(members) for members in sets]  # older versions of torch sort them
     wrong = []
-    with Iris("24MiB", device=device) as ctx:
+    with Iris("24MiB", device=device, backend=backend) as ctx:
         for number, (members, group) in enumerate(zip(sets, made, strict=True)):
             generator = random.Random(number)
             mine = ctx.cur_rank in members
-            for turn in range(rounds + (len(IN_GROUPS) if len(members) > 1 else 0)):
-                case = random_case(generator, len(members)) if turn < rounds else IN_GROUPS[turn - rounds]
+            for turn in range(rounds + (len(cases) if len(members) > 1 else 0)):
+                case = random_case(generator, len(members)) if turn < rounds else cases[turn - rounds]
                 tensors = Tensors(ctx, case, members.index(ctx.cur_rank) if mine else 0, len(members))
                 if mine:
                     tensors.fill(turn)
@@ -66,15 +76,17 @@ def in_groups(device, sets, rounds):
     return wrong
 
 
-def back_to_back(device, kinds, calls, slow_ranks):
-    """Calls of different kinds with changing data, between them collectives; nothing is waited for in between."""
+def back_to_back(device, kinds, calls, slow_ranks, cases=None, backend="triton"):
+    """Calls of different kinds with changing data, between them collectives; nothing is waited for in between.
+
+    The kinds are `cases`, or so many random ones.
+    """
     generator = random.Random(11)
     wrong = []
-    with Iris("32MiB", device=device) as ctx:
+    with Iris("32MiB", device=device, backend=backend) as ctx:
         rank, size = ctx.cur_rank, ctx.num_ranks
         plays = []
-        for _ in range(kinds):
-            case = random_case(generator, size)
+        for case in cases or [random_case(generator, size) for _ in range(kinds)]:
             tensors = Tensors(ctx, case, rank, size)
             sides = []
             for turn in range(2):
@@ -89,7 +101,7 @@ def back_to_back(device, kinds, calls, slow_ranks):
         total = ctx.zeros(100)
         ctx.barrier()
         for _ in range(calls):
-            case, tensors, sides, bad = plays[generator.randrange(kinds)]
+            case, tensors, sides, bad = plays[generator.randrange(len(plays))]
             *operands, want = sides[generator.randrange(2)]
             for mine, new in zip((tensors.a, tensors.b, tensors.bias), operands, strict=True):
                 if new is not None:
@@ -111,12 +123,17 @@ def back_to_back(device, kinds, calls, slow_ranks):
     return wrong
 
 
-def equal_bits(device):
-    """What all ranks get is the same on all of them: hashes of the results of each rank."""
+BITS = tuple(
+    Case("matmul_all_reduce", algorithm, (50, 70, 33), "bfloat16", bias="columns")
+    for algorithm in ("unfused", "two_shot", "one_shot", "copy_engine", *VARIANTS)
+)
+
+
+def equal_bits(device, cases=BITS, backend="triton"):
+    """What all ranks get is the same on all of them: the results of each rank."""
     results = []
-    with Iris("16MiB", device=device) as ctx:
-        for algorithm in ("unfused", "two_shot", "one_shot", *VARIANTS):
-            case = Case("matmul_all_reduce", algorithm, (50, 70, 33), "bfloat16", bias="columns", config={})
+    with Iris("16MiB", device=device, backend=backend) as ctx:
+        for case in cases:
             tensors = Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
             for turn in range(2):
                 tensors.fill(turn)
@@ -126,11 +143,11 @@ def equal_bits(device):
     return results
 
 
-def asynchronous(device):
+def asynchronous(device, cases=None, backend="triton"):
     """Handles: started together, waited for in another order; a synchronous call behind asynchronous ones."""
     wrong = []
-    with Iris("16MiB", device=device) as ctx:
-        cases = [Case(op, algorithm, dim=dims(op)[0]) for op in OPS for algorithm in algorithms(op, ctx.num_ranks)]
+    with Iris("16MiB", device=device, backend=backend) as ctx:
+        cases = cases or [Case(op, name, dim=dims(op)[0]) for op in OPS for name in algorithms(op, ctx.num_ranks)]
         plays = [(case, Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)) for case in cases]
         works = []
         for case, tensors in plays:
@@ -346,10 +363,10 @@ def refused(device):
     return said
 
 
-def captured(device, cases, replays):
+def captured(device, cases, replays, backend="triton"):
     """Graphs: the first call of a kind is refused inside a capture; replays see the data of their time."""
     wrong, said = [], []
-    with Iris("64MiB", device=device) as ctx:
+    with Iris("64MiB", device=device, backend=backend) as ctx:
         first = Tensors(ctx, cases[0], ctx.cur_rank, ctx.num_ranks)
         first.fill(0)
         graph = torch.cuda.CUDAGraph()

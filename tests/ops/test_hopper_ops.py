@@ -4,7 +4,8 @@ import re
 
 import pytest
 import torch
-from jobs_hopper import refused, run
+from jobs_hopper import one_of_each, refused, run
+from jobs_sequences_ops import asynchronous, back_to_back, captured, equal_bits, in_groups
 
 from iris_core.types import DeviceTarget, DeviceType, FusedRequest
 from iris_gluon.gemm import GemmConfig
@@ -42,6 +43,56 @@ def test_refused_calls(pool, num_ranks, device):
         assert {name: said[name] for name, text in texts.items() if text not in said[name]} == {}
 
 
+# -- many calls -------------------------------------------------------------------------------------------------------
+GLUON = "gluon"
+
+
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.multigpu(4))])
+def test_back_to_back_with_changing_data(pool, num_ranks, device):
+    """All algorithms share memory, words and meetings; some ranks are late."""
+    on_cpu = device == "cpu"
+    if on_cpu and num_ranks > 2:
+        pytest.skip("the executor computes every warp: two ranks are enough on a CPU")
+    cases = list(one_of_each(on_cpu))
+    for wrong in pool.run(
+        back_to_back, num_ranks, device, 0, 12 if on_cpu else 400, True, cases, GLUON, timeout_s=300.0
+    ):
+        assert wrong == []
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_replays_with_changing_data(pool, num_ranks):
+    for said, wrong in pool.run(captured, num_ranks, "cuda", list(one_of_each(False)), 50, GLUON, timeout_s=500.0):
+        assert len(said) == 1
+        assert wrong == []
+
+
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.multigpu(4))])
+def test_all_ranks_get_the_same_bits(pool, num_ranks, device):
+    if device == "cpu" and num_ranks > 2:
+        pytest.skip("the executor computes every warp: two ranks are enough on a CPU")
+    cases = [case for case in one_of_each(device == "cpu") if case.op == "matmul_all_reduce"]
+    results = pool.run(equal_bits, num_ranks, device, cases, GLUON)
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_asynchronous_calls(pool, num_ranks, device):
+    cases = [case for case in one_of_each(device == "cpu") if device != "cpu" or case.op == "all_gather_matmul"]
+    for wrong in pool.run(asynchronous, num_ranks, device, cases, GLUON):
+        assert wrong == []
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("num_ranks", [4])
+def test_groups_of_any_ranks_in_any_order(pool, num_ranks):
+    cases = list(one_of_each(False))
+    for wrong in pool.run(in_groups, num_ranks, "cuda", [[3, 1], [2, 0, 3], [1, 3, 0, 2]], 0, cases, GLUON):
+        assert wrong == []
+
+
+# -- compiled ---------------------------------------------------------------------------------------------------------
 KERNELS = {
     "push": (push_product, (BF16, BF16, BF16, BF16, I64, I64, 1, 1, 1000, 8192, 4096, 4096, 8192, 8192, 1, 8, 32, 64,
                             *END), {"DIM": 1, "BIAS": "columns"}),
@@ -118,3 +169,67 @@ def test_launches_that_are_worth_measuring(op):
         launches = {(core, tuple(sorted(config.items()))) for core, config in zip(cores, offered, strict=True)}
         assert len(launches) == len(offered)
         assert len(set(cores)) >= 2
+
+
+def asked_of_layer(op, m, n, k, size, config=None):
+    """What a rank asks for of M rows and a weight of N x K."""
+    gathers = op == "all_gather_matmul"
+    n, k = (n // size, k) if gathers else (k, n // size)
+    out = (m // size if op == "matmul_reduce_scatter" else m, n)
+    options = {"layout": "torch", "bias": "none", "config": config or {}, "tf32": False}
+    return FusedRequest(
+        op=op, m=m, n=n, k=k, dtype="bfloat16", out_dtype="bfloat16", nbytes=m * (k if gathers else n) * 2, rank=0,
+        members=tuple(range(size)), target=DeviceTarget(DeviceType.CUDA, 0, "sm_90"), a_stride=(k, 1), b_stride=(n, 1),
+        out_stride=(n, 1), out_shape=out, bias_stride=None, reach_a=True, reach_out=True, aligned=(True,) * 4,
+        options={**options, "gather_dim": 0} if gathers else options,
+    )  # fmt: skip
+
+
+def serving(op):
+    return [each for each in operations() if each.op == op]
+
+
+@pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter"])
+def test_members_that_own_64_rows(op, monkeypatch):
+    """512 rows of 8 ranks: without a config, and with every launch that is worth measuring."""
+    monkeypatch.setattr("iris_gluon.ops.algorithms.copies_obstacle", lambda device: "")
+    for algorithm in serving(op):
+        request = asked_of_layer(op, 512, 28672, 8192, 8)
+        assert algorithm.supports(request)
+        assert algorithm._gemm(request, 132).block_m == 64
+        assert {128, 256} == {
+            algorithm._gemm(asked_of_layer(op, 512, 28672, 8192, 8, config), 132).block_n
+            for config in algorithm.tunings(request)
+        }
+        refused = algorithm.supports(asked_of_layer(op, 512, 28672, 8192, 8, {"block_size_m": 128}))
+        assert "a member's 64 rows must be a multiple of the 128 rows" in refused.reason
+
+
+@pytest.mark.parametrize("config", [{"num_stages": 5}, {"block_size_k": 128}, {"num_stages": 9}, {"block_size_m": 256}])
+@pytest.mark.parametrize("op", SHAPES)
+def test_configs_do_not_depend_on_processors(op, config, monkeypatch):
+    """What `supports` accepts, `prepare` can launch, on devices of any size, whatever the shape."""
+    monkeypatch.setattr("iris_gluon.ops.algorithms.copies_obstacle", lambda device: "")
+    for algorithm in serving(op):
+        for m, n in ((8192, 8192), (66 * 128, 384 * 8), (2048, 4096)):
+            request = asked_of_layer(op, m, n, 4096, 8, config) if op != "matmul_all_gather" else None
+            if request is None:
+                continue
+            works = bool(algorithm.supports(request)) or "rows must be a multiple" in algorithm.supports(request).reason
+            for processors in (1, 116, 132):
+                if works:
+                    algorithm._gemm(request, processors)
+                else:
+                    with pytest.raises(ValueError, match="shared memory"):
+                        algorithm._gemm(request, processors)
+
+
+@pytest.mark.parametrize(
+    ("m", "runs"), [(8192, True), (2048, False)], ids=["in runs", "in turn"]
+)  # fmt: skip
+def test_both_orders_of_owners_are_measured(m, runs):
+    """By default the one that was faster where both were measured, and the other one is offered."""
+    for algorithm in serving("matmul_reduce_scatter"):
+        request = asked_of_layer("matmul_reduce_scatter", m, 28672, 8192, 8)
+        chunks = {config.get("chunk_size") for config in algorithm.tunings(request)} - {None}
+        assert chunks == {1} if runs else min(chunks) > 100_000

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from jobs_sequences_ops import (
+    ENGINES,
     asynchronous,
     back_to_back,
     captured,
@@ -127,7 +128,7 @@ def test_refused_calls(pool, num_ranks, device):
         assert not wrong
 
 
-OTHERS = {"all_gather_matmul": ("copy_engine",), "matmul_all_reduce": ("overlapped", *VARIANTS)}
+OTHERS = {"matmul_all_reduce": ("overlapped", *VARIANTS), "all_gather_matmul": ()}
 
 
 @pytest.mark.multigpu
@@ -136,8 +137,8 @@ def test_replays_with_changing_data(pool, num_ranks):
     cases = [
         Case(op, algorithm, (130, 264, 96), "bfloat16", place=place, out_place=place, dim=dim, bias="columns")
         for op in OPS
-        for algorithm in (*algorithms(op, num_ranks), *OTHERS.get(op, ("overlapped",)))
-        for dim in ((0,) if algorithm == "copy_engine" else dims(op))
+        for algorithm in (*algorithms(op, num_ranks), *OTHERS.get(op, ("overlapped",)), *ENGINES.get(op, ()))
+        for dim in (dims(op)[:1] if algorithm in ENGINES.get(op, ()) else dims(op))
         for place in ("heap", "ordinary")
     ]
     for said, wrong in pool.run(captured, num_ranks, "cuda", cases, 50, timeout_s=500.0):

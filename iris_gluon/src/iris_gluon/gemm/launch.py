@@ -130,23 +130,26 @@ def choose_config(
     Raises:
         ValueError: no config has the given fields, whatever the number of processors.
     """
-    fields = dict(given or {})
-    block_m = fields.get("block_m", block_m)
-    warps = {"num_warps": 8, "maxnreg": 168} if block_m >= _FULL_ROWS else {"num_warps": 4, "maxnreg": 255}
-    shapes: tuple[dict[str, int], ...] = ({"block_n": 256}, {"block_n": 128, "parts": 1, "stages": 5})
+    fields = {"block_m": block_m, **(given or {})}
+    fields.setdefault("num_warps", 8 if fields["block_m"] >= _FULL_ROWS else 4)
+    fields.setdefault("maxnreg", 168 if fields["num_warps"] == 8 else 255)
+    large, small = {"block_n": 256, "stages": 4}, {"block_n": 128, "parts": 1, "stages": 5}
     if "block_n" in fields:
-        parts = 2 if fields["block_n"] >= _FULL_ROWS else 1
-        shapes = ({"parts": parts}, {"parts": 1, "stages": 5}, {"parts": parts, "stages": 3}, {"parts": 1, "stages": 2})
+        forms = [large if fields["block_n"] > _FULL_ROWS else small]
+    elif fields["block_m"] > _FULL_ROWS:  # sums of a larger tile would not fit into registers
+        forms = [small]
+    else:
+        forms = [large, small]
     found, refused = [], ""
-    for shape in shapes:
-        try:
-            found.append(GemmConfig(**{"block_m": block_m, **warps, **shape, **fields}))
-        except ValueError as error:
-            refused = refused or str(error)
+    for form in forms:
+        for stages in range(form["stages"], 1, -1):  # as many as shared memory allows
+            try:
+                found.append(GemmConfig(**{**form, "stages": stages, **fields}))
+                break
+            except ValueError as error:
+                refused = refused or str(error)
     if not found:
         raise ValueError(refused)
-    if "block_n" in fields:
-        return found[0]
     return min(found, key=lambda each: (-(-each.tiles(m, n) // processors) + idle) * _tile_time(each, k))
 
 
