@@ -14,7 +14,8 @@ from jobs_heap_gpu import (
 
 MIB = 1 << 20
 BOTH = pytest.mark.parametrize("allocator", ["torch", "vmem"])
-OPENING_BOUND_S = 2.0  # a second is the aim; a busy host may take longer
+OPENING_BOUND_S = 1.0  # the slowest rank's median
+FIRST_OPENING_BOUND_S = 5.0  # plugins are loaded as well, and peers' devices are used for the first time
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------
@@ -99,5 +100,7 @@ def test_opening_takes_less_than_a_second(pool, allocator, num_ranks, record_pro
     results = pool.run(opening_times, num_ranks, allocator, "1GiB", 5)
     first, later = (max(each) for each in zip(*results, strict=True))
     record_property("opening_s", round(later, 3))
+    record_property("first_opening_s", round(first, 3))
     print(f"Iris('1GiB', allocator={allocator!r}), {num_ranks} ranks: {later:.3f} s, the first time {first:.3f} s")
     assert later < OPENING_BOUND_S
+    assert first < FIRST_OPENING_BOUND_S
