@@ -9,14 +9,16 @@ import torch
 from iris_core import Iris
 from iris_core.errors import ArgumentError, SettingsError
 from iris_core.ops import FusedConfig, FusedWorkspace
-from iris_core.ops.calls import Call, request_of
+from iris_core.ops.calls import OPS, Call, request_of
 from iris_core.ops.host import rounded
 from iris_core.ops.model import product_s
 from iris_core.ops.plans import GENERATION, Plans
 from iris_core.ops.precision import float32_products, torch_allows_tf32
+from iris_core.ops.samples import FusedSample
 from iris_core.ops.tables import FusedTable, FusedTables, Measured, read_fused_table, write_fused_table
+from iris_core.ops.unfused import unfused_operations
 from iris_core.types import DeviceTarget, DeviceType, FusedRequest
-from iris_triton.ops import operations
+from iris_triton.ops import TABLES, operations
 from iris_triton.ops.copy_engine import neighbours, runs
 from iris_triton.ops.shapes import tiling
 from iris_triton.porting.configs import FusedConfig as ScriptsConfig
@@ -118,16 +120,105 @@ def test_tables(tmp_path):
     assert (first.algorithm, first.seconds, first.config) == ("push", 7e-4, {"num_sms": 120})
     assert (second.algorithm, second.source) == ("unfused", str(tmp_path / "a.json"))
     nearer = tables.lookup(replace(REQUEST, m=3000))
-    assert [entry.algorithm for entry in nearer] == ["unfused"]
+    assert nearer[0].algorithm == "unfused"
     assert nearer[0].seconds == pytest.approx(2e-4 * 3000 / 2048)
-    assert tables.lookup(replace(REQUEST, m=512)) == []
+    assert tables.lookup(replace(REQUEST, m=255)) == []  # three powers of two, and a bit, from the nearest
     assert [entry.algorithm for entry in tables.lookup(replace(REQUEST, dtype="float16"))] == ["push", "unfused"]
     assert tables.lookup(replace(REQUEST, dtype="float32")) == []
-    assert [entry.algorithm for entry in tables.lookup(replace(REQUEST, members=(0, 1, 2, 3)))] == ["of four"]
+    of_four = tables.lookup(replace(REQUEST, members=(0, 1, 2, 3)))
+    assert [entry.algorithm for entry in of_four] == ["of four"]  # what has nothing in common with it does not compare
     gathers = replace(REQUEST, op="all_gather_matmul", options={**REQUEST.options, "gather_dim": 0})
     assert [entry.algorithm for entry in tables.lookup(gathers)] == ["fetch"]
     assert tables.lookup(replace(gathers, options={**gathers.options, "gather_dim": 1})) == []
     assert FusedTables([tmp_path, tmp_path / "none"], "other").lookup(REQUEST) == []
+
+
+def tables_of(tmp_path, **by_size):
+    """Tables of some numbers of ranks ("of_4"), of (shape, {algorithm: us})."""
+    for name, points in by_size.items():
+        rows = [
+            measured(shape=shape, algorithm=algorithm, seconds=us * 1e-6)
+            for shape, times in points
+            for algorithm, us in times.items()
+        ]
+        write_fused_table(tmp_path / f"{name}.json", "GPU", int(name.removeprefix("of_")), {}, rows)
+    return FusedTables([tmp_path], "GPU")
+
+
+LARGE = (8192, 8192, 3584)
+
+
+def test_what_was_not_measured_with_so_many_ranks_comes_from_others(tmp_path):
+    tables = tables_of(
+        tmp_path,
+        of_4=[(LARGE, {"push": 100, "unfused": 120}), ((8192, 4096, 3584), {"slow": 50, "push": 60})],
+        of_2=[(LARGE, {"hopper": 80, "push": 100, "unfused": 90, "slow": 70})],
+    )
+    found = tables.lookup(REQUEST)
+    # "slow" lost with 4 ranks; "hopper" is 0.8 of what is fastest without it, less what is doubted at 2 + 1 half steps
+    assert [entry.algorithm for entry in found] == ["hopper", "push", "unfused"]
+    assert [round(entry.seconds * 1e6, 2) for entry in found] == [80.4, 100, 120]
+    assert [(entry.borrowed_from, entry.config) for entry in found] == [(2, {}), (4, {}), (4, {})]
+    assert "with 2 ranks" in found[0].reason
+
+
+def test_what_was_measured_here_is_left_for_a_clear_gain_only(tmp_path):
+    of_8 = [(LARGE, {"push": 100})]
+    small = tables_of(tmp_path / "a", of_8=of_8, of_2=[(LARGE, {"hopper": 90, "push": 100})]).lookup(REQUEST)
+    assert [entry.algorithm for entry in small] == ["push", "hopper"]
+    assert small[0].config == {"num_sms": 120}
+    clear = tables_of(tmp_path / "b", of_8=of_8, of_2=[(LARGE, {"hopper": 80, "push": 100})]).lookup(REQUEST)
+    assert [entry.algorithm for entry in clear] == ["hopper", "push"]
+
+
+def test_short_products_do_not_learn_from_long_ones(tmp_path):
+    tables = tables_of(
+        tmp_path,
+        of_8=[(LARGE, {"hopper": 50, "unfused": 100})],
+        of_2=[((512, 8192, 7168), {"unfused": 10, "push": 15})],
+    )
+    found = tables.lookup(replace(REQUEST, m=512))
+    assert [entry.algorithm for entry in found] == ["unfused", "push"]
+    assert found[0].note == ""  # near, but for the ranks
+    far = tables.lookup(replace(REQUEST, m=16384, k=896))
+    assert far[0].algorithm == "hopper"
+    assert "a product of 8192 x 8192 x 3584" in far[0].reason
+
+
+def layer_request(op, dim, m, n, k, size):
+    """A call of a divided layer, as `FusedSample.of_layer` divides it."""
+    sample = FusedSample.of_layer(op, dim, torch.bfloat16, 0, size, (m, n, k))
+    options = {**REQUEST.options, "gather_dim": dim}
+    m, n, k = sample.shape
+    return replace(REQUEST, op=op, m=m, n=n, k=k, members=tuple(range(size)), options=options, processors=132)
+
+
+@pytest.mark.parametrize("weight", [(14336, 4096), (11008, 4096), (28672, 8192)])
+def test_what_won_on_8_hoppers_is_chosen_there(weight):
+    """What the prototypes of the algorithms were fastest with (docs/ops.md); N 11008 gets what its neighbour gets."""
+    tables = FusedTables([TABLES], "NVIDIA H200")
+
+    def first(op, m, dim=None):
+        return tables.lookup(layer_request(op, dim, m, *weight, 8))[0].algorithm
+
+    assert first("all_gather_matmul", 8192, 0) == "hopper_copy_engine"
+    assert first("all_gather_matmul", 2048, 0) == ("unfused" if weight[1] == 4096 else "hopper_copy_engine_push")
+    assert first("matmul_reduce_scatter", 8192) == ("hopper_push" if weight[1] == 4096 else "copy_engine")
+    assert first("matmul_reduce_scatter", 2048) == "hopper_push"
+    assert first("matmul_all_reduce", 8192) == "hopper_two_shot"
+    assert first("matmul_all_gather", 8192, 1) == "hopper_push"
+    for op, dim in (("all_gather_matmul", 0), ("matmul_reduce_scatter", None), ("matmul_all_reduce", None)):
+        assert first(op, 512, dim) == "unfused"
+
+
+def test_models_leave_short_products_to_the_library():
+    by_name = {(each.op, each.name): each for each in (*unfused_operations(OPS), *operations())}
+    for op, dim, fused in (("all_gather_matmul", 0, "fetch"), ("matmul_reduce_scatter", None, "push")):
+        for m, want in ((256, "unfused"), (512, "unfused"), (8192, fused)):
+            request = layer_request(op, dim, m, 11008, 4096, 8)
+            moved = m * 4096 * 2
+            costs = {name: by_name[op, name].cost(replace(request, nbytes=moved)) for name in ("unfused", fused)}
+            assert min(costs, key=costs.get) == want, (op, m, costs)
 
 
 @pytest.mark.parametrize("change", [{"format": 2}, {"entries": [{"op": "x"}]}, {"entries": None}])
@@ -245,11 +336,12 @@ def test_the_precision_of_one_call(inherited):
         torch.set_float32_matmul_precision("highest")
         setting.fp32_precision = "none"
     assert REQUEST.options["tf32"] is False
-    rows = FusedTable("GPU", 8, (measured(dtype="tf32"), measured(dtype="float32", algorithm="unfused")), "")
+    table = FusedTable("GPU", 8, (measured(dtype="tf32"), measured(dtype="float32", algorithm="unfused")), "")
     found = replace(REQUEST, dtype="float32")
-    assert [entry.algorithm for entry in rows.lookup(found)] == ["unfused"]
     faster = replace(found, options={**REQUEST.options, "tf32": True})
-    assert [entry.algorithm for entry in rows.lookup(faster)] == ["push"]
+    for request, name in ((found, "unfused"), (faster, "push")):
+        (point,) = table.points(request)
+        assert [entry.algorithm for entry in point.entries] == [name]
     assert product_s(faster) < product_s(found)
 
 

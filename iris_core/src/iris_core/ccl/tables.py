@@ -11,7 +11,7 @@ from iris_core.errors import SettingsError
 from iris_core.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from iris_core.types import CollectiveRequest
@@ -177,16 +177,7 @@ class OfDevice(Protocol):
         """Ranks that took part."""
 
 
-class OfGroup(Protocol):
-    """A request of any kind."""
-
-    @property
-    def group_size(self) -> int:
-        """Ranks that take part."""
-
-
 T = TypeVar("T", bound=OfDevice)
-R = TypeVar("R", bound=OfGroup, contravariant=True)
 
 
 def read_folders(folders: Iterable[Path], device: str, read: Callable[[Path], T]) -> dict[int, list[T]]:
@@ -213,25 +204,59 @@ def read_folders(folders: Iterable[Path], device: str, read: Callable[[Path], T]
     return by_size
 
 
-class Lookup(OfDevice, Protocol[R]):
-    """A table that knows something of a request."""
-
-    def lookup(self, request: R) -> list[Entry]:
-        """Return the entries that speak of it, the best one first."""
-
-
-def entries_for(request: R, by_size: Mapping[int, Sequence[Lookup[R]]]) -> list[Entry]:
+def entries_for(request: CollectiveRequest, by_size: Mapping[int, Sequence[Table]]) -> list[Entry]:
     """Return what tables say of a request, the most trusted entry first.
 
     Where nothing was measured with so many ranks, the nearest number speaks for them, without its configs: the order of
-    the algorithms changes little from one number to the next, and any measurement is better than a model.
+    the algorithms changes little from one number to the next, and any measurement is better than a model.  An algorithm
+    that was not measured there at all comes from the next number, see `joined`.
     """
     size = request.group_size
+    found: list[Entry] = []
+    known: set[str] = set()
     for near in sorted(by_size, key=lambda each: (each != size, abs(math.log2(each / size)), -each)):
-        found = [entry for table in by_size[near] for entry in table.lookup(request)]
-        if found:
-            return found if near == size else [replace(each, config={}, borrowed_from=near) for each in found]
-    return []
+        entries = [entry for table in by_size[near] for entry in table.lookup(request)]
+        if entries and near == size:
+            return entries
+        found = joined(found, [replace(each, config={}, borrowed_from=near) for each in entries], known)
+        known |= {each.algorithm for table in by_size[near] for each in table.entries if each.op == request.op}
+    return found
+
+
+def joined(
+    found: list[Entry],
+    more: Sequence[Entry],
+    known: Collection[str],
+    doubt: float = 1.0,
+) -> list[Entry]:
+    """Add algorithms that were measured elsewhere only, so that they do not lose for not having been measured here.
+
+    Times of two places compare only in relation to an algorithm that both have: the fastest of them here, which would
+    be taken without the new ones.
+
+    Args:
+        found: what is known already.
+        more: measured elsewhere.
+        known: algorithms that need nothing from there: where they are not found they were too slow.
+        doubt: how much longer the new ones are said to take.
+
+    Returns:
+        The entries, the fastest first; without those of `more` that compare with nothing.
+    """
+    if not found:
+        return list(more)
+    here, there = ({each.algorithm: each for each in reversed(entries)} for entries in (found, more))
+    both = here.keys() & there.keys()
+    if not both:
+        return found
+    link = min(both, key=lambda name: here[name].seconds)
+    unit = here[link].seconds / there[link].seconds * doubt
+    new = [
+        replace(each, seconds=each.seconds * unit)
+        for name, each in there.items()
+        if name not in known and name not in here
+    ]
+    return sorted([*found, *new], key=lambda each: each.seconds) if new else found
 
 
 class Tables:

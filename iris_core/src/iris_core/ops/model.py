@@ -9,7 +9,7 @@ from iris_core.types import DeviceType
 if TYPE_CHECKING:
     from iris_core.types import FusedRequest
 
-_FLOPS = {"sm_80": 2.5e14, "sm_90": 6.5e14, "sm_100": 1.4e15, "gfx942": 5e14, "gfx950": 1.2e15}
+_FLOPS = {"sm_80": 2.5e14, "sm_90": 7.2e14, "sm_100": 1.4e15, "gfx942": 5e14, "gfx950": 1.2e15}
 """Of 16-bit floats per second, as a good library reaches them."""
 
 _FLOAT32_PART = {DeviceType.CUDA: 1 / 15, DeviceType.HIP: 1 / 8}
@@ -21,18 +21,28 @@ _GPU_LAUNCH_S, _CPU_LAUNCH_S = 3e-6, 1e-4
 _GPU_MEETING_S, _CPU_MEETING_S = 3e-6, 1e-3
 
 
-def product_s(request: FusedRequest, efficiency: float = 1.0) -> float:
+def product_s(request: FusedRequest, efficiency: float | None = None) -> float:
     """Seconds for the product of one rank.
 
     Args:
         request: the call.
-        efficiency: of the kernel, in relation to a good library's.
+        efficiency: of a kernel that gives whole tiles to multiprocessors, in relation to a library's; None for the
+            library's, which also divides a product that has few tiles.
     """
     on_cpu = request.target.type is DeviceType.CPU
     flops = _CPU_FLOPS if on_cpu else _FLOPS.get(request.target.arch, _OTHER_GPU_FLOPS)
     if request.dtype == "float32" and not on_cpu:
         flops *= 1 / 2 if request.options["tf32"] else _FLOAT32_PART[request.target.type]
-    return 2.0 * request.m * request.n * request.k / (flops * efficiency)
+    seconds = 2.0 * request.m * request.n * request.k / flops
+    if efficiency is None:
+        return seconds
+    if on_cpu:
+        return seconds / efficiency
+    rows, columns = (64, 128) if request.m <= 64 else (128, 256 if request.n >= 256 else 128)
+    tiles = -(-request.m // rows) * -(-request.n // columns)
+    tile_s = 2.0 * rows * columns * request.k * request.processors / flops
+    # where tiles are fewer than multiprocessors, the others have nothing to do while one tile is computed
+    return max(seconds, -(-tiles // request.processors) * tile_s) / efficiency
 
 
 def moving_s(request: FusedRequest) -> float:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from iris_core.ccl.tables import ANY_DTYPE, FORMAT, Entry, entries_for, read_folders, write_rows
+from iris_core.ccl.tables import ANY_DTYPE, FORMAT, Entry, joined, read_folders, write_rows
 from iris_core.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -21,8 +21,17 @@ TF32 = "tf32"
 
 _SAME_SPEED = {"float16": "bfloat16", "bfloat16": "float16"}
 
-NEAR = 1.0
-"""A measured shape speaks of those that differ by at most this factor of two, up or down, in each dimension."""
+NEAR, FAR = 1.0, 3.0
+"""A measured shape speaks of those that differ by at most this power of two, up or down, in each dimension; where there
+is none, one that differs by at most the second does, without its configs."""
+
+M_WEIGHT, GROUP_WEIGHT = 2.0, 0.5
+"""How far away another shape is: M decides how short a product is, and counts more; twice the ranks are half as far as
+twice the size."""
+
+DOUBT, RELUCTANCE = 0.005, 0.15
+"""What was measured elsewhere only is said to take longer by the first part for each power of two, and by the second
+one where something was measured here: that is left for a clear gain only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +56,10 @@ class Measured:
     seconds: float
     config: Mapping[str, Any]
 
-    def distance(self, request: FusedRequest) -> float:
-        """How far a request's shape is from this one, in powers of two; infinite if it is another kind of call."""
+    def is_kind(self, request: FusedRequest) -> bool:
+        """Whether a request is of this kind, whatever its shape."""
         same = (self.op, self.gather_dim) == (request.op, request.options.get("gather_dim"))
-        if not same or self.dtype not in spoken_of(request) or not all(request.shape):
-            return math.inf
-        return max(abs(math.log2(mine / its)) for mine, its in zip(self.shape, request.shape, strict=True))
+        return same and self.dtype in spoken_of(request) and all(request.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,39 +71,70 @@ class FusedTable:
         group_size: ranks that took part.
         rows: what was measured.
         source: the file.
+        note: what it says of how it was measured, if that is not as usual.
     """
 
     device: str
     group_size: int
     rows: tuple[Measured, ...]
     source: str
+    note: str = ""
 
-    def lookup(self, request: FusedRequest) -> list[Entry]:
-        """Return what was measured with the nearest shape, the fastest first; empty if none is near.
+    def points(self, request: FusedRequest) -> list[_Point]:
+        """Return the places where something was measured that speaks of a request, in no order."""
+        names, size = spoken_of(request), self.group_size
+        rows = [row for row in self.rows if row.is_kind(request)]
+        known = frozenset(row.algorithm for row in rows)
+        by_place: dict[Any, list[Measured]] = {}
+        for row in rows:
+            by_place.setdefault((row.shape, row.dtype), []).append(row)
+        found = []
+        for (shape, dtype), there in by_place.items():
+            apart = [abs(math.log2(mine / its)) for mine, its in zip(shape, request.shape, strict=True)]
+            if max(apart) <= FAR:
+                distance = math.hypot(M_WEIGHT * apart[0], *apart[1:])
+                distance += GROUP_WEIGHT * abs(math.log2(size / request.group_size))
+                entries = [_entry(row, self, request) for row in sorted(there, key=lambda row: row.seconds)]
+                is_here = size == request.group_size and max(apart) <= NEAR
+                if not is_here:
+                    where = "" if max(apart) <= NEAR else f"a product of {' x '.join(map(str, shape))}"
+                    entries = [replace(e, config={}, note="; ".join(filter(None, (where, e.note)))) for e in entries]
+                found.append(_Point(distance, names.index(dtype), shape, is_here, tuple(entries), known))
+        return found
 
-        Times of another shape are scaled by the multiplications.
-        """
-        near = [(row.distance(request), row) for row in self.rows]
-        least = min((distance for distance, _ in near), default=math.inf)
-        if least > NEAR:
-            return []
-        rows = [row for distance, row in near if distance == least]
-        known = {row.dtype for row in rows}
-        named = next(name for name in spoken_of(request) if name in known)
-        work = math.prod(request.shape)
-        return [
-            Entry(
-                op=row.op,
-                dtype=row.dtype,
-                max_nbytes=request.nbytes,
-                algorithm=row.algorithm,
-                seconds=row.seconds * work / math.prod(row.shape),
-                source=self.source,
-                config=row.config,
-            )
-            for row in sorted(rows, key=lambda row: row.seconds)
-            if row.dtype == named
-        ]
+
+class _Point(NamedTuple):
+    """What was measured with one shape.
+
+    Attributes:
+        distance: from what is asked, in powers of two.
+        rank_of_dtype: place of the rows' element type among those that speak of the request.
+        shape: (m, n, k).
+        is_here: it is near, with as many ranks.
+        entries: the fastest first, as many seconds as such a product would take here in proportion.
+        known: all algorithms that its table knows for such calls.
+    """
+
+    distance: float
+    rank_of_dtype: int
+    shape: tuple[int, int, int]
+    is_here: bool
+    entries: tuple[Entry, ...]
+    known: frozenset[str]
+
+
+def _entry(row: Measured, table: FusedTable, request: FusedRequest) -> Entry:
+    return Entry(
+        op=row.op,
+        dtype=row.dtype,
+        max_nbytes=request.nbytes,
+        algorithm=row.algorithm,
+        seconds=row.seconds * math.prod(request.shape) / math.prod(row.shape),
+        source=table.source,
+        config=row.config,
+        borrowed_from=None if table.group_size == request.group_size else table.group_size,
+        note=table.note,
+    )
 
 
 def spoken_of(request: FusedRequest) -> tuple[str, ...]:
@@ -119,7 +157,9 @@ def read_fused_table(path: Path) -> FusedTable:
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']}, this version reads {FORMAT}")
         rows = tuple(_row(each) for each in content["entries"])
-        return FusedTable(str(content["device"]), int(content["group_size"]), rows, str(path))
+        return FusedTable(
+            str(content["device"]), int(content["group_size"]), rows, str(path), str(content.get("note", ""))
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SettingsError(f"{path} is not a table of fused operations: {type(error).__name__}: {error}") from error
 
@@ -174,5 +214,20 @@ class FusedTables:
         self._by_size = read_folders(folders, device, read_fused_table)
 
     def lookup(self, request: FusedRequest) -> list[Entry]:
-        """Return what the tables say of a request, the most trusted entry first."""
-        return entries_for(request, self._by_size)
+        """Return what the tables say of a request, the fastest first.
+
+        The nearest point counts; what its table does not know at all comes from the next ones, see
+        `iris_core.ccl.tables.joined`, as far as their products are about as long: what a launch, a copy or a meeting
+        costs is much of a short one and little of a long one.
+        """
+        points = [point for tables in self._by_size.values() for table in tables for point in table.points(request)]
+        points.sort(key=lambda point: (point.distance, point.rank_of_dtype))  # else as the folders lie
+        found: list[Entry] = []
+        known: set[str] = set()
+        for point in points:
+            if abs(math.log2(point.shape[0] / points[0].shape[0])) > NEAR:
+                continue
+            doubt = DOUBT * point.distance + (RELUCTANCE if points[0].is_here else 0)
+            found = joined(found, point.entries, known, 1 + doubt)
+            known |= point.known
+        return found

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from iris_triton.ops.shapes import Tiling
 
 EFFICIENCY_GPU, EFFICIENCY_CPU = 0.5, 0.02
-"""Of plain Triton's products in relation to a library's, for the model."""
+"""Of plain Triton's products in relation to a library's, for the model: careful where nothing was measured."""
+
+_MEASURED_EFFICIENCY = {"sm_90": 0.8}
+"""Large products on H200s, with what they wait for."""
 
 _PROGRAMS_CPU = 1
 
@@ -130,7 +133,9 @@ def tile_shapes(request: FusedRequest) -> list[dict[str, Any]]:
 
 def efficiency(request: FusedRequest) -> float:
     """Of the kernels' products on the device."""
-    return EFFICIENCY_CPU if request.target.type is DeviceType.CPU else EFFICIENCY_GPU
+    if request.target.type is DeviceType.CPU:
+        return EFFICIENCY_CPU
+    return _MEASURED_EFFICIENCY.get(request.target.arch, EFFICIENCY_GPU)
 
 
 def programs_for(request: FusedRequest, host: Host, tiles: int, *, meeting: bool) -> int:
