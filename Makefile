@@ -14,6 +14,7 @@ GPU_REPORT ?= $(if $(PYTEST_ARGS),out,benchmarks/results)
 GPU_VENV := .venv-gpu
 # modules and not packages: from here, Python takes the folder iris_core for an empty package
 OURS := iris_core.testing, iris_allocators.settings, iris_triton.settings, iris_gluon.settings
+COMMA := ,
 NEEDED := torch, triton, numpy, pluggy, pydantic_settings, importlib_metadata, rich, pytest
 WITH_GPU_PYTHON = python=$$($(MAKE) --no-print-directory --silent gpu-python) && echo "running with $$python" &&
 
@@ -69,7 +70,7 @@ docs: $(DOCS_STAMP)
 #   - $(PYTHON) as it is, where VENV is empty, or where it can import the four distributions and what they need;
 #   - the environment of `make test`, if it is there;
 #   - an environment on top of $(PYTHON)'s packages, where those hold all but the four distributions: no index is asked;
-#   - else the environment of `make test`, which is made from the index.
+#   - else the environment of `make test`, which is made from the index; what $(PYTHON) lacks is named before.
 GPU_TIERS = --gpu-tiers="$(if $(TIERS),$(TIERS),all)" --gpu-report="$(GPU_REPORT)" $(PYTEST_ARGS)
 gpu-test:
 ifeq ($(JOBS),1)
@@ -88,6 +89,10 @@ else
 	elif test ! -e $(STAMP) && $(PYTHON) -c "import $(NEEDED), setuptools, venv" 2>/dev/null; then \
 		$(MAKE) --no-print-directory $(GPU_VENV)/.installed >&2 && echo $(GPU_VENV)/bin/python; \
 	else \
+		test -e $(STAMP) || { for module in $(subst $(COMMA),,$(NEEDED)) setuptools venv; do \
+			$(PYTHON) -c "import $$module" 2>/dev/null || lacking="$$lacking $$module"; done; \
+			echo "$(PYTHON) cannot import:$$lacking. $(VENV) is made from the package index instead; on a host that has" \
+				"none, install these for $(PYTHON)." >&2; }; \
 		$(MAKE) --no-print-directory $(STAMP) >&2 && echo $(BIN)/python; \
 	fi
 endif
