@@ -188,7 +188,8 @@ class TorchWorld:
         # one machine: pids mean something to each other only on the same host and in the same pid namespace
         home = (_host_id(), os.getpid())
         homes = self.all_gather_object(home)
-        self.same_host = len({h for h, _ in homes}) == 1
+        self._hosts = [host for host, _ in homes]
+        self.same_host = len(set(self._hosts)) == 1
         self._pids = [pid for _, pid in homes]
         if self.same_host:
             for rank, pid in enumerate(self._pids):
@@ -271,9 +272,13 @@ class TorchWorld:
         if not any(has_fd for row in everyone for _, has_fd in row):
             return [[s for s, _ in row] for row in everyone]
         if not self.same_host:
+            by_host: dict[str, list[int]] = {}
+            for rank, host in enumerate(self._hosts):
+                by_host.setdefault(host, []).append(rank)
             raise UnsupportedError(
-                "this allocator shares memory by file descriptor, which works within one host only, "
-                "but the ranks run on several hosts (or in several pid namespaces)"
+                "this allocator shares memory by file descriptor, which works within one host and one container only, "
+                "but the ranks run on several hosts, or in several pid or network namespaces: "
+                f"{'; '.join(map(name_ranks, by_host.values()))}"
             )
         if self._channel is None:
             self._channel = FdChannel(self)
