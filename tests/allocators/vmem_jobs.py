@@ -123,7 +123,7 @@ def short_of_descriptors(rooms):
 
 
 def elsewhere(what):
-    """Rank 1 seems to be on another host or in a namespace of its own; returns each step's error, and if nothing is left.
+    """Rank 1 seems to be on another host or in other namespaces; returns each step's error, and if nothing is left.
 
     Args:
         what: "host", or the name of a namespace.
