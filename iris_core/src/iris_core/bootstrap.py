@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import operator
 import os
 import pickle
 import select
@@ -16,6 +17,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from iris_core import frames
 from iris_core.agreement import name_ranks
 from iris_core.errors import (
     CollectiveTimeoutError,
@@ -59,14 +61,16 @@ class World(Protocol):
     def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
         """Gather every rank's segments; the descriptors received from peers belong to the caller."""
 
-    def members_of(self, group: dist.ProcessGroup | None) -> tuple[int, ...]:
+    def members_of(self, group: dist.ProcessGroup | Sequence[int] | None) -> tuple[int, ...]:
         """Return the ranks of this world that form a group, in the group's order; all for None.  Not collective.
+
+        A group may also be a list or tuple of ranks of this world.
 
         Raises:
             IrisError: this rank, or a member, does not belong where it should.
         """
 
-    def subgroup(self, group: dist.ProcessGroup | None) -> World:
+    def subgroup(self, group: dist.ProcessGroup | Sequence[int] | None) -> World:
         """Return the world of a group's members; this world closes it.
 
         Collective, the first time: every member of the group calls it, and nobody else.
@@ -111,13 +115,15 @@ class SingleWorld:
         """Return the segments alone."""
         return [list(segments)]
 
-    def members_of(self, group: dist.ProcessGroup | None) -> tuple[int, ...]:
+    def members_of(self, group: dist.ProcessGroup | Sequence[int] | None) -> tuple[int, ...]:
         """Return the only rank."""
+        if isinstance(group, list | tuple):
+            return _members_of_list(group, 0, 1)
         if group is not None:
             raise IrisError("group= was given, but this world has one rank and torch.distributed was not initialised")
         return (0,)
 
-    def subgroup(self, group: dist.ProcessGroup | None) -> World:
+    def subgroup(self, group: dist.ProcessGroup | Sequence[int] | None) -> World:
         """Return this world."""
         self.members_of(group)
         return self
@@ -206,10 +212,12 @@ class TorchWorld:
         """
         import torch
 
+        number = len(values)
+        rows = self._open_exchange("an exchange", frames.Kind.INTEGERS, number, values[: frames.ROOM])
+        if number <= frames.ROOM:
+            return [tuple(row[:number]) for row in rows]
         mine = torch.tensor(values, dtype=torch.int64, device="cpu")
-        everyone = torch.empty(self.world_size, len(values), dtype=torch.int64, device="cpu")
-        self._gather("an exchange", everyone, mine)
-        return [tuple(row) for row in everyone.tolist()]
+        return [tuple(row) for row in self._gather("an exchange", mine).tolist()]
 
     def all_gather_object(self, obj: Any) -> list[Any]:
         """Gather a picklable object from every rank.
@@ -218,7 +226,8 @@ class TorchWorld:
             CollectiveTimeoutError: a rank did not arrive in time.
             PeerLostError: a rank's process has ended.
         """
-        return [pickle.loads(row) for row in self._gather_bytes("an exchange", pickle.dumps(obj))]
+        rows = self._gather_bytes("an exchange", frames.Kind.OBJECTS, pickle.dumps(obj))
+        return [pickle.loads(row) for row in rows]
 
     def broadcast_object(self, obj: Any, src: int) -> Any:
         """Return rank `src`'s object on every rank.
@@ -229,7 +238,8 @@ class TorchWorld:
             PeerLostError: a rank's process has ended.
         """
         _check_rank(src, self.world_size)
-        rows = self._gather_bytes("a broadcast", pickle.dumps(obj) if self.rank == src else b"")
+        mine = pickle.dumps(obj) if self.rank == src else b""
+        rows = self._gather_bytes("a broadcast", frames.Kind.BROADCAST, mine)
         return pickle.loads(rows[src])
 
     def barrier(self) -> None:
@@ -239,22 +249,54 @@ class TorchWorld:
             CollectiveTimeoutError: a rank did not arrive in time.
             PeerLostError: a rank's process has ended.
         """
-        self._guard("a barrier", lambda: self._group.barrier().wait())
+        self._open_exchange("a barrier", frames.Kind.BARRIER, 0, ())
 
-    def _gather_bytes(self, what: str, mine: bytes) -> list[bytes]:
+    def _gather_bytes(self, what: str, kind: frames.Kind, mine: bytes) -> list[bytes]:
+        room = frames.ROOM_NBYTES
+        inline = mine[:room].ljust(room, b"\0")
+        words = [int.from_bytes(inline[at : at + 8], "little", signed=True) for at in range(0, room, 8)]
+        rows, sizes = [], []
+        for size, *theirs in self._open_exchange(what, kind, len(mine), words, sized=True):
+            sizes.append(size)
+            rows.append(b"".join(word.to_bytes(8, "little", signed=True) for word in theirs))
+        if max(sizes) > room:
+            rows = self._gather_padded(what, mine, max(sizes))
+        return [row[:size] for row, size in zip(rows, sizes, strict=True)]
+
+    def _open_exchange(
+        self, what: str, kind: frames.Kind, size: int, words: Sequence[int], *, sized: bool = False
+    ) -> list[list[int]]:
+        """Exchange the frames with which every exchange begins.
+
+        Returns:
+            The words of all ranks; with `sized` their sizes before them.
+
+        Raises:
+            RankMismatchError: the ranks are in different exchanges; on all of them.
+        """
         import torch
 
-        sizes = [size for (size,) in self.all_gather_ints([len(mine)])]
-        padded = torch.zeros(max(1, *sizes), dtype=torch.uint8, device="cpu")
-        if mine:
-            padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-        everyone = torch.empty(self.world_size, padded.numel(), dtype=torch.uint8, device="cpu")
-        self._gather(what, everyone, padded)
-        return [row[:size].numpy().tobytes() for row, size in zip(everyone, sizes, strict=True)]
+        mine = torch.zeros(frames.WORDS, dtype=torch.int64, device="cpu")
+        mine[: 2 + len(words)] = torch.tensor([int(kind), size, *words], dtype=torch.int64, device="cpu")
+        everyone = self._gather(what, mine).tolist()
+        if frames.alike(everyone):
+            return [row[1 if sized else 2 :] for row in everyone]
+        place = frames.where_called().encode()[: frames.PLACE_NBYTES]
+        rows = self._gather_padded(what, place, frames.PLACE_NBYTES)
+        raise frames.mismatch([row.rstrip(b"\0").decode(errors="replace") for row in rows])
 
-    def _gather(self, what: str, everyone: torch.Tensor, mine: torch.Tensor) -> None:
+    def _gather_padded(self, what: str, mine: bytes, nbytes: int) -> list[bytes]:
+        """Exchange bytes; all come back with this size."""
+        import torch
+
+        padded = torch.frombuffer(bytearray(mine.ljust(nbytes, b"\0")), dtype=torch.uint8)
+        return [row.numpy().tobytes() for row in self._gather(what, padded)]
+
+    def _gather(self, what: str, mine: torch.Tensor) -> torch.Tensor:
+        everyone = mine.new_empty(self.world_size, *mine.shape)
         rows = list(everyone.unbind(0))
         self._guard(what, lambda: self._group.allgather([rows], [mine]).wait())
+        return everyone
 
     def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
         """Gather every rank's segments, passing descriptors between the processes.
@@ -294,7 +336,7 @@ class TorchWorld:
         return out
 
     # -- groups of ranks ----------------------------------------------------------------------------------------------
-    def members_of(self, group: dist.ProcessGroup | None) -> tuple[int, ...]:
+    def members_of(self, group: dist.ProcessGroup | Sequence[int] | None) -> tuple[int, ...]:
         """Return the ranks of this world that form a group, in the group's order; all for None.
 
         Raises:
@@ -302,9 +344,12 @@ class TorchWorld:
         """
         if group is None:
             return tuple(range(self.world_size))
-        if self._dist.get_rank(group) < 0:
+        if isinstance(group, list | tuple):
+            return _members_of_list(group, self.rank, self.world_size)
+        own: Any = group
+        if self._dist.get_rank(own) < 0:
             raise GroupError(f"rank {self.rank} is not a member of the process group that was passed as group=")
-        members = self._dist.get_process_group_ranks(group)
+        members = self._dist.get_process_group_ranks(own)
         strangers = [rank for rank in members if rank not in self._members]
         if strangers:
             raise IrisError(
@@ -313,7 +358,7 @@ class TorchWorld:
             )
         return tuple(self._members.index(rank) for rank in members)
 
-    def subgroup(self, group: dist.ProcessGroup | None) -> World:
+    def subgroup(self, group: dist.ProcessGroup | Sequence[int] | None) -> World:
         """Return the world of a group's members; this world closes it.
 
         Collective, the first time: every member of the group calls it, and nobody else.
@@ -512,12 +557,21 @@ def check_agreement(world: World, facts: Mapping[str, str]) -> None:
     )
 
 
-def _check_members(members: tuple[int, ...], rank: int, world_size: int) -> None:
+def _members_of_list(group: Sequence[Any], rank: int, world_size: int) -> tuple[int, ...]:
+    """The members of a group that is given as a list of ranks of the world."""
+    members = tuple(operator.index(each) for each in group)
+    _check_members(members, rank, world_size, GroupError)
+    return members
+
+
+def _check_members(
+    members: tuple[int, ...], rank: int, world_size: int, otherwise: type[IrisError] = IrisError
+) -> None:
     strangers = [member for member in members if not 0 <= member < world_size]
     if strangers or len(set(members)) < len(members):
         raise IrisError(f"{members} are not different ranks of a world of {world_size} (0 to {world_size - 1})")
     if rank not in members:
-        raise IrisError(f"rank {rank} is not one of {name_ranks(members)}")
+        raise otherwise(f"rank {rank} is not one of {name_ranks(members)}")
 
 
 def _check_rank(rank: int, world_size: int) -> None:

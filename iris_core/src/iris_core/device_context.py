@@ -12,7 +12,8 @@ expect them; what follows the bases is ours.
     4+W             address of the status words (int64[STATUS_WORDS] in this rank's own memory), 0 if none
     5+W ..          tracing words, TRACE_WORDS of them, all 0 when tracing is off
 
-Status words: the first wait that times out claims word 0 and describes itself in the others.
+Status words: the first wait that times out claims word 0 and describes itself in those behind it; the first kernel that
+finds that another rank calls differently claims word 8, and so on.
 """
 
 from __future__ import annotations
@@ -52,7 +53,28 @@ class Status(enum.IntEnum):
     SENDER = 7  # whose data it is: 1 + number in the team, or how many places before the caller, negative; 0: unknown
 
 
-STATUS_WORDS = 8
+class Mismatch(enum.IntEnum):
+    """Layout of the status words that say how another member of a team calls differently."""
+
+    CODE = 8  # 0: no report; else a MismatchCode
+    RANK = 9
+    PEER = 10  # the other one's number in the team
+    ADDRESS = 11  # of a word of the team
+    OURS = 12
+    THEIRS = 13
+    OUR_KIND = 14
+    THEIR_KIND = 15
+
+
+class MismatchCode(enum.IntEnum):
+    """What is different."""
+
+    KIND = 1  # the call
+    SPLITS = 2  # the elements that go from one member to another
+    MESSAGE = 3  # what is sent, and what is received
+
+
+STATUS_WORDS = 16
 STATUS_OK, STATUS_WAIT_TIMEOUT = 0, 1
 COMPARISONS = ("eq", "ne", "gt", "ge", "lt", "le")
 _SYMBOLS = dict(zip(COMPARISONS, ("==", "!=", ">", ">=", "<", "<="), strict=True))

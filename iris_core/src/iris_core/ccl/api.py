@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from iris_core.ccl.binding import Binder, Question
 from iris_core.ccl.calls import ALIGNMENT_NBYTES, OPS, TORCH
 from iris_core.ccl.work import DoneWork
+from iris_core.device_context import Mismatch
 from iris_core.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class Collectives:
     Graphs: an operation can be captured once it was called with tensors of the same kind, and replayed for ever.
 
     Arguments that they share:
-        group: a process group of torch.distributed with any ranks of this world, in any order; None for all.
+        group: a process group of torch.distributed with any ranks of this world, in any order, or a list of such ranks;
+            None for all.
         async_op: return a handle instead of running on the current stream.
         config: how to run; see `iris_core.ccl.Config`.
 
@@ -70,7 +72,7 @@ class Collectives:
         output: torch.Tensor,
         input: torch.Tensor,
         op: ReduceOp | Any = None,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         async_op: bool = False,
         config: Config | None = None,
     ) -> Work | None:
@@ -88,7 +90,7 @@ class Collectives:
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         async_op: bool = False,
         config: Config | None = None,
     ) -> Work | None:
@@ -106,7 +108,7 @@ class Collectives:
         output: torch.Tensor,
         input: torch.Tensor,
         op: ReduceOp | Any = None,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         async_op: bool = False,
         config: Config | None = None,
         *,
@@ -128,7 +130,7 @@ class Collectives:
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         async_op: bool = False,
         config: Config | None = None,
         *,
@@ -142,21 +144,23 @@ class Collectives:
             output: memory of its own.
             input: with layout "torch", equal parts along the first dimension.
             group, async_op, config: see `Collectives`.
-            output_split_sizes: rows that come from each member, where parts are not equal.
-            input_split_sizes: rows for each member.
+            output_split_sizes: rows that come from each member, where parts are not equal; None or an empty list for
+                equal parts.
+            input_split_sizes: rows for each member, as many as that one takes from this rank.
             layout: "torch", or "columns" as in the reference system: both are (M, N * size), and the parts are chunks
                 of columns.
         """
         splits = None
         if output_split_sizes is not None or input_split_sizes is not None:
             splits = (_as_tuple(output_split_sizes), _as_tuple(input_split_sizes))
+            splits = None if splits == (None, None) else splits
         return self._run("all_to_all", output, input, group, async_op, config, splits, layout)
 
     def broadcast(
         self,
         tensor: torch.Tensor,
         src: int = 0,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         async_op: bool = False,
         config: Config | None = None,
     ) -> Work | None:
@@ -176,7 +180,7 @@ class Collectives:
         input: torch.Tensor,
         dst: int = 0,
         op: ReduceOp | Any = None,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         async_op: bool = False,
         config: Config | None = None,
     ) -> Work | None:
@@ -197,7 +201,7 @@ class Collectives:
         output: torch.Tensor | None,
         input: torch.Tensor,
         dst: int = 0,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         async_op: bool = False,
         config: Config | None = None,
     ) -> Work | None:
@@ -217,7 +221,7 @@ class Collectives:
         output: torch.Tensor,
         input: torch.Tensor | None,
         src: int = 0,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         async_op: bool = False,
         config: Config | None = None,
     ) -> Work | None:
@@ -236,7 +240,7 @@ class Collectives:
         self,
         tensor: torch.Tensor,
         dst: int,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         async_op: bool = False,
         config: Config | None = None,
     ) -> Work | None:
@@ -257,7 +261,7 @@ class Collectives:
         self,
         tensor: torch.Tensor,
         src: int,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         async_op: bool = False,
         config: Config | None = None,
     ) -> Work | None:
@@ -270,7 +274,7 @@ class Collectives:
         """
         return self._run("recv", tensor, None, group, async_op, config, src)
 
-    def barrier(self, group: dist.ProcessGroup | None = None, async_op: bool = False) -> Work | None:
+    def barrier(self, group: dist.ProcessGroup | Sequence[int] | None = None, async_op: bool = False) -> Work | None:
         """Let this rank's stream wait for those of the other members; see `Iris.device_barrier`.
 
         Args:
@@ -279,7 +283,7 @@ class Collectives:
         work = self._binder.barrier(group, async_op)
         return work if async_op else None
 
-    def reset(self, group: dist.ProcessGroup | None = None) -> None:
+    def reset(self, group: dist.ProcessGroup | Sequence[int] | None = None) -> None:
         """Put a group's collectives back to their beginning, after a wait has timed out (DeviceTimeoutError).
 
         Collective: every member calls it, after the error was reported on all that wait: a rank that gave up waiting
@@ -328,6 +332,14 @@ class Collectives:
         """
         return self._binder.team(tuple(members))
 
+    def describe_mismatch(self, words: Sequence[int]) -> str:
+        """Say in words what a kernel of this rank has reported to be different on another member; nothing if nothing.
+
+        Args:
+            words: the status words, see `iris_core.device_context.Mismatch`.
+        """
+        return self._binder.describe_mismatch(words) if words[Mismatch.CODE] else ""
+
     def describe_wait(self, address: int, sender: int) -> str:
         """Say in a sentence what a collective's kernel waits for at an address; nothing if it is none of theirs.
 
@@ -343,7 +355,7 @@ class Collectives:
         op: str,
         out: torch.Tensor | None,
         inp: torch.Tensor | None,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup | Sequence[int] | None,
         async_op: bool,
         config: Config | None,
         first: Any = None,
@@ -351,6 +363,8 @@ class Collectives:
     ) -> Work | None:
         key: Any = None
         bound = None
+        # A call is a kind of its own where a tensor is conjugated or negated lazily, which it says on its second call
+        # as on its first: such a tensor's memory has other numbers.
         try:
             # Flat, and without what takes long to make or to compare: this is most of a launch's time.
             if inp is None:
@@ -359,7 +373,8 @@ class Collectives:
                 key = (
                     op, at % ALIGNMENT_NBYTES == 0,
                     only.shape, only.is_contiguous() or only.stride(), only.dtype, only.get_device(),
-                    self._low <= at < self._high, group, config, first, second,
+                    self._low <= at < self._high, only.is_neg() or (only.dtype.is_complex and only.is_conj()),
+                    group, config, first, second,
                 )  # fmt: skip
             else:
                 in_at = inp.data_ptr() or inp.untyped_storage().data_ptr()
@@ -369,6 +384,8 @@ class Collectives:
                 out_dtype: Any = None
                 out_device: Any = None
                 relation: Any = None
+                dtype = inp.dtype
+                lazy = inp.is_neg() or (dtype.is_complex and inp.is_conj())
                 places = in_at
                 if out is inp:
                     relation = 0
@@ -377,19 +394,22 @@ class Collectives:
                     places |= out_at
                     out_on_heap = self._low <= out_at < self._high
                     out_shape, out_dtype, out_device = out.shape, out.dtype, out.get_device()
+                    lazy = lazy or out.is_neg() or (out_dtype.is_complex and out.is_conj())
                     out_dense = out.is_contiguous() or out.stride()
                     distance = in_at - out_at  # matters where they overlap; else only that they do not
                     if distance < out.nbytes if distance >= 0 else -distance < inp.nbytes:
                         relation = distance
                 key = (
                     op, places % ALIGNMENT_NBYTES == 0,
-                    inp.shape, inp.is_contiguous() or inp.stride(), inp.dtype, inp.get_device(),
+                    inp.shape, inp.is_contiguous() or inp.stride(), dtype, inp.get_device(),
                     self._low <= in_at < self._high,
-                    out_shape, out_dense, out_dtype, out_device, out_on_heap, relation,
+                    out_shape, out_dense, out_dtype, out_device, out_on_heap, relation, lazy,
                     group, config, first, second,
                 )  # fmt: skip
             bound = self._bound.get(key)
         except (AttributeError, TypeError):  # something is no tensor, or cannot be a key: the binder says what
+            if isinstance(group, list):
+                return self._run(op, out, inp, tuple(group), async_op, config, first, second)
             key = None
         if bound is None:
             bound = self._binder.bind(Question(op, out, inp, group, config, first, second), key)
@@ -419,7 +439,7 @@ class _Asked(Collectives):
         op: str,
         out: torch.Tensor | None,
         inp: torch.Tensor | None,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup | Sequence[int] | None,
         async_op: bool,
         config: Config | None,
         first: Any = None,
@@ -435,4 +455,5 @@ class _Asked(Collectives):
 
 
 def _as_tuple(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if sizes is None else tuple(sizes)
+    """Split sizes that can be a part of a key; None for none, which torch also says by an empty list."""
+    return None if sizes is None or len(sizes) == 0 else tuple(sizes)

@@ -6,28 +6,43 @@ differs between them.
 
 from __future__ import annotations
 
+import operator
 import weakref
+from collections import deque
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
+from iris_core.agreement import raise_failure
 from iris_core.ccl import calls
 from iris_core.ccl.calls import Call
 from iris_core.ccl.choice import Chooser
+from iris_core.ccl.kinds import Agreed, Launches
+from iris_core.ccl.mismatch import mismatch_text
 from iris_core.ccl.order import DeviceOrder, HostOrder
 from iris_core.ccl.providers import find_algorithms
 from iris_core.ccl.reduce_op import reduce_op
 from iris_core.ccl.tables import Tables
-from iris_core.ccl.team import Memory, Region, Team, control_nbytes, mail_nbytes
+from iris_core.ccl.team import Memory, Region, Step, StepsDifferError, Team, control_nbytes, mail_nbytes
 from iris_core.ccl.work import DoneWork
-from iris_core.errors import ArgumentError, HeapClosedError, HeapError, RankMismatchError, UnsupportedError
+from iris_core.device_context import Mismatch
+from iris_core.errors import (
+    ArgumentError,
+    HeapClosedError,
+    HeapError,
+    IrisError,
+    RankMismatchError,
+    UnsupportedError,
+)
+from iris_core.logs import logger
 from iris_core.observers import is_watched, notify
 from iris_core.types import DeviceType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch.distributed as dist
 
@@ -53,7 +68,7 @@ class Question(NamedTuple):
     op: str
     out: Any
     inp: Any
-    group: dist.ProcessGroup | None
+    group: dist.ProcessGroup | Sequence[int] | None
     config: Config | None
     first: Any
     second: Any
@@ -84,6 +99,9 @@ class Bound:
         self._latest = cast("Collective", algorithm)
         self._launch: Callable[..., Any] = algorithm.launch
         self._team = team
+        self._memory: torch.Tensor | None = getattr(plan, "memory", None)
+        if self._memory is not None and self._memory.device.type != "cpu":
+            self._launch = self._launch_with_memory
         self.plan = plan
         self._order = order
         self._context = context
@@ -111,6 +129,23 @@ class Bound:
         if work is not None:
             work.wait()
 
+    @property
+    def droppable(self) -> bool:
+        """Whether it can be made again: graphs that have captured its launch need nothing of it."""
+        return getattr(self._algorithm, "drops_plans", False)
+
+    @property
+    def order(self) -> HostOrder | DeviceOrder:
+        """The order of the team's calls."""
+        return self._order
+
+    def _launch_with_memory(self, plan: Any, *tensors: Any) -> Any:
+        """Launch; a graph that captures it will read the plan's memory for ever."""
+        if torch.cuda.is_current_stream_capturing():
+            assert self._memory is not None
+            self._team.hold(self._memory)
+        return self._algorithm.launch(plan, *tensors)
+
     def _tell(self) -> None:
         algorithm = self._algorithm
         notify(
@@ -124,6 +159,9 @@ class Bound:
 
 class Nothing:
     """A call that moves no element: its tensors are empty on all members."""
+
+    droppable = True
+    order = None
 
     def run(self, *tensors: Any) -> None:
         """Return at once."""
@@ -168,12 +206,15 @@ class Binder:
         self.rank = world.rank
         own = heap.heap_bases[world.rank]
         self.own_heap = own, own + heap.nbytes
-        self.bound: dict[Any, Bound | Nothing] = {}
-        limit = context.settings.ccl_workspace or _WORKSPACE[context.target.type is DeviceType.CPU]
-        self._memory = Memory(heap, area, int(limit))
+        self.bound: Launches[Bound | Nothing] = Launches()
+        self._dropped: deque[tuple[Any, Bound | Nothing]] = deque()
+        given = context.settings.ccl_workspace
+        limit = _WORKSPACE[context.target.type is DeviceType.CPU] if given is None else int(given)
+        self._memory = Memory(heap, area, limit)
         self._teams: dict[tuple[int, ...], Team] = {}
         self._orders: dict[tuple[Any, ...], HostOrder | DeviceOrder] = {}
-        self._agreed: set[Any] = set()
+        self._agreed = Agreed()
+        self._left_out: dict[Any, dict[str, str]] = {}
         self._chooser: Chooser | None = None
         self._found: tuple[list[Collective], list[tuple[str, str]]] | None = None
         self._closed = False
@@ -192,13 +233,24 @@ class Binder:
         """
         call = self._call(question)
         calls.check(call, torch.device(self.open().device))
-        bound: Bound | Nothing = Nothing() if call.is_empty else self._bind(call)
+        bound = None if key is None else self.bound.recall(key)
+        if bound is None:
+            bound = self._bind(call)
         if key is not None:
-            self.bound[key] = bound
+            self._drop(self.bound.keep(key, bound))
         return bound
 
-    def _bind(self, call: Call) -> Bound:
+    def _drop(self, dropped: Sequence[Bound | Nothing]) -> None:
+        """Let go of launches when the device is done with their memory."""
+        self._dropped.extend((event, each) for each in dropped if each.order and (event := each.order.mark()))
+        while self._dropped and self._dropped[0][0].query():
+            self._dropped.popleft()
+
+    def _bind(self, call: Call) -> Bound | Nothing:
         refuse_capture(call.op)
+        if call.is_empty:
+            self._agree_on_nothing(self._request(call), call.config)
+            return Nothing()
         return self.serve(self._request(call), call.config, None if call.peer is None else (call.op, call.peer))
 
     def serve(
@@ -214,33 +266,115 @@ class Binder:
             message: operation and peer, where it goes between two ranks.
         """
         context = self.open()
-        algorithm, _, request = self._algorithms().choose(request, config)
-        team = self.team(request.members)
-        if message is None:
-            self.agree(team, request.op, {**calls.shared_facts(request), "algorithm": algorithm.name})
-        plan = algorithm.prepare(request, context)
-        return Bound(algorithm, plan, self.order(message or request.members), team, self._context, request.nbytes)
+        members, op = request.members, request.op
+        if message is not None:  # between two ranks: the others take no part, and these two know nothing of each other
+            algorithm, _, request = self._algorithms().choose(request, config)
+            team = self.team(members)
+            plan = algorithm.prepare(request, context)
+            return Bound(algorithm, plan, self.order(message), team, self._context, request.nbytes)
+        shared = calls.shared_facts(request)
+        left_out = self._left_out_of(members, shared)
+        named = config is not None and config.named(op)[0] is not None
+        while True:
+            algorithm, _, wish = self._algorithms().choose(request, config, left_out)
+            facts = {**shared, "algorithm": algorithm.name}
+            number, is_new = self._number(members, op, facts)
+            team = self._team(members)
+            wish = replace(wish, options={**wish.options, "kind": number})
+            try:
+                what = f"{algorithm.name!r} for {op}"
+                plan = self.prepare_alike(team, what, partial(algorithm.prepare, wish, context), is_new=is_new)
+                break
+            except UnsupportedError as error:  # there is no room for it
+                if named or not (is_new or team.size == 1):
+                    raise
+                left_out[algorithm.name] = str(error).partition("\n")[0]
+                logger.info("%s: %s is left out: %s", op, algorithm.name, error)
+        if is_new:
+            self._agreed.add(members, facts, number)
+        return Bound(algorithm, plan, self.order(members), team, self._context, wish.nbytes)
+
+    def _left_out_of(self, members: tuple[int, ...], shared: Mapping[str, str]) -> dict[str, str]:
+        """Algorithms for which there was no room when a kind was first called, on all members, with the reasons."""
+        return self._left_out.setdefault((members, *shared.values()), {})
+
+    def _agree_on_nothing(self, request: CollectiveRequest, config: Config | None) -> None:
+        """Make sure that a call that moves nothing is one on all members, and asks for nothing that there is not."""
+        algorithm, _, _ = self._algorithms().choose(request, config)
+        facts = {**calls.shared_facts(request), "algorithm": algorithm.name}
+        number, is_new = self._number(request.members, request.op, facts)
+        if is_new:
+            self._agreed.add(request.members, facts, number)
+
+    def _number(self, members: tuple[int, ...], what: str, facts: dict[str, str]) -> tuple[int, bool]:
+        """Return a kind's number, and whether the members have just compared it.
+
+        Collective, where it is new: every member comes here.
+        """
+        known = self._agreed.number(members, facts)
+        if known is not None or len(members) == 1:
+            return known or 0, False
+        self._compare(members, what, facts)
+        return self._agreed.next_number(members), True
+
+    def prepare_alike(self, team: Team, what: str, make: Callable[[], Any], *, is_new: bool) -> Any:
+        """Make a plan on all members, or on none.
+
+        Collective, where it is new: every member comes here.
+
+        Args:
+            team: the members.
+            what: what is made, for the message.
+            make: makes this member's plan; it may ask for regions of the team.
+            is_new: whether all members make one now; else this one alone makes one like one that it has made before.
+
+        Raises:
+            UnsupportedError, ...: a member could not; the same on all of them, see `raise_failure`.
+            IrisError: likewise, for another reason.
+        """
+        if not is_new:
+            return make()
+        plan: Any = None
+        error: Exception | None = None
+        steps: list[int] | None = None
+        try:
+            plan = make()
+        except StepsDifferError as apart:
+            error, steps = apart, apart.steps
+        except Exception as failure:  # noqa: BLE001 - of a plugin, of any kind; raised again below, on all members
+            error = failure
+        if steps is None:
+            steps = team.tell_step(Step.PREPARED if error is None else Step.FAILED)
+        bad = Step.FAILED if Step.FAILED in steps else Step.ASKS  # who asked in vain did so for the others' failure
+        outcomes = [True] * (max(team.members) + 1)
+        for member, step in zip(team.members, steps, strict=True):
+            outcomes[member] = step != bad
+        own = error if steps[team.rank] == bad else None
+        raise_failure(_ByWorldRank(team), own, outcomes, f"could not prepare {what}", IrisError)
+        return plan
 
     def explain(self, question: Question) -> Explanation:
         """Say what would serve a call."""
         call = self._call(question)
         calls.check(call, torch.device(self.open().device))
-        return self._algorithms().explain(self._request(call), call.config)
+        request = self._request(call)
+        left_out = self._left_out.get((request.members, *calls.shared_facts(request).values()))
+        return self._algorithms().explain(request, call.config, left_out)
 
-    def barrier(self, group: dist.ProcessGroup | None, async_op: bool) -> Work | None:
+    def barrier(self, group: dist.ProcessGroup | Sequence[int] | None, async_op: bool) -> Work | None:
         """Launch a barrier on the device, ordered with the group's collectives."""
         context = self.open()
         order = self.order(self._world.members_of(group))
 
         def launch(plan: Any, out: Any, inp: Any, stream: Any = None) -> None:
-            context.device_barrier(group)
+            context.device_barrier(cast("Any", group))
 
         if async_op:
             return order.run_async("barrier", launch, None, None, None)
         order.run(launch, None, None, None)
         return None
 
-    def reset(self, group: dist.ProcessGroup | None) -> None:
+    def reset(self, group: dist.ProcessGroup | Sequence[int] | None) -> None:
         """Put a team back to its beginning."""
         context = self.open()
         if context.target.type is not DeviceType.CPU:
@@ -298,32 +432,55 @@ class Binder:
         Raises:
             RankMismatchError: something differs; on all members.
         """
-        agreed = (team.members, tuple(facts.items()))
-        if team.size == 1 or agreed in self._agreed:
-            return
-        everyone = team.world.all_gather_object(facts)
+        number, is_new = self._number(team.members, what, facts)
+        if is_new:
+            self._agreed.add(team.members, facts, number)
+
+    def _compare(self, members: tuple[int, ...], what: str, facts: dict[str, str]) -> None:
+        """Compare with the other members what must be equal, the order of the group first.
+
+        Collective: every member comes here.  They meet in an order of ranks that does not depend on the group's, so
+        that members who name it differently find each other.
+
+        Raises:
+            RankMismatchError: something differs; on all members.
+        """
+        order = tuple(sorted(members))
+        everyone = self._world.subworld(order).all_gather_object(
+            {"group": f"ranks {', '.join(map(str, members))}", **facts}
+        )
         names = dict.fromkeys(name for row in everyone for name in row)
         differing = [name for name in names if len({row.get(name) for row in everyone}) > 1]
         if differing:
             lines = [
                 f"  {name}: "
                 + "; ".join(
-                    f"{row.get(name, 'absent')} on rank {rank}"
-                    for rank, row in zip(team.members, everyone, strict=True)
+                    f"{row.get(name, 'absent')} on rank {rank}" for rank, row in zip(order, everyone, strict=True)
                 )
                 for name in differing
             ]
             raise RankMismatchError(f"{what}: the members of the group call differently:\n" + "\n".join(lines))
-        self._agreed.add(agreed)
 
-    def members_of(self, group: dist.ProcessGroup | None) -> tuple[int, ...]:
+    def members_of(self, group: dist.ProcessGroup | Sequence[int] | None) -> tuple[int, ...]:
         """Return the world ranks of a group's members, in its order; all for None."""
         self.open()
         return self._world.members_of(group)
 
     # -- what there is ------------------------------------------------------------------------------------------------
     def team(self, members: tuple[int, ...]) -> Team:
-        """Return the team of some ranks.  Collective, the first time: every member calls it, and nobody else."""
+        """Return the team of some ranks.  Collective, the first time: every member calls it, and nobody else.
+
+        Raises:
+            RankMismatchError: the members name the group in different orders.
+        """
+        if members not in self._teams and self.rank in members and len(set(members)) == len(members) > 1:
+            everyone = members == tuple(range(self._world.world_size))
+            if not everyone:  # of all ranks, nothing has to be made together
+                self._compare(members, "a group's team", {"operation": "making the team of a group"})
+        return self._team(members)
+
+    def _team(self, members: tuple[int, ...]) -> Team:
+        """The team of some ranks, who are sure that all have the same members in mind."""
         team = self._teams.get(members)
         if team is None:
             context = self.open()
@@ -382,6 +539,11 @@ class Binder:
         target = self.open().target
         return "cpu" if target.type is DeviceType.CPU else torch.cuda.get_device_name(target.index)
 
+    def describe_mismatch(self, words: Sequence[int]) -> str:
+        """Say what a kernel of this rank has found to be different on another member; see `device_context.Mismatch`."""
+        team = next((each for each in self._teams.values() if each.has(words[Mismatch.ADDRESS])), None)
+        return "" if team is None else mismatch_text(words, team, partial(self._agreed.describe, team.members))
+
     def describe_wait(self, address: int, sender: int) -> str:
         """Say what a kernel waits for at an address, if that lies in a team's memory; else nothing."""
         return next((text for team in self._teams.values() if (text := team.describe(address, sender))), "")
@@ -396,10 +558,27 @@ class Binder:
         self._teams.clear()
 
 
+class _ByWorldRank:
+    """A team's exchanges, with the ranks of the world in messages.
+
+    Args:
+        team: the members.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self.world_size = team.size
+
+    def all_gather_object(self, obj: Any) -> Any:
+        """Gather an object from every member, by its rank in the world."""
+        return dict(zip(self._team.members, self._team.world.all_gather_object(obj), strict=True))
+
+
 def _index(op: str, members: tuple[int, ...], rank: Any) -> int:
     """A rank's index in the group."""
-    if isinstance(rank, bool) or not isinstance(rank, int):
+    if isinstance(rank, bool) or not hasattr(rank, "__index__"):
         raise TypeError(f"{op}: a root is a rank, not {rank!r}")
+    rank = operator.index(rank)
     if rank not in members:
         raise ArgumentError(f"{op}: rank {rank} is not in the group of ranks {', '.join(map(str, members))}")
     return members.index(rank)

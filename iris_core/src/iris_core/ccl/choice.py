@@ -26,12 +26,15 @@ class Candidate:
         provider: the plugin that offers it.
         ok: whether it can serve the request.
         reason: why it cannot.
-        seconds: its estimate, or what was measured.
+        seconds: what was measured with as many ranks; else its estimate.
         measured: whether it was.
         measured_only: it is chosen only if it was, or by name.
         repeatable: whether its results are the same from run to run.
         config: fields of `Config` with which it was measured.
         tunings: fields of `Config` that are worth measuring for the request, the algorithm's own choice ({}) first.
+        borrowed_from: with how many ranks it was measured, if not with as many: that says which algorithm is faster
+            than which, and not how long one takes.
+        borrowed_seconds: what it took with those.
     """
 
     name: str
@@ -44,12 +47,16 @@ class Candidate:
     config: Mapping[str, Any] = field(default_factory=dict)
     tunings: tuple[Mapping[str, Any], ...] = ()
     repeatable: bool = True
+    borrowed_from: int | None = None
+    borrowed_seconds: float | None = None
 
     def __str__(self) -> str:
         if not self.ok:
             return f"{self.name} ({self.provider}): no, {self.reason}"
         assert self.seconds is not None
         how = "measured" if self.measured else "model; only by name until measured" if self.measured_only else "model"
+        if self.borrowed_seconds is not None:
+            how += f"; measured with {self.borrowed_from} ranks: {self.borrowed_seconds * 1e6:.1f} us"
         given = "".join(f", {name}={value}" for name, value in self.config.items())
         return f"{self.name} ({self.provider}): {self.seconds * 1e6:.1f} us, {how}{given}"
 
@@ -109,8 +116,15 @@ class Chooser:
         """Return the names of the algorithms for an operation."""
         return tuple(self._by_op.get(op, ()))
 
-    def choose(self, request: CollectiveRequest, config: Config | None) -> Choice:
+    def choose(
+        self, request: CollectiveRequest, config: Config | None, left_out: Mapping[str, str] | None = None
+    ) -> Choice:
         """Return the algorithm that serves a request, and why.
+
+        Args:
+            request: what is asked for.
+            config: how.
+            left_out: algorithms that are not to be chosen, with the reason; one that is named is, nevertheless.
 
         Raises:
             UnsupportedError: none does, or the one that was named does not; with the reasons.
@@ -131,8 +145,15 @@ class Chooser:
             if not answer:
                 raise UnsupportedError(f"{request.op}: algorithm {name!r} cannot serve this call: {answer.reason}")
             return Choice(known[name], f"named by {by}={name!r}", request)
-        answers = {each: _supports(algorithm, request, config) for each, algorithm in known.items()}
+        answers = {
+            each: Availability.no(left_out[each])
+            if left_out and each in left_out
+            else _supports(algorithm, request, config)
+            for each, algorithm in known.items()
+        }
         for entry in self._tables.lookup(request):
+            if left_out and entry.algorithm in left_out:
+                continue
             wish = _with_config(request, entry)
             if entry.algorithm in known and _supports(known[entry.algorithm], wish, config):
                 return Choice(known[entry.algorithm], entry.reason, wish)
@@ -153,19 +174,23 @@ class Chooser:
         why = "the cheapest by its model" if len(modelled) > 1 else "the only one that can"
         return Choice(known[cheapest], why, request)
 
-    def explain(self, request: CollectiveRequest, config: Config | None) -> Explanation:
+    def explain(
+        self, request: CollectiveRequest, config: Config | None, left_out: Mapping[str, str] | None = None
+    ) -> Explanation:
         """Return what `choose` would return, and what it knows of all the others."""
+        left_out = left_out or {}
         try:
-            algorithm, why, _ = self.choose(request, config)
+            algorithm, why, _ = self.choose(request, config, left_out)
             chosen = algorithm.name
         except (UnsupportedError, ArgumentError) as error:
             chosen, why = "", str(error).partition("\n")[0]
         measured = {entry.algorithm: entry for entry in reversed(self._tables.lookup(request))}
         candidates = []
         for name, each in self._by_op.get(request.op, {}).items():
-            answer = _supports(each, request, config)
+            answer = Availability.no(left_out[name]) if name in left_out else _supports(each, request, config)
             found = measured.get(name) if answer else None
-            seconds = found.seconds if found else each.cost(request) if answer else None
+            own = found is not None and found.borrowed_from is None
+            seconds = found.seconds if found is not None and own else each.cost(request) if answer else None
             candidates.append(
                 Candidate(
                     name=name,
@@ -173,11 +198,13 @@ class Chooser:
                     ok=answer.ok,
                     reason=answer.reason,
                     seconds=seconds,
-                    measured=found is not None,
+                    measured=own,
                     measured_only=getattr(each, "measured_only", False),
                     config=found.config if found else {},
                     tunings=_tunings(each, request) if answer else (),
                     repeatable=getattr(each, "repeatable", True),
+                    borrowed_from=None if found is None else found.borrowed_from,
+                    borrowed_seconds=None if found is None or own else found.seconds,
                 )
             )
         return Explanation(request.op, chosen, why, tuple(candidates))

@@ -21,6 +21,9 @@ _SPEAKS_OF = {
 }
 """Operations that a field speaks of, where that is not all of them."""
 
+_DEFAULT_BLOCK_N = 64
+_MOST_WARPS = 32
+
 _POSITIVE = (
     "block_size_m",
     "block_size_n",
@@ -37,27 +40,28 @@ _POSITIVE = (
 
 @dataclass(frozen=True)
 class Config:
-    """How a collective is to run.  Everything that is not given is the algorithm's choice.
+    """How a collective is to run.  Everything that is not given (None) is the algorithm's choice.
 
-    A field that differs from its default is a wish that must be fulfilled: an algorithm that has no use for it is not
-    chosen, and is refused when it was named.
+    A field that is given is a wish that must be fulfilled: an algorithm that has no use for it is not chosen, and is
+    refused when it was named.  The fields are those of the reference system, and `algorithm`.
 
     Attributes:
         algorithm: name of an algorithm (`ctx.ccl.explain` lists them); None for the library's choice.
         block_size_m, block_size_n: rows and columns of a tile; their product is what a program handles at a time.
+            Where only one is given, the other is 32 or 64, as in the reference system.
         swizzle_size: rows of tiles that are taken together, for locality.
         comm_sms: number of programs (SMs, CUs) that communicate.
-        num_xcds: number of accelerator dies; None for that of the device.
-        chunk_size: programs in a row on one die; None for a fitting number.
+        num_xcds: number of accelerator dies.
+        chunk_size: programs in a row on one die.
         use_gluon: only algorithms written in Gluon.
         all_gather_variant: "persistent" or "partitioned"; "auto" for the library's choice.
         all_reduce_variant: "atomic", "ring", "two_shot", "one_shot" or "spinlock"; "auto" for the library's choice.
         all_reduce_distribution: which tiles a rank reduces: 0 every world_size-th, 1 a block of them.
         all_reduce_num_rings: number of rings that run side by side.
-        all_reduce_ring_slice_n: columns of a slice of the ring; None for block_size_n.
+        all_reduce_ring_slice_n: columns of a slice of the ring, a power of two that divides block_size_n.
         reduce_scatter_variant: "two_shot", or "auto" for the library's choice.
         num_stages: stages of software pipelining.
-        num_warps: warps of a program.
+        num_warps: warps of a program, a power of two up to 32.
         threads_per_warp: 32 or 64.
         waves_per_eu: hint for AMD's compiler; 0 for none.
 
@@ -65,23 +69,23 @@ class Config:
         ArgumentError: (a ValueError) a field has a value that cannot be.
     """
 
-    block_size_m: int = 32
-    block_size_n: int = 64
-    swizzle_size: int = 4
-    comm_sms: int = 64
+    block_size_m: int | None = None
+    block_size_n: int | None = None
+    swizzle_size: int | None = None
+    comm_sms: int | None = None
     num_xcds: int | None = None
     chunk_size: int | None = None
     use_gluon: bool = False
     all_gather_variant: str = AUTO
     all_reduce_variant: str = AUTO
-    all_reduce_distribution: int = 1
-    all_reduce_num_rings: int = 1
+    all_reduce_distribution: int | None = None
+    all_reduce_num_rings: int | None = None
     all_reduce_ring_slice_n: int | None = None
     reduce_scatter_variant: str = AUTO
-    num_stages: int = 1
-    num_warps: int = 4
-    threads_per_warp: int = 64
-    waves_per_eu: int = 0
+    num_stages: int | None = None
+    num_warps: int | None = None
+    threads_per_warp: int | None = None
+    waves_per_eu: int | None = None
     algorithm: str | None = None
 
     def __post_init__(self) -> None:
@@ -89,23 +93,27 @@ class Config:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ArgumentError(f"Config: {name} must be a positive integer, not {value!r}")
+        warps = self.num_warps
+        if warps is not None and (warps & (warps - 1) or warps > _MOST_WARPS):
+            raise ArgumentError(f"Config: num_warps must be a power of two up to {_MOST_WARPS}, not {warps}")
         for name, known in _VARIANTS.items():
             if getattr(self, name) not in known:
                 raise ArgumentError(f"Config: {name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
-        if self.all_reduce_distribution not in (0, 1):
+        if self.all_reduce_distribution not in (None, 0, 1):
             raise ArgumentError(
                 "Config: all_reduce_distribution must be 0 (every world_size-th tile) or 1 (a block of tiles), "
                 f"not {self.all_reduce_distribution!r}"
             )
-        if self.threads_per_warp not in (32, 64):
+        if self.threads_per_warp not in (None, 32, 64):
             raise ArgumentError(f"Config: threads_per_warp must be 32 or 64, not {self.threads_per_warp!r}")
-        if not isinstance(self.waves_per_eu, int) or self.waves_per_eu < 0:
-            raise ArgumentError(f"Config: waves_per_eu must be 0 or more, not {self.waves_per_eu!r}")
-        part = self.all_reduce_ring_slice_n
-        if part is not None and (self.block_size_n % part or part & (part - 1)):
+        waves = self.waves_per_eu
+        if waves is not None and (isinstance(waves, bool) or not isinstance(waves, int) or waves < 0):
+            raise ArgumentError(f"Config: waves_per_eu must be 0 or more, not {waves!r}")
+        part, columns = self.all_reduce_ring_slice_n, self.block_size_n or _DEFAULT_BLOCK_N
+        if part is not None and (columns % part or part & (part - 1)):
             raise ArgumentError(
-                f"Config: all_reduce_ring_slice_n must be a power of two that divides block_size_n="
-                f"{self.block_size_n}, not {part}"
+                f"Config: all_reduce_ring_slice_n must be a power of two that divides block_size_n={columns}, not "
+                f"{part}"
             )
         if self.algorithm is not None and (not isinstance(self.algorithm, str) or not self.algorithm):
             raise ArgumentError(f"Config: algorithm must be a name or None, not {self.algorithm!r}")
@@ -130,7 +138,7 @@ class Config:
         return variant, field
 
     def given(self, op: str) -> dict[str, Any]:
-        """Return the fields that differ from their defaults, without those that name algorithms.
+        """Return the fields that were given, without those that name algorithms.
 
         Args:
             op: the operation; fields that speak of others only are left out.

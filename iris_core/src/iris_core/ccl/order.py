@@ -36,6 +36,9 @@ class HostOrder:
         """Launch in the thread; `what` is for messages."""
         return FutureWork(self._submit(_finish, launch, plan, *tensors), what)
 
+    def mark(self) -> None:
+        """Nothing can be under way that does not hold what it needs."""
+
     def _submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="iris-collective")
@@ -92,6 +95,14 @@ class DeviceOrder:
             event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(side)
         return StreamWork(event, what, used)
+
+    def mark(self) -> Any:
+        """Return an event that has happened when everything launched so far is done; None if there was nothing."""
+        if self._last is None or _is_capturing(self._last):
+            return None
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._last)
+        return event
 
     def _follow(self) -> None:
         """Make the current stream the last one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import operator
 from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import ArgumentError, UnsupportedError
@@ -33,20 +34,31 @@ def reduce_op(op: Any) -> ReduceOp:
     """Return the `ReduceOp` that an argument means.
 
     Args:
-        op: a ReduceOp or its number, one of torch.distributed, a name ("sum"), or None for SUM.
+        op: a ReduceOp or its number, one of torch.distributed (its name counts, not its number), a name ("sum"), or
+            None for SUM.
 
     Raises:
         ArgumentError: there is no such reduction.
     """
     if op is None:
         return ReduceOp.SUM
-    if isinstance(op, int) and not isinstance(op, bool) and op in tuple(ReduceOp):
-        return ReduceOp(op)
-    name = (op if isinstance(op, str) else str(getattr(op, "name", ""))).upper()
+    kind = getattr(op, "op", op)  # torch's ReduceOp is an object around a member of its enumeration
+    name = (kind if isinstance(kind, str) else str(getattr(kind, "name", ""))).upper()
     if name in ReduceOp.__members__:
         return ReduceOp[name]
+    number = None if name or isinstance(op, bool) else _as_int(op)
+    if number is not None and number in tuple(ReduceOp):
+        return ReduceOp(number)
     known = ", ".join(each.name for each in ReduceOp)
     raise ArgumentError(f"op={op!r} is no reduction; known are {known}, as ReduceOp or as torch.distributed.ReduceOp")
+
+
+def _as_int(value: Any) -> int | None:
+    """The number that an integer of any library is; None for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def check_reducible(what: str, op: ReduceOp, dtype: torch.dtype) -> None:

@@ -6,12 +6,13 @@ that stays where it is for ever: captured graphs know the addresses.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from iris_core.errors import HeapExhaustedError, UnsupportedError
+from iris_core.errors import HeapExhaustedError, IrisError, UnsupportedError
 from iris_core.system_area import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -30,6 +31,27 @@ _WORD = 8
 
 MIN_STAGING_NBYTES = 4 << 10
 """A team that cannot have that much workspace has no collectives for tensors off the heap."""
+
+
+class Step(enum.IntEnum):
+    """What a member's host says when those of its team meet while plans are made."""
+
+    PREPARED = 0
+    FAILED = 1
+    ASKS = 2  # for a region that is new
+
+
+class StepsDifferError(IrisError):
+    """A member asks for a region, and others are not doing the same.
+
+    Args:
+        message: for people.
+        steps: what each member does, in the team's order.
+    """
+
+    def __init__(self, message: str, steps: list[int]) -> None:
+        super().__init__(message)
+        self.steps = steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +164,8 @@ class Team:
         self._regions: dict[str, list[Region]] = {}
         self._fills: dict[str, int | None] = {}
         self._exhausted: dict[str, int] = {}  # smallest size that could not be had, by name
+        self._constants: dict[tuple[int, ...], torch.Tensor] = {}
+        self._held: dict[int, torch.Tensor] = {}
         if control is None:
             control = memory.take(world, control_nbytes(self.size, memory.area.nbytes), "a group's collectives")
         self.control = control
@@ -159,6 +183,13 @@ class Team:
             raise UnsupportedError("messages between two ranks go through the memory of the whole world's team")
         return self._mail
 
+    def tell_step(self, step: Step) -> list[int]:
+        """Say how far this member's host is; returns what all say.
+
+        Collective: every member calls it.
+        """
+        return [each for (each,) in self.world.all_gather_ints([step])]
+
     def region(self, name: str, nbytes: int, fill: int | None = 0) -> Region:
         """Return symmetric memory of at least this size: the smallest of this name that is large enough, or new one.
 
@@ -174,17 +205,35 @@ class Team:
 
         Raises:
             UnsupportedError: there is no room.
+            StepsDifferError: a member failed before it came here, or asks for nothing; on those that ask.
         """
         known = self._regions.setdefault(name, [])  # each is larger than those before
         found = next((region for region in known if region.nbytes >= nbytes), None)
         if found is not None:
             return found
+        steps = self.tell_step(Step.ASKS)
+        if any(step != Step.ASKS for step in steps):
+            raise StepsDifferError(f"not every member asks for the workspace {name!r} of a collective", steps)
         region = self._memory.take(self.world, nbytes, f"workspace {name!r} of a collective")
         known.append(region)
         self._fills[name] = fill
         _fill([region], fill)
         self.world.barrier()  # nobody stores there before it is filled
         return region
+
+    def constant(self, numbers: Sequence[int]) -> torch.Tensor:
+        """Return numbers as int64 on the device, the same tensor for the same numbers, for ever.
+
+        For few different ones: they are never given back.
+        """
+        key = tuple(numbers)
+        if key not in self._constants:
+            self._constants[key] = torch.tensor(key, dtype=torch.int64, device=self.device)
+        return self._constants[key]
+
+    def hold(self, memory: torch.Tensor) -> None:
+        """Let memory of a plan live as long as the team: a graph knows it."""
+        self._held[memory.data_ptr()] = memory
 
     def reset(self) -> None:
         """Fill all regions again as they were at first.
@@ -227,6 +276,10 @@ class Team:
                     if not known and wanted // 2 < minimum:
                         raise
             wanted //= 2
+
+    def has(self, address: int) -> bool:
+        """Whether an address of this rank lies in the team's memory, but for workspaces."""
+        return any(_word_at(region, address) for region in (self.control, self._mail) if region is not None)
 
     def describe(self, address: int, sender: int = 0) -> str:
         """Say in a sentence what lies at an address of this rank, if it is this team's memory; else nothing.

@@ -43,9 +43,11 @@ def compile_cases() -> list[CompileCase]:
     dense: dict[str, Any] = {"SIZE": _SIZE, "IN_DIMS": 0, "OUT_DIMS": 0}
     plain = (_ONE, _ONE, _ONE, _ONE)
     strided = (_MATRIX, (140, 2), _MATRIX, (1, 33))
-    moved = (_I64, _U8, _I64, _I64, 1, 1, 1 << 20, 0, _ADDRESS)
+    parts = (1, 1, 100, 100, 100, 100, -1)
+    moved = (_I64, _U8, None, _I64, 1, *parts, 1 << 20, 0, _ADDRESS)
+    split = (_I64, _U8, _I64, _I64, 1, *parts, 1 << 20, 0, _ADDRESS)
     reduced = (_I64, _U8, _I64, 1, 1, 4000, 4000, 0, 4000, 0, _ADDRESS)
-    mailed = (_I64, _U8, _I64, 1, 2, 4096, 40_000, 1024, 0, _ADDRESS)
+    mailed = (_I64, _U8, _I64, 1, 2, 4096, 40_000, 2, 1024, 0, _ADDRESS)
     pushed = (_I64, _I64, 1, 1, 1 << 20, 0, _ADDRESS)
     sending = {"SIZE": _SIZE, "IN_DIMS": 0}
     kept = (_I64, _U8, _I64, 1, 1, 4000, 4000, 0, _ADDRESS)
@@ -57,7 +59,7 @@ def compile_cases() -> list[CompileCase]:
         _case("pull-direct", pull, (bf16, bf16, *moved, *plain), dense, SOURCE="direct", SHARED=True, BLOCK=8192),
         _case("pull-bytes", pull, (i8, i8, *moved, *plain), dense, SOURCE="staged", SHARED=True, BLOCK=8192),
         _case(
-            "pull-strided", pull, (f32, f32, *moved, *strided), matrices, wide=False,
+            "pull-strided", pull, (f32, f32, *split, *strided), matrices, wide=False,
             SOURCE="staged", SHARED=False, BLOCK=4096,
         ),
         _case("pull-nothing", pull, (f32, f32, *moved, *plain), dense, SOURCE="none", SHARED=True, BLOCK=4096),
@@ -112,8 +114,8 @@ def compile_cases() -> list[CompileCase]:
             OP="max", LOCKED=True, STAGED=True, BLOCK=2048,
         ),
         _case("meeting", meet_alone, (_I64, _I64, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
-        _case("send", send, (bf16, *mailed, _ONE, _ONE), {}, PROGRAMS=16, DIMS=0, BLOCK=8192),
-        _case("receive", receive, (bf16, *mailed, _MATRIX, (140, 2)), {}, wide=False, PROGRAMS=16, DIMS=2, BLOCK=8192),
+        _case("send", send, (bf16, *mailed, _ONE, _ONE), {}, PARTS=16, DIMS=0, BLOCK=8192),
+        _case("receive", receive, (bf16, *mailed, _MATRIX, (140, 2)), {}, wide=False, PARTS=16, DIMS=2, BLOCK=8192),
     ]  # fmt: skip
 
 

@@ -1,39 +1,54 @@
 """send and recv through mailboxes: what is sent lies in the receiver's memory until it comes for it.
 
-Every rank has an inbox for each other one, divided among programs.  A program's part holds two pieces.  The sender
-fills them in turn, and waits before it overwrites one that was not taken out; so up to two pieces per program can be
-sent before anybody receives.  Words of a rank, for each peer and program:
+Every rank has an inbox for each other one, of PARTS parts.  A message is divided among all of them, whatever its size,
+so both sides know where it is without knowing each other.  A part holds two pieces.  The sender fills them in turn, and
+waits before it overwrites one that was not taken out; so up to two pieces per part can be sent before anybody
+receives.  Words of a rank, for each peer and part:
 
-    0   pieces that the peer has put into the inbox here (the peer counts)
-    1   pieces that the peer has taken out of its own inbox (the peer counts)
-    2   pieces that this rank has sent to the peer
-    3   pieces that this rank has received from the peer
+    0       pieces that the peer has put into the inbox here (the peer counts)
+    1       pieces that the peer has taken out of its own inbox (the peer counts)
+    2       pieces that this rank has sent to the peer
+    3       pieces that this rank has received from the peer
+    4, 5    of the piece in the first place: elements of the whole message; type of them, and above 16 bits how many
+            pieces of the message follow in this part (the peer writes)
+    6, 7    of the piece in the second place, likewise
 
-They only grow, so a captured send can be replayed.
+The counters only grow, so a captured send can be replayed.  The receiver compares what is sent with what it expects,
+and takes out a message that differs without storing it: the next one is where it should be.
+
+Programs may be fewer than parts, and fewer on one side than on the other: all take parts in ascending order, so the
+lowest one that is not done is always being worked on by both.
 """
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
 
+from iris_core.device_context import MismatchCode
 from iris_triton.collectives.elements import as_words, copy_part
+from iris_triton.collectives.meeting import report_difference
 from iris_triton.flags import await_flag, set_flag
 from iris_triton.intrinsics import wait_stores
 
-ARRIVED, TAKEN, SENT, RECEIVED = (tl.constexpr(n) for n in range(4))
-WORDS = 4
-"""Words for each peer and program."""
+ARRIVED, TAKEN, SENT, RECEIVED, HEADERS = (tl.constexpr(n) for n in range(5))
+WORDS = 8
+"""Words for each peer and part."""
 
-RUNTIME = ("me", "peer", "apart", "count", "piece", "timeout_ns", "status", "sizes", "strides")
+_WORDS = tl.constexpr(WORDS)
+_KIND_BITS = tl.constexpr(16)
+_MESSAGE = tl.constexpr(int(MismatchCode.MESSAGE))
+
+RUNTIME = ("me", "peer", "apart", "count", "element", "piece", "timeout_ns", "status", "sizes", "strides")
 """Arguments for whose values kernels are not compiled anew."""
 
 
 @triton.jit
-def _share(count):
-    """(begin, end) of the elements that this program handles."""
-    each = (tl.cast(count, tl.int64) + tl.num_programs(0) - 1) // tl.num_programs(0)
+def _share(count, part, PARTS: tl.constexpr):
+    """(begin, end) of the elements that lie in a part."""
+    count = tl.cast(count, tl.int64)
+    each = (count + PARTS - 1) // PARTS
     each = (each + 15) // 16 * 16  # so that shares begin at multiples of 16 bytes if the tensor does
-    begin = tl.minimum(tl.program_id(0) * each, count)
+    begin = tl.minimum(part * each, count)
     return begin, tl.minimum(begin + each, count)
 
 
@@ -45,69 +60,89 @@ def _elsewhere(pointer, distance):
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=("inp",))
 def send(
-    inp, words, boxes, bases, me, peer, apart, count, piece, timeout_ns, status, sizes, strides,
-    PROGRAMS: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr
+    inp, words, boxes, bases, me, peer, apart, count, element, piece, timeout_ns, status, sizes, strides,
+    PARTS: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Put a tensor into the inbox of a peer.
 
     Args:
         inp: the tensor.
         words: this rank's words (int64).
-        boxes: this rank's inboxes, of PROGRAMS parts each.
+        boxes: this rank's inboxes, of PARTS parts each.
         bases: int64, heap of every rank.
         me, peer: ranks of the world.
         apart: bytes of an inbox's part.
         count: number of elements.
+        element: number of their type.
         piece: elements of a piece; two fit into a part.
         timeout_ns, status: bound of waits, and where they report.
         sizes, strides: of the tensor, DIMS of them; none if it is dense.
-        PROGRAMS: parts of an inbox; at least the number of programs.
+        PARTS: parts of an inbox, the same on both sides; at least the number of programs.
         BLOCK: elements that a program moves at a time.
     """
     inp = as_words(inp)
-    program = tl.program_id(0)
     distance = tl.load(bases + peer) - tl.load(bases + me)
-    mine = words + (peer * PROGRAMS + program) * 4
-    theirs = _elsewhere(words + (me * PROGRAMS + program) * 4, distance)
-    box = _elsewhere(boxes + (tl.cast(me, tl.int64) * PROGRAMS + program) * apart, distance)
-    box = box.to(inp.dtype, bitcast=True)
-    number = tl.load(mine + SENT)
-    at, end = _share(count)
-    one = at * 0 + 1
-    while at < end:
-        await_flag(mine + TAKEN, number - 1, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), me)
-        size = tl.minimum(end - at, piece)
-        copy_part(box, number % 2 * piece, sizes, strides, inp, at, sizes, strides, size, one * 0, one, 0, DIMS, BLOCK)
-        number += 1
-        wait_stores()
-        tl.debug_barrier()
-        set_flag(theirs + ARRIVED, number, "release", "sys")
-        at += piece
-    tl.store(mine + SENT, number)
+    for part in range(tl.program_id(0), PARTS, tl.num_programs(0)):
+        mine = words + (peer * PARTS + part) * _WORDS
+        theirs = _elsewhere(words + (me * PARTS + part) * _WORDS, distance)
+        box = _elsewhere(boxes + (tl.cast(me, tl.int64) * PARTS + part) * apart, distance)
+        box = box.to(inp.dtype, bitcast=True)
+        number = tl.load(mine + SENT)
+        at, end = _share(count, part, PARTS)
+        one = at * 0 + 1
+        left = tl.maximum((end - at + piece - 1) // piece, 1)
+        while left > 0:
+            left -= 1
+            await_flag(mine + TAKEN, number - 1, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), me)
+            size = tl.minimum(end - at, piece)
+            place = number % 2
+            copy_part(box, place * piece, sizes, strides, inp, at, sizes, strides, size, one * 0, one, 0, DIMS, BLOCK)
+            tl.store(theirs + HEADERS + 2 * place, count)
+            tl.store(theirs + HEADERS + 2 * place + 1, element + (left << _KIND_BITS))
+            number += 1
+            wait_stores()
+            tl.debug_barrier()
+            set_flag(theirs + ARRIVED, number, "release", "sys")
+            at += piece
+        tl.store(mine + SENT, number)
 
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=("out",))
 def receive(
-    out, words, boxes, bases, me, peer, apart, count, piece, timeout_ns, status, sizes, strides,
-    PROGRAMS: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr
+    out, words, boxes, bases, me, peer, apart, count, element, piece, timeout_ns, status, sizes, strides,
+    PARTS: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Take a tensor out of the inbox for a peer; the arguments are those of `send`."""
+    """Take a tensor out of the inbox for a peer; the arguments are those of `send`.
+
+    Where the message has another number of elements, or another type of them, the tensor stays as it is.
+    """
     out = as_words(out)
-    program = tl.program_id(0)
     distance = tl.load(bases + peer) - tl.load(bases + me)
-    mine = words + (peer * PROGRAMS + program) * 4
-    theirs = _elsewhere(words + (me * PROGRAMS + program) * 4, distance)
-    box = (boxes + (tl.cast(peer, tl.int64) * PROGRAMS + program) * apart).to(out.dtype, bitcast=True)
-    number = tl.load(mine + RECEIVED)
-    at, end = _share(count)
-    one = at * 0 + 1
-    while at < end:
-        await_flag(mine + ARRIVED, number + 1, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), me)
-        size = tl.minimum(end - at, piece)
-        copy_part(out, at, sizes, strides, box, number % 2 * piece, sizes, strides, size, one * 0, one, DIMS, 0, BLOCK)
-        number += 1
-        wait_stores()
-        tl.debug_barrier()
-        set_flag(theirs + TAKEN, number, "release", "sys")
-        at += piece
-    tl.store(mine + RECEIVED, number)
+    for part in range(tl.program_id(0), PARTS, tl.num_programs(0)):
+        mine = words + (peer * PARTS + part) * _WORDS
+        theirs = _elsewhere(words + (me * PARTS + part) * _WORDS, distance)
+        box = (boxes + (tl.cast(peer, tl.int64) * PARTS + part) * apart).to(out.dtype, bitcast=True)
+        number = tl.load(mine + RECEIVED)
+        at, end = _share(count, part, PARTS)
+        one = at * 0 + 1
+        left = one
+        while left > 0:
+            await_flag(mine + ARRIVED, number + 1, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), me)
+            place = number % 2
+            sent = tl.load(mine + HEADERS + 2 * place)
+            header = tl.load(mine + HEADERS + 2 * place + 1)
+            left = header >> _KIND_BITS
+            kind = header & ((1 << _KIND_BITS) - 1)
+            if (sent == count) & (kind == element):
+                size = tl.minimum(end - at, piece)
+                copy_part(
+                    out, at, sizes, strides, box, place * piece, sizes, strides, size, one * 0, one, DIMS, 0, BLOCK
+                )  # fmt: skip
+            else:
+                report_difference(status, me, mine.to(tl.int64), peer, count, sent, element, kind, _MESSAGE)
+            number += 1
+            wait_stores()
+            tl.debug_barrier()
+            set_flag(theirs + TAKEN, number, "release", "sys")
+            at += piece
+        tl.store(mine + RECEIVED, number)

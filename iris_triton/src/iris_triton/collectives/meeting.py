@@ -15,8 +15,12 @@ never two: the next one needs everybody.
 import triton
 import triton.language as tl
 
+from iris_core.device_context import Mismatch, MismatchCode
 from iris_triton.flags import await_flags, lanes_for, set_flags
 from iris_triton.intrinsics import wait_stores
+
+_CODE, _RANK, _PEER, _ADDRESS, _OURS, _THEIRS, _OUR_KIND, _THEIR_KIND = (tl.constexpr(int(n)) for n in Mismatch)
+_KIND = tl.constexpr(int(MismatchCode.KIND))
 
 
 @triton.jit
@@ -68,6 +72,53 @@ def told(row, member, SIZE: tl.constexpr):
 def told_second(row, member, SIZE: tl.constexpr):
     """The second word that a member has told."""
     return tl.load(row + 2 * SIZE + member)
+
+
+@triton.jit
+def report_difference(status, rank, address, peer, ours, theirs, our_kind, their_kind, CODE: tl.constexpr):
+    """Say in the status words that a member calls differently, unless something has been said before (all scalars).
+
+    Args:
+        status: address of the status words; 0 for none.
+        rank: the caller in the world.
+        address: of a word of the team.
+        peer: the member.
+        ours, theirs, our_kind, their_kind: see `iris_core.device_context.Mismatch`.
+        CODE: a MismatchCode.
+    """
+    nobody = tl.cast(0, tl.int64)
+    address_of_words = tl.cast(status, tl.int64)
+    if address_of_words != 0:
+        words = address_of_words.to(tl.pointer_type(tl.int64))
+        if tl.atomic_cas(words + _CODE, nobody, nobody + CODE, sem="relaxed", scope="sys") == 0:
+            tl.store(words + _RANK, rank)
+            tl.store(words + _PEER, peer)
+            tl.store(words + _ADDRESS, address)
+            tl.store(words + _OURS, ours)
+            tl.store(words + _THEIRS, theirs)
+            tl.store(words + _OUR_KIND, our_kind)
+            tl.store(words + _THEIR_KIND, their_kind)
+
+
+@triton.jit
+def compare_kinds(row, kind, theirs, status, rank, SIZE: tl.constexpr):
+    """Report if a member has told the number of another kind of call.
+
+    The first program of a member does, for all have programs of that number.
+
+    Args:
+        row: see `row_of`.
+        kind: the number of this call's kind (scalar).
+        theirs: what the members have told (block over `members_of`).
+        status, rank: see `report_difference`.
+        SIZE: number of members.
+    """
+    if tl.program_id(0) == 0:
+        theirs = theirs.to(tl.int64)
+        peer = tl.max(tl.where(theirs == kind, -1, members_of(SIZE)), axis=0)
+        if peer >= 0:
+            other = tl.max(tl.where(members_of(SIZE) == peer, theirs, 0), axis=0)
+            report_difference(status, rank, row.to(tl.int64), peer, 0, 0, kind, other, _KIND)
 
 
 @triton.jit

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,10 +69,15 @@ class Pull(Portable):
         return request.direct_in and request.options["layout"] == "torch"
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
-        """Make the table, and bind the kernel."""
+        """Say which elements go where, and bind the kernel."""
         carrier = carrier_of(request.dtype)
         item = carrier.dtype.itemsize
-        table, chunk = _table(request, carrier.parts)
+        table = None
+        if request.options["uneven"]:
+            parts, chunk = _Parts(), None
+            table = _on_device(_table(request, carrier.parts), team.device)
+        else:
+            parts, chunk = _parts(request, carrier.parts)
         shared = request.op in _SHARED
         layouts = []
         for shape, stride in _sides(request):
@@ -90,10 +96,12 @@ class Pull(Portable):
         arguments = {
             "control": team.control.tensor.view(torch.int64),
             "stage": region.tensor,
-            "table": torch.tensor(table, dtype=torch.int64, device=team.device),
+            "table": table,
             "bases": team.bases,
             "me": team.rank,
             "rank": team.world_rank,
+            "kind": request.options.get("kind", 0),
+            **asdict(parts),
             "capacity": capacity,
             "timeout_ns": team.timeout_ns,
             "status": team.status_ptr,
@@ -109,7 +117,13 @@ class Pull(Portable):
             "BLOCK": blocks.block,
         }
         kernel = BoundKernel(pull, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
-        return Plan(kernel, carrier)
+        return Plan(kernel, carrier, memory=table)
+
+
+def _on_device(numbers: Sequence[int], device: str) -> torch.Tensor:
+    """Numbers as int64 on the device, without waiting for it."""
+    tensor = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=device != "cpu")
+    return tensor.to(device, non_blocking=True)
 
 
 def _has_input(request: CollectiveRequest) -> bool:
@@ -129,33 +143,41 @@ def _sides(request: CollectiveRequest) -> tuple[tuple[Any, Any], tuple[Any, Any]
     return first, second
 
 
-def _table(request: CollectiveRequest, parts: int) -> tuple[list[int], int | None]:
-    """The table of `iris_triton.collectives.pull`, and the largest number of elements for a member, if all know it."""
-    size, rank, options = request.group_size, request.rank, request.options
-    total = math.prod(request.shape) * parts
-    if request.op == "all_to_all" and options["uneven"]:
-        row = math.prod(request.shape[1:]) * parts
-        given, got = [row * n for n in options["in_splits"]], [row * n for n in options["out_splits"]]
-        return [*_begins(given), *given, *_begins(got), *got], None
-    root = options.get("root")
-    nothing, everything = [0] * size, list(range(size))
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Which elements of a tensor are for which member, where parts are equal; see `iris_triton.collectives.pull`."""
+
+    in_step: int = 0
+    given: int = 0
+    out_step: int = 0
+    taken: int = 0
+    giver: int = -1
+
+
+def _parts(request: CollectiveRequest, each: int) -> tuple[_Parts, int]:
+    """Return the parts, and the number of elements of one, where an element is `each` of the kernel's."""
+    size, rank, root = request.group_size, request.rank, request.options.get("root")
+    total = math.prod(request.shape) * each
+    is_root = rank == root
     if request.op == "all_gather":
-        given, got, places, chunk = [total] * size, [total] * size, everything, total
-    elif request.op == "all_to_all":
+        return _Parts(given=total, out_step=total, taken=total), total
+    if request.op == "all_to_all":
         chunk = total // size
-        begins = [chunk * i for i in everything]
-        return [*begins, *[chunk] * size, *begins, *[chunk] * size], chunk
-    elif request.op == "gather":
-        given, got = [total] * size, [total * (rank == root)] * size
-        places, chunk = everything, total
-    elif request.op == "scatter":
-        chunk = total // size if rank == root else total
-        given, got = [chunk * (rank == root)] * size, [chunk * (i == root) for i in everything]
-        return [*(chunk * i for i in everything), *given, *nothing, *got], chunk
-    else:
-        given, got = [total * (rank == root)] * size, [total * (i == root) for i in everything]
-        places, chunk = nothing, total
-    return [*nothing, *given, *(chunk * i for i in places), *got], chunk
+        return _Parts(in_step=chunk, given=chunk, out_step=chunk, taken=chunk), chunk
+    if request.op == "gather":
+        return _Parts(given=total, out_step=total, taken=total * is_root), total
+    assert root is not None
+    if request.op == "scatter":
+        chunk = total // size if is_root else total
+        return _Parts(in_step=chunk, given=chunk * is_root, taken=chunk, giver=root), chunk
+    return _Parts(given=total * is_root, taken=total, giver=root), total
+
+
+def _table(request: CollectiveRequest, each: int) -> list[int]:
+    """The table of `iris_triton.collectives.pull`, for parts that differ."""
+    row = math.prod(request.shape[1:]) * each
+    given, taken = ([row * n for n in request.options[f"{side}_splits"]] for side in ("in", "out"))
+    return [*_begins(given), *given, *_begins(taken), *taken]
 
 
 def _begins(numbers: Sequence[int]) -> list[int]:

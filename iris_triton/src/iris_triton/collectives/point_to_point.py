@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from iris_core.ccl.mismatch import ELEMENT_TYPES
 from iris_core.errors import UnsupportedError
 from iris_core.types import DeviceType
 from iris_triton.collectives.geometry import blocks_for, carrier_of, layout_of
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from iris_core.ccl.team import Team
     from iris_core.types import CollectiveRequest
 
-_GPU_PROGRAMS = 16
+_GPU_PARTS = 16
 
 
 class Mail(Portable):
@@ -33,15 +34,15 @@ class Mail(Portable):
         return self.model(request, meetings=1, moved=request.nbytes, copied=request.nbytes)
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
-        """Bind the kernel; both sides come to the same division, from what they share."""
+        """Bind the kernel; the division of an inbox is what both sides know without each other."""
         carrier = carrier_of(request.dtype)
         item = carrier.dtype.itemsize
         own = request.options["out_stride"] if self.op == "recv" else request.options["in_stride"]
         layout = layout_of(*carrier.extend(request.shape, own))
         count = math.prod(request.shape) * carrier.parts
-        programs = 1 if request.target.type is DeviceType.CPU else _GPU_PROGRAMS
-        words_nbytes = team.size * programs * WORDS * 8
-        apart = (team.mail.nbytes - words_nbytes) // (team.size * programs) // 32 * 32
+        parts = 1 if request.target.type is DeviceType.CPU else _GPU_PARTS
+        words_nbytes = team.size * parts * WORDS * 8
+        apart = (team.mail.nbytes - words_nbytes) // (team.size * parts) // 32 * 32
         if apart < 2 * item:
             raise UnsupportedError(
                 f"{self.op}: the heap's system area has no room for inboxes of {team.size} ranks; open the context "
@@ -57,17 +58,18 @@ class Mail(Portable):
             "peer": request.options["peer"],
             "apart": apart,
             "count": count,
+            "element": ELEMENT_TYPES.index(request.dtype),
             "piece": apart // 2 // item,
             "timeout_ns": team.timeout_ns,
             "status": team.status_ptr,
             "sizes": layout.sizes,
             "strides": layout.strides,
-            "PROGRAMS": programs,
+            "PARTS": parts,
             "DIMS": layout.num_dims,
             "BLOCK": blocks.block,
         }
         name = "out" if self.op == "recv" else "inp"
-        grid = min(programs, blocks.programs)
+        grid = min(parts, request.options["config"].get("comm_sms", parts))
         return Plan(BoundKernel(self._kernel, grid, arguments, (name,), team.device, blocks.options), carrier)
 
     def launch(self, plan: Plan, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> None:

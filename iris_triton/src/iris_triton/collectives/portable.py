@@ -33,10 +33,12 @@ class Plan:
     Attributes:
         kernel: takes the output and the input.
         carrier: as what it takes their elements; None as what they are.
+        memory: what the kernel reads beside the team's memory and the tensors.
     """
 
     kernel: BoundKernel
     carrier: Carrier | None = None
+    memory: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,9 @@ class Portable:
 
     layouts: tuple[str, ...] = ("torch",)
     """Layouts that it serves."""
+
+    drops_plans = True
+    """A plan has no memory of its own but `Plan.memory`, so it can be dropped and made again."""
 
     def __init__(self, op: str, name: str) -> None:
         self.op = op

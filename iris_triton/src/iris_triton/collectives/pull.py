@@ -1,8 +1,10 @@
 """Pull: every rank says where its tensor lies, and reads what it needs from the others'.
 
-Serves all_gather, all_to_all, broadcast, gather and scatter: they differ in which elements each rank has for which, and
-a table says that.  For each member it has four words: where in the input begins what is for that member, and how many
-elements that are; where in the output begins what comes from it, and how many.
+Serves all_gather, all_to_all, broadcast, gather and scatter: they differ in which elements each rank has for which.
+Where parts are equal, a few numbers say that.  Else a table does, which for each member has four words: where in the
+input begins what is for that member, and how many elements that are; where in the output begins what comes from it, and
+how many.  In the same word as how many there are for it, each member is told which kind of call this is, and compares
+both with what it expects.
 
 A rank whose input peers can address tells them where it lies: meet, read, meet.  Another one stages it in rounds: it
 copies a piece for each member into a half of its staging region, all meet, and the others read their pieces; the halves
@@ -14,44 +16,86 @@ as many rounds as the longest needs.
 import triton
 import triton.language as tl
 
+from iris_core.device_context import MismatchCode
 from iris_triton.collectives.elements import as_words, copy, item_nbytes
-from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
+from iris_triton.collectives.meeting import (
+    compare_kinds,
+    last_epoch,
+    leave,
+    meet,
+    members_of,
+    report_difference,
+    row_of,
+    tell,
+    told,
+    told_second,
+)
 
-RUNTIME = ("me", "rank", "capacity", "timeout_ns", "status", "in_sizes", "in_strides", "out_sizes", "out_strides")
+RUNTIME = (
+    "me", "rank", "kind", "capacity", "timeout_ns", "status", "in_sizes", "in_strides", "out_sizes", "out_strides",
+)  # fmt: skip
 """Arguments for whose values kernels are not compiled anew."""
 
 PER_CALL = ("out", "inp")
 """Arguments that may lie anywhere."""
 
+_PARTS = ("in_step", "given", "out_step", "taken", "giver")
+_NUMBER_BITS = tl.constexpr(48)
+_SPLITS = tl.constexpr(int(MismatchCode.SPLITS))
+
 
 @triton.jit
-def _for_member(table, member, SIZE: tl.constexpr):
+def _for_member(table, member, in_step, given, SIZE: tl.constexpr):
     """(begin in the input, number of elements) of what is for a member."""
-    return tl.load(table + member), tl.load(table + SIZE + member)
+    if table is not None:
+        return tl.load(table + member), tl.load(table + SIZE + member)
+    else:
+        begin = tl.cast(member, tl.int64) * in_step
+        return begin, begin * 0 + given
 
 
 @triton.jit
-def _from_member(table, member, SIZE: tl.constexpr):
+def _from_member(table, member, out_step, taken, giver, SIZE: tl.constexpr):
     """(begin in the output, number of elements) of what comes from a member."""
-    return tl.load(table + 2 * SIZE + member), tl.load(table + 3 * SIZE + member)
+    if table is not None:
+        return tl.load(table + 2 * SIZE + member), tl.load(table + 3 * SIZE + member)
+    else:
+        begin = tl.cast(member, tl.int64) * out_step
+        return begin, begin * 0 + tl.where((giver < 0) | (member == giver), taken, 0)
 
 
-@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+@triton.jit
+def _compare_numbers(row, expected, said, status, rank, SIZE: tl.constexpr):
+    """Report if a member has another number of elements for this rank than this one expects (blocks over members)."""
+    if tl.program_id(0) == 0:
+        members = members_of(SIZE)
+        peer = tl.max(tl.where(expected == said, -1, members), axis=0)
+        if peer >= 0:
+            ours = tl.max(tl.where(members == peer, expected, 0), axis=0)
+            theirs = tl.max(tl.where(members == peer, said, 0), axis=0)
+            report_difference(status, rank, row.to(tl.int64), peer, ours, theirs, 0, 0, _SPLITS)
+
+
+@triton.jit(do_not_specialize=(*RUNTIME, *_PARTS), do_not_specialize_on_alignment=PER_CALL)
 def pull(
-    out, inp, control, stage, table, bases, me, rank, capacity, timeout_ns, status,
-    in_sizes, in_strides, out_sizes, out_strides,
+    out, inp, control, stage, table, bases, me, rank, kind, in_step, given, out_step, taken, giver, capacity,
+    timeout_ns, status, in_sizes, in_strides, out_sizes, out_strides,
     SIZE: tl.constexpr, SOURCE: tl.constexpr, SHARED: tl.constexpr, IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr,
     BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Read what the table says from the members.
+    """Read from the members what they have for this rank.
 
     Args:
         out, inp: the tensors.
         control: the team's control region (int64).
         stage: the team's staging region.
-        table: int64[4 * SIZE], see above.
+        table: int64[4 * SIZE], see above; None where parts are equal.
         bases: int64[SIZE], the members' heaps.
         me, rank: the caller's index in the team, and in the world.
+        kind: number of the kind of call; the same on all members.
+        in_step, given: elements between what is for two members in the input, and how many are for each.
+        out_step, taken: likewise for what comes from them in the output.
+        giver: the only one that gives something; -1 if all do.
         capacity: elements of a piece; half of the staging region holds one for each member, or one for all if SHARED.
         timeout_ns, status: bound of waits, and where they report.
         in_sizes, in_strides: of the input, IN_DIMS of them; none if it is dense.
@@ -71,32 +115,40 @@ def pull(
     own = tl.load(bases + me)
     staging = stage.to(tl.int64) - own  # the same in every heap
     capacity = tl.cast(capacity, tl.int64)
+    kind = tl.cast(kind, tl.int64)
     done = capacity * 0
     longest = done + 1
     half = done
     while done < longest:
         if SOURCE == "staged":
             for i in range(PIECES):
-                begin, number = _for_member(table, i, SIZE)
+                begin, number = _for_member(table, i, in_step, given, SIZE)
                 mine = (own + staging + half).to(inp.dtype) + i * capacity
                 piece = tl.minimum(number - done, capacity)
                 copy(mine, 0, in_sizes, in_strides, inp, begin + done, in_sizes, in_strides, piece, 0, IN_DIMS, BLOCK)
         if done == 0:
-            begin, number = _for_member(table, members, SIZE)
+            begin, number = _for_member(table, members, in_step, given, SIZE)
             place = tl.zeros_like(number)
             if SOURCE == "direct":
                 place += inp.to(tl.int64) - own + begin * ITEM
             elif SOURCE == "staged":  # no place, but how much there is
                 place += -1 - tl.max(number, axis=0)
-            tell(row, bases, me, place, number, SIZE)
+            tell(row, bases, me, place, number | (kind << _NUMBER_BITS), SIZE)
         epoch += 1
         meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         if done == 0:
             longest = tl.max(-1 - told(row, members, SIZE), axis=0)
+            said = told_second(row, members, SIZE)
+            compare_kinds(row, kind, said >> _NUMBER_BITS, status, rank, SIZE)
+            if table is not None:
+                begin, number = _from_member(table, members, out_step, taken, giver, SIZE)
+                _compare_numbers(row, number, said & ((1 << _NUMBER_BITS) - 1), status, rank, SIZE)
         for i in range(SIZE):
             member = (me + 1 + i) % SIZE
-            begin, number = _from_member(table, member, SIZE)
-            number = tl.minimum(number, told_second(row, member, SIZE))  # never more than the member has
+            begin, number = _from_member(table, member, out_step, taken, giver, SIZE)
+            said = told_second(row, member, SIZE)
+            number = tl.minimum(number, said & ((1 << _NUMBER_BITS) - 1))  # never more than the member has
+            number = tl.where(said >> _NUMBER_BITS == kind, number, 0)  # and nothing of another call
             place = told(row, member, SIZE)
             if place < 0:
                 place = staging + half

@@ -99,7 +99,7 @@ class Ring(Reduction):
         arguments = self.common(request, team, op) | {
             "mail": mail.tensor,
             "words": team.region("ring words", WORDS * _WORD * team.max_programs).tensor.view(torch.int64),
-            "steps": torch.tensor(ring_steps(team.size, rings), dtype=torch.int64, device=team.device),
+            "steps": team.constant(ring_steps(team.size, rings)),
             "count": count,
             "shard": shard,
             "slots": min(2 * slices, slices * room // (programs * block)),

@@ -61,7 +61,7 @@ class AllReduceWorkspace(Handle):
         """Take over a call."""
         self.shape, self.dtype, self.work = tuple(tensor.shape), tensor.dtype, work
         self.variant = (config and config.named("all_reduce")[0]) or "auto"
-        self.num_rings = config.all_reduce_num_rings if config is not None else 1
+        self.num_rings = (config and config.all_reduce_num_rings) or 1
         return self
 
 
@@ -82,7 +82,7 @@ class PortedCollectives(Collectives):
         output: torch.Tensor,
         input: torch.Tensor,
         op: ReduceOp | Any = None,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         async_op: bool = False,
         config: Config | None = None,
         workspace: AllReduceWorkspace | None = None,
@@ -125,7 +125,7 @@ class PortedCollectives(Collectives):
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         async_op: bool = False,
         config: Config | None = None,
         *,
@@ -151,7 +151,7 @@ class PortedCollectives(Collectives):
             layout=layout or _exchanged(output, input, output_split_sizes, input_split_sizes),
         )
 
-    def meet(self, group: dist.ProcessGroup | None = None) -> None:
+    def meet(self, group: dist.ProcessGroup | Sequence[int] | None = None) -> None:
         """Let what comes next on the stream wait until all members are here; the hosts go on, except on CPUs."""
         if len(self._binder.members_of(group)) > 1:
             self._binder.barrier(group, async_op=False)
@@ -170,7 +170,7 @@ class PortedCollectives(Collectives):
         op: str,
         out: torch.Tensor | None,
         inp: torch.Tensor | None,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup | Sequence[int] | None,
         async_op: bool,
         config: Config | None,
         first: Any = None,
