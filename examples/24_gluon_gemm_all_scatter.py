@@ -15,16 +15,17 @@ from triton.experimental.gluon import language as gl
 
 import iris_core
 from iris_gluon import IrisDeviceCtx, gemm
+from iris_gluon.gemm.launch import by_columns
 
 M, N_PER_RANK, K = 256, 192, 320
 
 
 @gluon.jit(do_not_specialize=["M", "N", "K"])  # a 1 would be a constant, which the order cannot hold
 def portable(
-    IrisDeviceCtx: gl.constexpr, context, a, b, c, M, N, K, stride_c,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr
+    IrisDeviceCtx: gl.constexpr, context, a, b, c, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm,
+    stride_cn, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr
 ):  # fmt: skip
-    """Persistent: programs take tiles in turn.  A, B and C are row major; N is the width of a slab."""
+    """Persistent: programs take tiles in turn.  N is the width of a slab."""
     ctx = IrisDeviceCtx.initialize(context)
     order = gemm.RowGroups(gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N), 8)
     layout: gl.constexpr = gemm.tile_layout([BLOCK_M, BLOCK_N])
@@ -32,10 +33,13 @@ def portable(
     lane_n = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, layout))
     for tile in range(gl.program_id(0), gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N), gl.num_programs(0)):
         row, column = order.place(tile)
-        acc = gemm.multiply_tile(a, b, row * BLOCK_M, column * BLOCK_N, M, N, K, K, 1, N, 1, BLOCK_M, BLOCK_N, BLOCK_K)
+        acc = gemm.multiply_tile(
+            a, b, row * BLOCK_M, column * BLOCK_N, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
+            BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
         i = (row * BLOCK_M + lane_m)[:, None]
         j = (column * BLOCK_N + lane_n)[None, :]
-        where = c + i.to(gl.int64) * stride_c + (ctx.cur_rank * N + j)
+        where = c + i.to(gl.int64) * stride_cm + (ctx.cur_rank * N + j).to(gl.int64) * stride_cn
         for step in range(ctx.num_ranks):  # the next rank first, so that the ranks do not all store to rank 0
             peer = (ctx.cur_rank + 1 + step) % ctx.num_ranks
             ctx.store(where, acc.to(c.dtype.element_ty), peer, mask=(i < M) & (j < N))
@@ -44,19 +48,23 @@ def portable(
 @gluon.jit(do_not_specialize=["M", "N", "K"])
 def on_hopper(
     IrisDeviceCtx: gl.constexpr, context, a, b, c, M, N, K, stride_c, WORLD: gl.constexpr,
-    GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr
+    GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr,
+    TURNED_A: gl.constexpr = False, TURNED_B: gl.constexpr = False
 ):  # fmt: skip
-    """The core of `iris_gluon.gemm`, with a sink that stores every tile to all ranks; a and b are descriptors."""
+    """The core of `iris_gluon.gemm`, with a sink that stores every tile to all ranks.
+
+    a and b are descriptors, of the transposes where TURNED_A and TURNED_B say so.
+    """
     ctx = IrisDeviceCtx.initialize(context)
-    BLOCK_M: gl.constexpr = a.block_type.shape[0]
-    BLOCK_K: gl.constexpr = a.block_type.shape[1]
-    BLOCK_N: gl.constexpr = b.block_type.shape[1]
+    BLOCK_M: gl.constexpr = a.block_type.shape[1 if TURNED_A else 0]
+    BLOCK_K: gl.constexpr = a.block_type.shape[0 if TURNED_A else 1]
+    BLOCK_N: gl.constexpr = b.block_type.shape[0 if TURNED_B else 1]
     tiles_m, tiles_n = gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N)
     slab = c + gl.cast(ctx.cur_rank, gl.int64) * N
     sink = gemm.scatter_tile(ctx, slab, [M, N], [stride_c, 1], BLOCK_M, BLOCK_N // PARTS, WORLD)
     gemm.multiply_tiles(
         a, b, gemm.RowGroups(tiles_m, tiles_n, GROUP), sink, tiles_m * tiles_n, gl.cdiv(K, BLOCK_K),
-        STAGES, PARTS, NUM_WARPS,
+        STAGES, PARTS, NUM_WARPS, TURNED_A=TURNED_A, TURNED_B=TURNED_B,
     )  # fmt: skip
 
 
@@ -67,26 +75,31 @@ def gemm_all_scatter(ctx, a, b, c, config=None):
 
     Args:
         ctx: the open Iris.
-        a: M x K, row major, the same on all ranks.
-        b: K x N, row major, this rank's columns.
-        c: M x (N * ranks), on the symmetric heap.
+        a: M x K, of any strides, the same on all ranks.
+        b: K x N, of any strides, this rank's columns.
+        c: M x (N * ranks), of any strides, on the symmetric heap.
         config: `gemm.GemmConfig` of the Hopper kernel; by default chosen by shape.
 
     Returns:
         Empty, or why the portable kernel ran.
     """
     (m, k), n = a.shape, b.shape[1]
+    if b.shape[0] != k or c.shape != (m, n * ctx.num_ranks) or 0 in (m, n, k):
+        raise ValueError(f"{tuple(a.shape)} @ {tuple(b.shape)} on {ctx.num_ranks} ranks does not make {tuple(c.shape)}")
+    if not ctx.is_symmetric(c):
+        raise ValueError("c must lie on the symmetric heap: the other ranks store to it")
     reason = gemm.unsupported(a, b, c)
     if reason:
         programs = min(-(-m // 64) * -(-n // 64), 4 * ctx.get_cu_count())
         portable[(programs,)](
-            IrisDeviceCtx, ctx.get_device_context(), a, b, c, m, n, k, c.stride(0), BLOCK_M=64, BLOCK_N=64, BLOCK_K=32
-        )
+            IrisDeviceCtx, ctx.get_device_context(), a, b, c, m, n, k, *a.stride(), *b.stride(), *c.stride(),
+            BLOCK_M=64, BLOCK_N=64, BLOCK_K=32,
+        )  # fmt: skip
         return reason
     config = config or gemm.choose_config(m, n, ctx.get_cu_count())
     on_hopper[(min(config.tiles(m, n), ctx.get_cu_count()),)](
         IrisDeviceCtx, ctx.get_device_context(), *config.operands(a, b), c, m, n, k, c.stride(0),
-        WORLD=ctx.num_ranks, **config.options,
+        WORLD=ctx.num_ranks, TURNED_A=by_columns(a), TURNED_B=by_columns(b), **config.options,
     )  # fmt: skip
     return ""
 

@@ -30,16 +30,53 @@ def largest_row_error(c, a, b):
     return ((c.float() - wanted).norm(dim=1) / wanted.norm(dim=1)).max().item()
 
 
-def scatter_by_core(m, n, k, programs):
-    """GEMM + all-scatter by the kernel for Hopper; n columns per rank.  Returns the largest error of a row of C."""
+def scatter_by_core(m, n, k, programs, turned=False):
+    """GEMM + all-scatter by the kernel for Hopper; n columns per rank.  Returns the largest error of a row of C.
+
+    If `turned`, the operands lie by columns.
+    """
     with Iris("4MiB", device="cpu", backend="gluon") as ctx:
         rank, world = ctx.cur_rank, ctx.num_ranks
         a, slabs = matrix(m, k, 1), [matrix(k, n, 2 + r) for r in range(world)]
+        own = slabs[rank]
+        if turned:
+            a, own = a.t().contiguous().t(), own.t().contiguous().t()
         c = ctx.full((m, n * world), float("nan"), dtype=torch.bfloat16)
         ctx.barrier()
         example().on_hopper[(programs,)](
-            IrisDeviceCtx, ctx.get_device_context(), *TINY.operands(a, slabs[rank]), c, m, n, k, c.stride(0),
-            WORLD=world, **TINY.options,
+            IrisDeviceCtx, ctx.get_device_context(), *TINY.operands(a, own), c, m, n, k, c.stride(0),
+            WORLD=world, TURNED_A=turned, TURNED_B=turned, **TINY.options,
         )  # fmt: skip
         ctx.barrier()
         return largest_row_error(c, a, torch.cat(slabs, dim=1))
+
+
+def scatter_any_strides():
+    """GEMM + all-scatter by the example's function; returns what was wrong."""
+    wrong = []
+    with Iris("4MiB", device="cpu", backend="gluon") as ctx:
+        rank, world, m, n, k = ctx.cur_rank, ctx.num_ranks, 70, 33, 40
+        rows, columns = ctx.zeros(m, n * world), ctx.zeros(n * world, m).t()
+        a, b = matrix(m, 2 * k, 1, torch.float32), matrix(k, 2 * n, 2 + rank, torch.float32)
+        whole = torch.cat([matrix(k, 2 * n, 2 + r, torch.float32)[:, ::2] for r in range(world)], dim=1)
+        for name, left, right, c in (
+            ("parts of rows", a[:, :k], b[:, ::2], rows),
+            ("by columns", a[:, :k].t().contiguous().t(), b[:, ::2].t().contiguous().t(), columns),
+        ):
+            ctx.barrier()
+            example().gemm_all_scatter(ctx, left, right, c)
+            ctx.barrier()
+            if not torch.allclose(c, left @ whole, atol=1e-4):
+                wrong.append(f"rank {rank}: {name}")
+        for reason, left, right, c in (
+            ("does not make", a, b, rows),
+            ("c must lie on the symmetric heap", a[:, :k], b[:, ::2], torch.zeros(m, n * world)),
+        ):
+            said = ""
+            try:
+                example().gemm_all_scatter(ctx, left, right, c)
+            except ValueError as error:
+                said = str(error)
+            if reason not in said:
+                wrong.append(f"rank {rank}: {said!r} instead of {reason!r}")
+    return wrong

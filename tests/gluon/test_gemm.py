@@ -88,7 +88,11 @@ def test_a_matrix_of_one_tile(example):
     assert assembly(compile_for(gemm_kernel, [a, b, c, 1, 1, 1], SMALL.options))
     arguments = [IrisDeviceCtx, torch.int64, a, b, BF16, 1, 1, 1, 8]
     assert assembly(compile_for(example.on_hopper, arguments, {"WORLD": 2, **SMALL.options}))
-    arguments = [IrisDeviceCtx, torch.int64, BF16, BF16, BF16, 1, 1, 1, 8]
+    by_columns = SMALL.operands(torch.empty(64, 128, dtype=BF16).t(), torch.empty(128, 64, dtype=BF16).t())
+    arguments = [IrisDeviceCtx, torch.int64, *by_columns, BF16, 1, 1, 1, 8]
+    turned = {"TURNED_A": True, "TURNED_B": True}
+    assert assembly(compile_for(example.on_hopper, arguments, {"WORLD": 2, **turned, **SMALL.options}))
+    arguments = [IrisDeviceCtx, torch.int64, BF16, BF16, BF16, 1, 1, 1, 1, 1, 1, 1, 8, 1]
     assert assembly(compile_for(example.portable, arguments, {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}))
 
 
@@ -111,7 +115,7 @@ def test_all_scatter_for_hopper(config, world, example, tmp_path):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_portable_all_scatter(target, example):
-    arguments = [IrisDeviceCtx, torch.int64, BF16, BF16, BF16, 1000, 520, 777, 1040]
+    arguments = [IrisDeviceCtx, torch.int64, BF16, BF16, BF16, 1000, 520, 777, 800, 1, 1, 800, 1040, 1]
     assert assembly(compile_for(example.portable, arguments, {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}, target))
 
 
@@ -290,11 +294,15 @@ def test_operands_by_columns_on_the_cpu(shape, turned):
     assert core_on_the_cpu(shape, BF16, 1, 2, turned) < TOLERANCE
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_all_scatter_by_the_core_on_cpu_ranks(pool, num_ranks):
-    errors = pool.run(gemm_jobs.scatter_by_core, num_ranks, 136, 104, 72, 2)
+@pytest.mark.parametrize(("num_ranks", "turned"), [(1, False), (2, False), (3, False), (2, True)])
+def test_all_scatter_by_the_core_on_cpu_ranks(pool, num_ranks, turned):
+    errors = pool.run(gemm_jobs.scatter_by_core, num_ranks, 136, 104, 72, 2, turned)
     assert max(errors) < TOLERANCE
     assert not any(math.isnan(error) for error in errors)
+
+
+def test_all_scatter_of_any_strides(pool):
+    assert pool.run(gemm_jobs.scatter_any_strides, 2) == [[], []]
 
 
 # -- on a GPU ---------------------------------------------------------------------------------------------------------
