@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from packaging.requirements import Requirement
 
 from .workspace import FOLDERS, project, shown, sources
 
@@ -108,3 +109,41 @@ def test_kernel_modules_do_not_postpone_annotations():
     kernels = [path for path in sources() if has_kernels(path)]
     assert kernels
     assert [shown(path) for path in kernels if "__future__" in set(imported(path))] == []
+
+
+class _Imports(ast.NodeVisitor):
+    """Collects the top-level names of modules that are imported at run time, whenever that is."""
+
+    def __init__(self):
+        self.found = set()
+
+    def visit_If(self, node):
+        branches = node.orelse if ast.unparse(node.test) == "TYPE_CHECKING" else [*node.body, *node.orelse]
+        for each in branches:
+            self.visit(each)
+
+    def visit_Import(self, node):
+        self.found |= {alias.name.partition(".")[0] for alias in node.names}
+
+    def visit_ImportFrom(self, node):
+        if not node.level:
+            self.found.add(node.module.partition(".")[0])
+
+
+# Brought by torch's GPU wheels, or by ROCm's: never required (test_triton_is_never_a_hard_requirement).
+OF_TORCH = {"triton", "cuda"}
+DISTRIBUTIONS = {"hip": "hip-python"}  # where the name is another one
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_what_is_imported_is_required(folder):
+    about, visitor = project(folder), _Imports()
+    for path in sources(folder):
+        visitor.visit(ast.parse(path.read_text()))
+    imported = visitor.found - set(sys.stdlib_module_names) - OF_TORCH - {folder}
+    needed = {DISTRIBUTIONS.get(name, name.replace("_", "-")) for name in imported}
+    extras = [text for texts in about.get("optional-dependencies", {}).values() for text in texts]
+    required = {Requirement(text).name for text in about["dependencies"]}
+    offered = {Requirement(text).name for text in extras}
+    assert needed - required - offered == set()
+    assert required - needed == set(), "required and not imported"

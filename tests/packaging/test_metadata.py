@@ -75,7 +75,7 @@ def test_who_requires_whom():
         "iris-core": set(),
         "iris-allocators": {"iris-core"},
         "iris-triton": {"iris-core", "iris-allocators"},
-        "iris-gluon": {"iris-triton"},
+        "iris-gluon": {"iris-core", "iris-triton"},
     }
 
 
