@@ -1,5 +1,7 @@
 """Rank jobs: layers that are divided among ranks, against the same layers by torch.distributed on the CPU."""
 
+import copy
+
 import torch
 import torch.distributed as dist
 from torch.nn.functional import gelu, linear
@@ -12,20 +14,23 @@ from iris_core.ops import FusedConfig
 FEATURES, HIDDEN, OUT, ROWS, BATCH = 12, 24, 10, 8, 3
 
 
+_group = None  # of the reference; all ranks
+
+
 def _gathered(x, dim):
-    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, x.contiguous())
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(_group))]
+    dist.all_gather(parts, x.contiguous(), group=_group)
     return torch.cat(parts, dim)
 
 
 def _summed(x):
     x = x.contiguous().clone()
-    dist.all_reduce(x)
+    dist.all_reduce(x, group=_group)
     return x
 
 
 def _own(x, dim):
-    return x.chunk(dist.get_world_size(), dim)[dist.get_rank()].contiguous()
+    return x.chunk(dist.get_world_size(_group), dim)[dist.get_rank(_group)].contiguous()
 
 
 def _function(name, forward, backward):
@@ -64,7 +69,18 @@ def reference(form, x, first, second):
     return add_up(linear(hidden, second[0])) + second[1]
 
 
-def train(device, form, dtype, steps, algorithms=None):
+def in_a_group(device):
+    """As `train`, by ranks 0 and 2 alone."""
+    global _group
+    group = dist.new_group([0, 2])
+    _group = group if dist.get_rank() != 1 else None
+    try:
+        return train(device, "sequence", torch.float32, 2, group=_group, takes_part=dist.get_rank() != 1)
+    finally:
+        _group = None
+
+
+def train(device, form, dtype, steps, algorithms=None, group=None, takes_part=True):
     """Steps of gradient descent by both; returns the largest relative deviations of what can deviate."""
     torch.manual_seed(3)
     whole_first, whole_second = torch.nn.Linear(FEATURES, HIDDEN), torch.nn.Linear(HIDDEN, OUT)
@@ -77,7 +93,10 @@ def train(device, form, dtype, steps, algorithms=None):
 
     configs = [None if name is None else FusedConfig(algorithm=name) for name in algorithms or (None, None)]
     with Iris("8MiB", device=device) as ctx:
-        kwargs = {"dtype": dtype, "sequence_parallel": form == "sequence"}
+        if not takes_part:
+            ctx.barrier()
+            return None
+        kwargs = {"dtype": dtype, "sequence_parallel": form == "sequence", "group": group}
         first = ColumnParallelLinear(ctx, FEATURES, HIDDEN, gather_output=form == "whole", config=configs[0], **kwargs)
         second = RowParallelLinear(ctx, HIDDEN, OUT, input_is_parallel=form != "whole", config=configs[1], **kwargs)
         first.load_whole(whole_first.weight, whole_first.bias)
@@ -134,3 +153,40 @@ def indivisible(device):
                 said.append(str(error))
         ctx.barrier()
     return said
+
+
+def of_a_layer(device):
+    """What users of torch's modules expect: autocast, no rows, copies, seeds."""
+    with Iris("8MiB", device=device) as ctx:
+        size = ctx.num_ranks
+
+        def layers():
+            for sequence in (False, True):
+                yield ColumnParallelLinear(ctx, 8, 4 * size, sequence_parallel=sequence)
+                yield RowParallelLinear(ctx, 8 * size, 4, sequence_parallel=sequence)
+            yield ColumnParallelLinear(ctx, 8, 4 * size, gather_output=True)
+
+        autocast, no_rows = set(), set()
+        for layer in layers():
+            x = torch.randn(4, 8, device=ctx.device, requires_grad=True)
+            with torch.autocast(torch.device(ctx.device).type, torch.bfloat16):
+                y = layer(x)
+            y.float().sum().backward()
+            autocast.add((y.dtype, layer.weight.grad.dtype, x.grad.dtype))
+            layer.zero_grad()
+            x = torch.randn(0, 8, device=ctx.device, requires_grad=True)
+            layer(x).sum().backward()
+            no_rows.add(float(layer.weight.grad.abs().sum()) + x.grad.numel())
+        copied = copy.deepcopy(layer)
+        with torch.no_grad():
+            copied.weight += 1
+        independent = torch.allclose(copied.weight - 1, layer.weight, atol=1e-6) and copied._context is ctx
+
+        torch.manual_seed(5)
+        column, row = ColumnParallelLinear(ctx, 2, 3 * size), RowParallelLinear(ctx, 2 * size, 3)
+        drawn = {"weight": column.weight.tolist(), "own bias": column.bias.tolist(), "shared bias": row.bias.tolist()}
+        drawn["next"] = torch.rand(()).item()
+        torch.manual_seed(5)
+        drawn["again"] = ColumnParallelLinear(ctx, 2, 3 * size).weight.tolist()
+        ctx.barrier()
+    return {"autocast": autocast, "no rows": no_rows, "copies are independent": independent, "drawn": drawn}

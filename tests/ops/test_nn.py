@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from jobs_nn import frozen, indivisible, train
+from jobs_nn import frozen, in_a_group, indivisible, of_a_layer, train
 
 from iris_core import Iris
-from iris_core.errors import ArgumentError
+from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.nn import ColumnParallelLinear, RowParallelLinear, all_gather_linear, linear, linear_reduce_scatter
 from iris_core.ops import FusedConfig
 
@@ -38,6 +38,27 @@ def test_training_by_fused_kernels_in_bfloat16(pool, num_ranks, device, form, al
     check(pool.run(train, num_ranks, device, form, torch.bfloat16, 2, algorithms), 0.06)
 
 
+@pytest.mark.parametrize("num_ranks", [3])
+def test_training_in_a_group(pool, num_ranks, device):
+    results = pool.run(in_a_group, num_ranks, device)
+    assert results[1] is None
+    check([results[0], results[2]], 1e-4)
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_layers_are_modules_like_others(pool, num_ranks, device):
+    results = pool.run(of_a_layer, num_ranks, device)
+    for said in results:
+        assert said["autocast"] == {(torch.bfloat16, torch.float32, torch.float32)}
+        assert said["no rows"] == {0.0}
+        assert said["copies are independent"]
+    ours, theirs = (said["drawn"] for said in results)
+    assert ours["shared bias"] == theirs["shared bias"] == [0.0] * 3
+    assert ours["next"] == theirs["next"]  # torch's generators stay in step
+    assert ours["again"] == ours["weight"] != theirs["weight"]
+    assert len({*ours["own bias"], *theirs["own bias"]}) == 6
+
+
 @pytest.mark.parametrize("num_ranks", [2])
 def test_frozen(pool, num_ranks, device):
     for said in pool.run(frozen, num_ranks, device):
@@ -62,6 +83,15 @@ def test_wrong_shapes():
             ColumnParallelLinear(ctx, 4, 4, config=FusedConfig(algorithm="unfused"))
         with pytest.raises(ArgumentError, match="must have all 4 features"):
             RowParallelLinear(ctx, 4, 4, input_is_parallel=False)(torch.ones(2, 3))
+        with pytest.raises(ArgumentError, match=r"x has torch.float32, weight has torch.bfloat16; they must have one"):
+            linear(ctx, torch.ones(2, 4), torch.ones(5, 4, dtype=torch.bfloat16))
+        with pytest.raises(UnsupportedError, match=r"torch.float64 is not supported"):
+            linear(ctx, torch.ones(2, 4).double(), torch.ones(5, 4).double())
+        for whole in ((1, 4), (6, 4), (4, 5)):
+            with pytest.raises(ArgumentError, match=r"the whole weight is \(5, 4\), not"):
+                RowParallelLinear(ctx, 4, 5).load_whole(torch.ones(whole))
+        with pytest.raises(ArgumentError, match=r"the whole bias is \(6,\), not \(1,\)"):
+            ColumnParallelLinear(ctx, 4, 6).load_whole(torch.ones(6, 4), torch.ones(1))
         assert "in_features=4, out_features=6, bias=False" in repr(ColumnParallelLinear(ctx, 4, 6, bias=False))
 
 

@@ -17,17 +17,19 @@ Collective: every member of the group calls a function, and later its backward p
 backward passes in an order that depends on the graph alone, that is so where the members' graphs are alike.
 
 x is (..., features); where rows are gathered or scattered, it is the first dimension that is divided, and everything in
-front of the features counts as rows.  Results are ordinary tensors, not on the symmetric heap.
+front of the features counts as rows.  Results are ordinary tensors, not on the symmetric heap.  x, weight and bias have
+one dtype; where autocast is on (torch.autocast), they are taken in its dtype, as torch.nn.functional.linear takes them.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from iris_core.errors import ArgumentError
+from iris_core.errors import ArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +79,16 @@ def _bias_grad(grad: torch.Tensor, wanted: bool) -> torch.Tensor | None:
     return grad.sum(0, dtype=torch.float32).to(grad.dtype) if wanted else None
 
 
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
 def _check(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, features: int) -> None:
+    dtypes = {what: each.dtype for what, each in (("x", x), ("weight", weight), ("bias", bias)) if each is not None}
+    if _autocast_dtype(x) is None and len(set(dtypes.values())) > 1:
+        said = ", ".join(f"{what} has {dtype}" for what, dtype in dtypes.items())
+        raise ArgumentError(f"{name}: {said}; they must have one dtype, or autocast must be on")
+    if unknown := [dtype for dtype in dtypes.values() if dtype not in _DTYPES]:  # the backward pass would be refused
+        raise UnsupportedError(f"{name}: {unknown[0]} is not supported; layers take float32, bfloat16 and float16")
     if weight.dim() != 2:
         raise ArgumentError(f"{name}: the weight must be a matrix, not of shape {tuple(weight.shape)}")
     if x.dim() < 1 or x.shape[-1] != features:
@@ -192,7 +203,9 @@ class _AllGatherLinear(torch.autograd.Function):
             grad_x = rows.new_empty(rows.shape[0] // setting.size, weight.shape[1])
             setting.ops.matmul_reduce_scatter(grad_x, rows, weight.detach(), group=setting.group)
             grad_x = grad_x.view(x.shape)
-        if ctx.needs_input_grad[1]:  # (features in, all rows) @ (all rows, features out): shards along the inner one
+        if ctx.needs_input_grad[1] and not rows.shape[0]:
+            grad_w = torch.zeros_like(weight)
+        elif ctx.needs_input_grad[1]:  # (features in, all rows) @ (all rows, features out): shards along the inner one
             turned = rows.new_empty(weight.shape[1], weight.shape[0])
             setting.ops.all_gather_matmul(turned, _rows(x).t(), rows, group=setting.group, gather_dim=1)
             grad_w = turned.t()
@@ -222,7 +235,9 @@ class _LinearReduceScatter(torch.autograd.Function):
             grad_x = rows.new_empty(rows.shape[0] * setting.size, weight.shape[1])
             setting.ops.all_gather_matmul(grad_x, rows, weight.detach(), group=setting.group, gather_dim=0)
             grad_x = grad_x.view(x.shape)
-        if ctx.needs_input_grad[1]:
+        if ctx.needs_input_grad[1] and not rows.shape[0]:
+            grad_w = torch.zeros_like(weight)
+        elif ctx.needs_input_grad[1]:
             grad_w = rows.new_empty(weight.shape[0], weight.shape[1])
             setting.ops.all_gather_matmul(grad_w, rows.t(), _rows(x), group=setting.group, gather_dim=1)
         if ctx.has_bias and ctx.needs_input_grad[2]:  # each member has seen its own rows only
@@ -273,7 +288,8 @@ def linear(
         (..., out / W).
 
     Raises:
-        ArgumentError: the shapes do not fit.
+        ArgumentError: the shapes or dtypes do not fit.
+        UnsupportedError: of a dtype.
     """
     _check("linear", x, weight, bias, weight.shape[-1])
     return _apply(_Linear, x, weight, bias, _Setting(context, group))
@@ -297,7 +313,8 @@ def linear_all_gather(
         config: of matmul_all_gather.
 
     Raises:
-        ArgumentError: the shapes do not fit.
+        ArgumentError: the shapes or dtypes do not fit.
+        UnsupportedError: of a dtype.
     """
     _check("linear_all_gather", x, weight, bias, weight.shape[-1])
     return _apply(_LinearAllGather, x, weight, bias, _Setting(context, group, config))
@@ -325,7 +342,8 @@ def linear_all_reduce(
         config: of matmul_all_reduce.
 
     Raises:
-        ArgumentError: the shapes do not fit.
+        ArgumentError: the shapes or dtypes do not fit.
+        UnsupportedError: of a dtype.
     """
     _check("linear_all_reduce", x, weight, bias, weight.shape[-1])
     return _apply(_LinearAllReduce, x, weight, bias, _Setting(context, group, config))
@@ -353,7 +371,8 @@ def all_gather_linear(
         config: of all_gather_matmul.
 
     Raises:
-        ArgumentError: the shapes do not fit.
+        ArgumentError: the shapes or dtypes do not fit.
+        UnsupportedError: of a dtype.
     """
     _check("all_gather_linear", x, weight, bias, weight.shape[-1])
     _check_rows("all_gather_linear", x, 1)
@@ -382,7 +401,8 @@ def linear_reduce_scatter(
         config: of matmul_reduce_scatter.
 
     Raises:
-        ArgumentError: the shapes do not fit.
+        ArgumentError: the shapes or dtypes do not fit.
+        UnsupportedError: of a dtype.
     """
     _check("linear_reduce_scatter", x, weight, bias, weight.shape[-1])
     setting = _Setting(context, group, config)
@@ -393,8 +413,18 @@ def linear_reduce_scatter(
 def _apply(
     function: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, setting: _Setting
 ) -> torch.Tensor:
-    result: torch.Tensor = function.apply(x, weight, bias, setting)
+    dtype = _autocast_dtype(x)
+    if dtype is not None:  # torch differentiates the conversions
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        result: torch.Tensor = function.apply(x, weight, bias, setting)
     return result
+
+
+def _autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
+    """The dtype of autocast where x lies; None if it is off."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def _check_rows(name: str, x: torch.Tensor, size: int) -> None:
@@ -407,6 +437,8 @@ def _check_rows(name: str, x: torch.Tensor, size: int) -> None:
 # -- modules ----------------------------------------------------------------------------------------------------------
 class _Parallel(torch.nn.Module):
     """What both layers have in common."""
+
+    _divides_bias = False
 
     def __init__(
         self,
@@ -431,19 +463,43 @@ class _Parallel(torch.nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new values, in the range of `torch.nn.Linear`; every member draws its own.
+        """Draw new values, in the range of `torch.nn.Linear`.
 
-        Where members have the same bias, it becomes 0.  To begin with a layer that is not divided, `load_whole`.
+        Members draw different ones, also after the same `torch.manual_seed` on all: it takes one number of torch's
+        generator, and each member goes on from there by its own.  A bias that all members share becomes 0.  To begin
+        with a layer that is not divided, `load_whole`.
         """
+        members = self._context.ops.members_of(self._group)
+        generator = torch.Generator(self.weight.device)
+        generator.manual_seed(int(torch.randint(1 << 48, ())) + members.index(self._context.cur_rank))
         bound = self.in_features**-0.5
         with torch.no_grad():
-            self.weight.uniform_(-bound, bound)
-            if self.bias is not None:
+            self.weight.uniform_(-bound, bound, generator=generator)
+            if self.bias is not None and self._divides_bias:
+                self.bias.uniform_(-bound, bound, generator=generator)
+            elif self.bias is not None:
                 self.bias.zero_()
 
-    def _part(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    def _load(self, weight: torch.Tensor, bias: torch.Tensor | None, dim: int) -> None:
+        name, whole = type(self).__name__, (self.out_features, self.in_features)
+        if tuple(weight.shape) != whole:
+            raise ArgumentError(f"{name}: the whole weight is {whole}, not {tuple(weight.shape)}")
+        if bias is not None and tuple(bias.shape) != whole[:1]:
+            raise ArgumentError(f"{name}: the whole bias is {whole[:1]}, not {tuple(bias.shape)}")
         members = self._context.ops.members_of(self._group)
-        return tensor.chunk(len(members), dim)[members.index(self._context.cur_rank)]
+        own = members.index(self._context.cur_rank)
+        with torch.no_grad():
+            self.weight.copy_(weight.chunk(len(members), dim)[own])
+            if self.bias is not None and bias is not None:
+                self.bias.copy_(bias.chunk(len(members))[own] if self._divides_bias else bias)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A layer with parameters of its own, of the same context and group."""
+        for shared in (self._context, self._group):
+            memo[id(shared)] = shared
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
 
     def extra_repr(self) -> str:
         """Say the sizes of the whole layer."""
@@ -481,6 +537,8 @@ class ColumnParallelLinear(_Parallel):
         torch.Size([2, 6])
     """
 
+    _divides_bias = True
+
     def __init__(
         self,
         context: Iris,
@@ -516,11 +574,12 @@ class ColumnParallelLinear(_Parallel):
         self.gather_output, self.sequence_parallel = gather_output, sequence_parallel
 
     def load_whole(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """Take this member's part of the parameters of a layer that is not divided, as `torch.nn.Linear` has them."""
-        with torch.no_grad():
-            self.weight.copy_(self._part(weight, 0))
-            if self.bias is not None and bias is not None:
-                self.bias.copy_(self._part(bias, 0))
+        """Take this member's part of the parameters of a layer that is not divided, as `torch.nn.Linear` has them.
+
+        Raises:
+            ArgumentError: they are not (out_features, in_features) and (out_features,).
+        """
+        self._load(weight, bias, 0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the own features, or those of all."""
@@ -581,11 +640,12 @@ class RowParallelLinear(_Parallel):
         self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
 
     def load_whole(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """Take this member's part of the parameters of a layer that is not divided, as `torch.nn.Linear` has them."""
-        with torch.no_grad():
-            self.weight.copy_(self._part(weight, 1))
-            if self.bias is not None and bias is not None:
-                self.bias.copy_(bias)
+        """Take this member's part of the parameters of a layer that is not divided, as `torch.nn.Linear` has them.
+
+        Raises:
+            ArgumentError: they are not (out_features, in_features) and (out_features,).
+        """
+        self._load(weight, bias, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum over the members, or this member's rows of it."""
