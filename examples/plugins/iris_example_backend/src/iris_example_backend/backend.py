@@ -58,10 +58,11 @@ class ExampleBackend:
             heap.detach()
 
     def device_api(self) -> Mapping[str, Any]:
-        """The device functions by name."""
+        """The device functions by name, and the class that has them as methods."""
         from iris_example_backend import language
+        from iris_example_backend.context import DeviceContext
 
-        return {name: getattr(language, name) for name in language.__all__}
+        return {**{name: getattr(language, name) for name in language.__all__}, "DeviceContext": DeviceContext}
 
     def compile_cases(self) -> Sequence[CompileCase]:
         """None: nothing is compiled, and there is no GPU to compile for."""

@@ -159,17 +159,17 @@ def _atomic(change: Callable[[Any, Any], Any], what: str) -> Callable[..., Any]:
     ) -> Any:
         _check_order(sem, scope)
         target = remote(pointer, from_rank, to_rank, heap_bases)
-        return _update(target, lambda lane, old: change(old, lane), val, mask)
+        return _update(target, change, val, mask=mask)
 
     atomic.__doc__ = f"Atomically {what} to_rank's memory at `pointer`; return the old values."
     return atomic
 
 
-def _update(target: Pointer, change: Callable[[Any, Any], Any], val: Any, mask: Any = None) -> Any:
+def _update(target: Pointer, change: Callable[..., Any], *operands: Any, mask: Any = None) -> Any:
     """Replace element by element, for a block may name one twice; return the old values."""
     index, active = target.lanes(mask)
     array = target.array
-    values = np.broadcast_to(np.asarray(val).astype(array.dtype), index.shape)
+    blocks = [np.broadcast_to(np.asarray(each).astype(array.dtype), index.shape) for each in operands]
     old = np.zeros(index.shape, array.dtype)
     if not active.any():
         return old[()]
@@ -177,7 +177,7 @@ def _update(target: Pointer, change: Callable[[Any, Any], Any], val: Any, mask: 
         for lane in zip(*np.nonzero(active), strict=True) if index.ndim else [()] * int(active):
             place = index[lane]
             old[lane] = array[place]
-            array[place] = change(values[lane], old[lane])
+            array[place] = change(old[lane], *(each[lane] for each in blocks))
     return old[()]
 
 
@@ -207,10 +207,10 @@ def atomic_cas(
     scope: str | None = None,
     hint: Any = None,
 ) -> Any:
-    """Atomically store `val` to to_rank's memory at `pointer` where it is `cmp`, a number; return the old values."""
+    """Atomically store `val` to to_rank's memory at `pointer` where it is `cmp`; return the old values."""
     _check_order(sem, scope)
     target = remote(pointer, from_rank, to_rank, heap_bases)
-    return _update(target, lambda new, old: new if old == cmp else old, val)
+    return _update(target, lambda old, expected, new: new if old == expected else old, cmp, val)
 
 
 # -- synchronisation --------------------------------------------------------------------------------------------------
