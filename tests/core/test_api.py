@@ -236,7 +236,48 @@ def test_a_device_error_is_raised_once(monkeypatch):
     monkeypatch.setenv("IRIS_DEVICE_TIMEOUT", "1")
     with Iris("1MiB", device="cpu") as ctx:
         status = ctx._status
-        status.copy_(torch.tensor([1, 0, 3, 0x1000, 42, 7, 3, 0]))
+        status[:8].copy_(torch.tensor([1, 0, 3, 0x1000, 42, 7, 3, 0]))
         with pytest.raises(DeviceTimeoutError, match=r"program 3: a wait for the word at 0x1000 to be >= 42 .* was 7"):
             ctx.barrier()
         ctx.barrier()
+
+
+def late(ctx):
+    """Leave in the status words what a wait writes that has reached its bound."""
+    ctx._status[:8].copy_(torch.tensor([1, 0, 3, 0x1000, 42, 7, 3, 0]))
+
+
+def test_closing_raises_what_no_barrier_has(monkeypatch):
+    monkeypatch.setenv("IRIS_DEVICE_TIMEOUT", "1")
+    with pytest.raises(DeviceTimeoutError, match="program 3"), Iris("1MiB", device="cpu") as ctx:
+        late(ctx)
+    ctx = Iris("1MiB", device="cpu")
+    late(ctx)
+    with pytest.raises(DeviceTimeoutError, match="program 3"):
+        ctx.close()
+    ctx.close()
+    with pytest.raises(HeapClosedError):
+        ctx.barrier()
+
+
+def test_closing_behind_another_error_logs_it(monkeypatch, caplog):
+    monkeypatch.setenv("IRIS_DEVICE_TIMEOUT", "1")
+    monkeypatch.setattr(logging.getLogger("iris"), "propagate", True)
+
+    def in_a_block():
+        with Iris("1MiB", device="cpu") as ctx:
+            late(ctx)
+            _ = 1 / 0
+
+    def in_a_finally():
+        ctx = Iris("1MiB", device="cpu")
+        late(ctx)
+        try:
+            _ = 1 / 0
+        finally:
+            ctx.close()
+
+    for fail in (in_a_block, in_a_finally):
+        with pytest.raises(ZeroDivisionError):
+            fail()
+    assert sum("program 3" in record.getMessage() for record in caplog.records) == 2

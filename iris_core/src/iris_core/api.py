@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -352,6 +353,7 @@ class Iris(TensorFactories):
             HeapClosedError: the context is closed.
             SymmetryError: the ranks' allocation histories differ.
             DeviceTimeoutError: a wait inside a kernel of this rank reached IRIS_DEVICE_TIMEOUT.
+            DeviceError: a collective of this rank has met one that another rank called differently.
             CollectiveTimeoutError: a rank did not arrive in time.
             PeerLostError: a rank's process ended.
         """
@@ -363,7 +365,7 @@ class Iris(TensorFactories):
             self.heap.barrier_agreement(device_idle=stream is None)
         else:
             self._world.subgroup(group).barrier()
-        self._raise_device_errors()
+        self._raise_device_errors(stream)
 
     def device_barrier(
         self, group: dist.ProcessGroup | None = None, *, stream: Any = None, sem: str = "release"
@@ -410,13 +412,37 @@ class Iris(TensorFactories):
 
             torch.cuda.synchronize(self.target.index)
 
-    def _raise_device_errors(self) -> None:
-        if self.settings.device_timeout is None:
-            return  # waits are unbounded, so none can have given up
-        error = device_context.status_error(self._status.tolist(), self._ccl.describe_wait)
+    def _raise_device_errors(self, stream: Any = None) -> None:
+        error = self._device_error(stream)
         if error is not None:
             self._status.zero_()
             raise error
+
+    def _device_error(self, stream: Any = None) -> DeviceError | None:
+        """What this rank's kernels have reported, as an error."""
+        import torch
+
+        with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+            words = self._status.tolist()
+        late: DeviceError | None = None
+        if self.settings.device_timeout is not None:  # else waits are unbounded, and none can have given up
+            late = device_context.status_error(words, self._ccl.describe_wait)
+        if different := self._ccl.describe_mismatch(words):
+            error = DeviceError(different)
+            error.__cause__ = late  # who calls differently may come late, too
+            return error
+        return late
+
+    def _device_error_so_far(self) -> DeviceError | None:
+        """The same without waiting for the device: what runs there may never end, and the device may have failed."""
+        import torch
+
+        try:
+            busy = self.target.type is not DeviceType.CPU and not torch.cuda.current_stream(self.target.index).query()
+            return None if busy else self._device_error()
+        except RuntimeError as e:
+            self.debug(f"nothing is known of what kernels have reported: {e}")
+            return None
 
     def broadcast(self, value: Any, src: int = 0, *, source_rank: int | None = None) -> Any:
         """Return rank `src`'s value on every rank.
@@ -622,23 +648,38 @@ class Iris(TensorFactories):
 
         Collective: every rank calls it.  If a rank is gone or does not come, the others close all the same and log it.
         Tensors that still live keep their memory and can be read; kernels must not use them any more.
-        """
-        self._close(synchronize=True)
 
-    def _close(self, *, synchronize: bool) -> None:
+        Raises:
+            DeviceTimeoutError: a wait inside a kernel of this rank reached IRIS_DEVICE_TIMEOUT after the last
+                `barrier()`.  The context is closed all the same.  While another exception is handled, and at the end
+                of a `with` block that failed, it is logged instead.
+            DeviceError: in the same way, what else `barrier()` raises of collectives.
+        """
+        self._close(synchronize=True, failing=sys.exc_info()[0] is not None)
+
+    def _close(self, *, synchronize: bool, failing: bool) -> None:
         if self._closed:
             return
         self._closed = True
         notify("iris_closing", context=self)
+        error = None
         try:
-            if synchronize and os.getpid() == self._pid:
-                self._synchronize()
-                self._world.barrier()
+            if os.getpid() == self._pid:
+                if synchronize:
+                    self._synchronize()
+                    error = self._device_error()
+                    self._world.barrier()
+                else:
+                    error = self._device_error_so_far()
         except (PeerLostError, TimeoutError) as e:
             self.warning(f"closing without the other ranks: {e}")
         finally:
             self._mem_pool = None  # its segments are the heap's
             self._finalizer()
+        if error is not None:
+            if not failing:
+                raise error
+            self.error(str(error))
 
     def __enter__(self) -> Iris:
         self._check_open()
@@ -646,7 +687,7 @@ class Iris(TensorFactories):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         # after an error this rank may be anywhere in its sequence of calls: do not wait for the others
-        self._close(synchronize=kind is None)
+        self._close(synchronize=kind is None, failing=kind is not None)
 
     def _check_open(self) -> None:
         if self._closed:
