@@ -9,7 +9,9 @@ import torch
 from iris_core.types import CompileCase, DeviceType
 from iris_triton.ops.gather_kernels import fetch_product, pull_product, push_product
 from iris_triton.ops.reduce_kernel import matmul_reduce
+from iris_triton.ops.sum_kernel import sum_slots
 from iris_triton.ops.variant_kernels import matmul_accumulate, matmul_ring
+from iris_triton.ops.word_kernel import await_word
 
 _CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
 _I64 = torch.int64
@@ -58,7 +60,31 @@ def compile_cases() -> list[CompileCase]:
         _case("fetch", fetch_product,
               (bf16, bf16, bf16, None, bf16, _I64, _I64, _I64, 1, 1, *shard, 4096, *rest, *_END),
               both, DIM=0, BIAS="none", FETCHERS=16),
+        _sum("rows", (bf16, bf16, bf16, _I64, _I64, 1, 1, 1024, 8184, 1024, 0, 8184, 1, 1, 8, *_END),
+             FORM="rows", TELLS=False, BIAS="columns"),
+        _sum("two-shot", (bf16, None, bf16, _I64, _I64, 1, 1, 1024, 8184, 1024, 1024, 8184, 1, 0, 8, *_END),
+             FORM="two_shot", TELLS=True, BIAS="none"),
+        CompileCase(
+            name="operation-await-word", kernel=await_word, args=(torch.int32, 1, 1, *_END), kwargs={},
+            options={"num_warps": 1},
+            expect={_CUDA: (r"ld\.acquire\.sys\.global\.b32",), _HIP: (r"global_load_dword .* sc1",)},
+        ),
     ]  # fmt: skip
+
+
+def _sum(name: str, args: tuple[Any, ...], **constants: Any) -> CompileCase:
+    wide = {
+        _CUDA: (r"ld\.global(\.\w+)*\.v4\.b32", _STORES[_CUDA]),
+        _HIP: (r"(global|flat|buffer)_load_dwordx4", _STORES[_HIP]),
+    }
+    return CompileCase(
+        name=f"operation-sum-{name}",
+        kernel=sum_slots,
+        args=args,
+        kwargs={"SIZE": 8, "SLOTS_WIDE": True, "OUT_WIDE": True, "BM": 2, "BN": 1024, **constants},
+        options={"num_warps": 4},
+        expect=wide,
+    )
 
 
 def _case(

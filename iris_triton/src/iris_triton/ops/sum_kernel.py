@@ -29,7 +29,7 @@ def sum_slots(
     out, bias, slots, control, bases, me, rank, rows, n, rows_each, first, out_down, out_right, bias_step, tiles_n,
     timeout_ns, status,
     SIZE: tl.constexpr, FORM: tl.constexpr, TELLS: tl.constexpr, BIAS: tl.constexpr, SLOTS_WIDE: tl.constexpr,
-    OUT_ALIGNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+    OUT_WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
     """Add up the slots.
 
@@ -52,7 +52,7 @@ def sum_slots(
         FORM, TELLS: see above.
         BIAS: what the bias lies along: "columns", "rows" (those of `out`) or "none".
         SLOTS_WIDE: rows of the slots begin at multiples of 16 bytes.
-        OUT_ALIGNED: the output begins at such a multiple.
+        OUT_WIDE: the same is true of the output's rows, which are dense.
         BM, BN: rows and columns of a tile.
     """
     row = row_of(control, SIZE)
@@ -85,8 +85,11 @@ def sum_slots(
                 stride = whole_rows(told_second(places, peer, SIZE), out)
                 store_tile(theirs, total, first + down, column, first + rows, width, stride, 1, BM, BN)
         else:
-            target = wide(out, OUT_ALIGNED)
-            store_tile(target, total, down, column, rows, width, out_down, out_right, BM, BN)
+            target = wide(out, OUT_WIDE)
+            if OUT_WIDE:
+                store_tile(target, total, down, column, rows, width, whole_rows(out_down, out), 1, BM, BN)
+            else:
+                store_tile(target, total, down, column, rows, width, out_down, out_right, BM, BN)
     if FORM == "two_shot":
         epoch += 1
         meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from iris_core.ops.host import Host
     from iris_core.types import FusedRequest
 
-_WARPS = 8
+_WARPS = {DeviceType.CUDA: 8, DeviceType.HIP: 4}
+"""With which each thread has 16 bytes of a slot at a time, of 16-bit elements."""
+
 _TILE_GPU, _TILE_CPU = 2048, 16384
 """Elements of a tile: on a GPU 8 of each thread; on the CPU an operation on a block costs the same for 1 and 1000."""
 
@@ -80,11 +82,11 @@ def bind_sum(
         "TELLS": tells,
         "BIAS": along,
         "SLOTS_WIDE": request.n * item % _ROW_NBYTES == 0,
-        "OUT_ALIGNED": request.aligned[2],
+        "OUT_WIDE": request.aligned[2] and out_stride[1] == 1 and out_stride[0] * item % _ROW_NBYTES == 0,
         "BM": down,
         "BN": columns,
     }
     if along == "none":
         arguments["bias"] = None
-    options = {} if on_cpu else {"num_warps": _WARPS}
+    options = {} if on_cpu else {"num_warps": _WARPS[request.target.type]}
     return BoundKernel(sum_slots, programs, arguments, names, team.device, options)
