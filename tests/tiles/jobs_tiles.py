@@ -342,6 +342,22 @@ def mistaken(language, mistakes):
     return said
 
 
+def uneven(language, device):
+    """Gather 9 rows, and 9 columns; returns whose they are."""
+    found = []
+    with Iris("4MiB", device=device, backend=language) as ctx:
+        locks = make_locks(ctx, 20, 20, BLOCK_M, BLOCK_N)
+        for op, shape in (("all_gather_rows", (9, 20)), ("all_gather_columns", (20, 9))):
+            dst = ctx.zeros(*shape)
+            ctx.barrier()
+            simple_launch(ctx, language, op, torch.full_like(dst, ctx.cur_rank + 1), dst, dst, locks)
+            ctx.barrier()
+            across = 1 if shape[0] == 9 else 0
+            assert torch.equal(dst.amax(across), dst.amin(across))
+            found.append(dst.amax(across).int().tolist())
+    return found
+
+
 def fast_and_slow(language, op, device):
     """Rank 0 launches thrice at once, rank 1 with pauses; returns what rank 1 got each time."""
     with Iris("4MiB", device=device, backend=language) as ctx:

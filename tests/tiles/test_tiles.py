@@ -16,6 +16,7 @@ from jobs_tiles import (
     run_cases,
     run_reference_style,
     sequence,
+    uneven,
 )
 
 LANGUAGES = ["triton", "gluon"]
@@ -146,9 +147,17 @@ def test_a_wait_in_vain_ends_and_is_reported(pool, op, num_ranks, device):
     assert untouched or op != "spinlock"  # what the lock protects stays as it is
 
 
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_parts_that_do_not_divide_a_matrix(pool, language, num_ranks, device):
+    """The first parts have equally many rows or columns, the last ones what is left: 5 and 4; 3, 3, 3 and 0."""
+    for rows, columns in pool.run(uneven, num_ranks, language, device):
+        assert rows == columns == ([1] * 5 + [2] * 4 if num_ranks == 2 else [1] * 3 + [2] * 3 + [3] * 3)
+
+
 def test_mistakes_are_found_by_the_executor(pool):
-    mistakes = [("all_gather_rows", "float32", 0), ("all_to_all", "float32", 11), ("ring", "bfloat16", 0)]
-    texts = ["dst_view.M must be a multiple", r"must have world_size \* N_per_rank columns", "in different memory"]
+    mistakes = [("all_to_all", "float32", 11), ("ring", "bfloat16", 0)]
+    texts = [r"must have world_size \* N_per_rank columns", "in different memory"]
     for said in pool.run(mistaken, 2, "triton", mistakes):
         assert len(said) == len(texts)
         for line, text in zip(said, texts, strict=True):

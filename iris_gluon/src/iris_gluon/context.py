@@ -512,7 +512,8 @@ class IrisDeviceCtx:
         Args:
             tile: `Tile` of the caller's own part.
             dst_view: the whole, symmetric: the ranks' parts below each other (dim 0) or side by side (dim 1).
-            dim: 0: part r is rows r * M / world_size and following; 1: columns r * N / world_size and following.
+            dim: 0: part r is rows r * p and following, p = M / world_size rounded up, and the last parts may be
+                shorter; 1: so with columns.
         """
         moves.all_gather(tile, dst_view, dim, self._world())
 

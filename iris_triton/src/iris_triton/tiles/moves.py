@@ -36,13 +36,11 @@ def all_gather(tile, dst_view, dim: tl.constexpr, world):
     """Store a tile to all ranks, in the caller's part of `dst_view`; what lies beyond the part is another rank's."""
     tl.static_assert(_is_dim(dim), "dim of all_gather is 0 (rows) or 1 (columns)")
     if dim == 0:
-        tl.device_assert(dst_view.M % world.size == 0, "all_gather: dst_view.M must be a multiple of the world size")
-        part = dst_view.M // world.size
+        part = tl.cdiv(dst_view.M, world.size)
         rm, rn = tile.indices()
         _store_to_all(tile, dst_view, rm + world.rank * part, rn, (rm < part)[:, None], world)
     else:
-        tl.device_assert(dst_view.N % world.size == 0, "all_gather: dst_view.N must be a multiple of the world size")
-        part = dst_view.N // world.size
+        part = tl.cdiv(dst_view.N, world.size)
         if part % _WIDE == 0:
             _store_columns(tile, dst_view, part // _WIDE * _WIDE, world)  # a form whose alignment the compiler sees
         else:
