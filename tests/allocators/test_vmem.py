@@ -56,6 +56,13 @@ class TestVmemOnPretendedDriver(AllocatorConformance):
     def make_allocator(self):
         return lambda nbytes, rank=0, world_size=1: make(nbytes, rank, world_size, granule=None)
 
+    @pytest.fixture
+    def make_importable(self):
+        def make_one(allocator, nbytes):
+            return Expandable(allocator._driver, GRANULE, GRANULE).tensor(256, (nbytes,), torch.uint8)
+
+        return make_one
+
 
 # -- addresses and granules -------------------------------------------------------------------------------------------
 def test_a_heap_of_a_tebibyte_opens_and_only_what_is_used_is_committed():

@@ -13,6 +13,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from kit_mutants.collectives import KILLERS as COLLECTIVES
 from kit_mutants.device import FAMILIES
+from kit_mutants.growing import KILLERS as GROWING
 
 from iris_core.testing.conformance.device_functions import NAMES
 from iris_core.testing.dist_info import install_distribution
@@ -100,7 +101,7 @@ def entry_points():
     from kit_mutants import plugins
 
     groups = {
-        "iris.allocators": ("allocator", plugins.ALLOCATORS | plugins.PLUGINS),
+        "iris.allocators": ("allocator", plugins.ALLOCATORS | plugins.GROWING | plugins.PLUGINS),
         "iris.backends": ("backend", plugins.BACKENDS | plugins.DEVICE | plugins.FAMILIES),
         "iris.collectives": ("collective", plugins.COLLECTIVES),
     }
@@ -153,7 +154,7 @@ def with_outcome(report, outcome):
 
 
 @pytest.mark.parametrize(("mutants", "right"), [
-    (ALLOCATORS, "right-allocator"), (BACKENDS, "right-backend"), (STACKS, "right-stack"),
+    (ALLOCATORS, "right-allocator"), (GROWING, "right-growing"), (BACKENDS, "right-backend"), (STACKS, "right-stack"),
     *((COLLECTIVES, right) for right in RIGHT_COLLECTIVES),
 ])  # fmt: skip
 def test_the_right_ones_pass(reports, mutants, right):
@@ -163,8 +164,8 @@ def test_the_right_ones_pass(reports, mutants, right):
 
 
 def test_every_mutant_is_expected(reports):
-    right = {"right-allocator", "right-backend", "right-stack", *RIGHT_COLLECTIVES}
-    assert reports.keys() == {*ALLOCATORS, *PLUGINS, *BACKENDS, *STACKS, *DEVICE, *COLLECTIVES, *right}
+    right = {"right-allocator", "right-growing", "right-backend", "right-stack", *RIGHT_COLLECTIVES}
+    assert reports.keys() == {*ALLOCATORS, *GROWING, *PLUGINS, *BACKENDS, *STACKS, *DEVICE, *COLLECTIVES, *right}
 
 
 def check(report, killers, right, may_skip=frozenset()):
@@ -180,6 +181,12 @@ def check(report, killers, right, may_skip=frozenset()):
 def test_allocator(reports, mutant):
     untold = {"host_decommit_gives_memory_back"} if mutant == "untold-capability" else set()
     assert check(reports[mutant], ALLOCATORS[mutant], reports["right-allocator"], untold)
+
+
+@pytest.mark.parametrize("mutant", GROWING)
+def test_allocator_that_grows(reports, mutant):
+    passed = check(reports[mutant], GROWING[mutant], reports["right-growing"])
+    assert passed
 
 
 @pytest.mark.parametrize("mutant", PLUGINS)
@@ -211,7 +218,7 @@ def test_collective(reports, mutant):
 
 
 @pytest.mark.parametrize(("mutants", "right"), [
-    ({**ALLOCATORS, **PLUGINS}, "right-allocator"), (BACKENDS | PLUGINS, "right-backend"),
+    ({**ALLOCATORS, **PLUGINS}, "right-allocator"), (GROWING, "right-growing"), (BACKENDS | PLUGINS, "right-backend"),
     (STACKS | DEVICE, "right-stack"), (COLLECTIVES | PLUGINS, "right-all-reduce"),
 ])  # fmt: skip
 def test_every_test_of_the_kit_can_fail(reports, mutants, right):

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import mmap
 
 import pytest
 import torch
@@ -64,3 +65,16 @@ def test_a_copy_that_fails_is_no_result(library, failing):
     memory = ctypes.create_string_buffer(16)
     with pytest.raises(OSError, match=r"of 4 bytes .* failed with code 700"):
         oracle.read_bytes(ctypes.addressof(memory), 4, "cuda:0")
+
+
+def test_memory_that_cannot_be_read_is_an_error():
+    size = mmap.PAGESIZE
+    anonymous, everything = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE
+    memory = mmap.mmap(-1, 2 * size, anonymous, everything)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    oracle.check_readable(base + 1, 2 * size - 1)
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(base + size), ctypes.c_size_t(size), 0) == 0
+    oracle.check_readable(base, size)
+    with pytest.raises(OSError, match=f"address {base + size:#x} cannot be read"):
+        oracle.check_readable(base, size + 1)
+    ctypes.CDLL(None).mprotect(ctypes.c_void_p(base + size), ctypes.c_size_t(size), everything)

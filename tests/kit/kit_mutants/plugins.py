@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 
+from iris_allocators.settings import VmemSettings
 from iris_core.hooks import hookimpl
 from iris_core.settings import PluginSettings
 from iris_core.types import Availability, Capability, DeviceType, PluginInfo, PluginKind
@@ -129,6 +130,19 @@ ALLOCATORS = {
 _untold = ALLOCATORS["untold-capability"]
 _untold.info = dataclasses.replace(_untold.info, provides=_REMOTE)
 
+GROWING = dict(
+    _mutants(
+        PluginKind.ALLOCATOR,
+        "growing",
+        "right-growing quiet-commit loud-exchange hasty-export moving-peer unsaid-rest endless-export copied-import "
+        "shifted-import odd-extent lost-import remembered-import silent-import credulous-import unannounced-import",
+    )
+)
+for _plugin in GROWING.values():
+    _plugin.settings = VmemSettings
+    _more = {Capability.GROWTH, Capability.DECOMMIT, Capability.IMPORT_TENSOR}
+    _plugin.info = dataclasses.replace(_plugin.info, provides=_REMOTE | _more)
+
 BACKENDS = {
     "right-backend": Plugin(PluginKind.BACKEND, "right-backend", RIGHT_BACKEND),
     **dict(
@@ -182,6 +196,10 @@ def attribute(kind, name):
     return f"{kind}_{name.replace('-', '_')}"
 
 
-_KINDS = {"allocator": ALLOCATORS | PLUGINS, "backend": BACKENDS | DEVICE | FAMILIES, "collective": COLLECTIVES}
+_KINDS = {
+    "allocator": ALLOCATORS | GROWING | PLUGINS,
+    "backend": BACKENDS | DEVICE | FAMILIES,
+    "collective": COLLECTIVES,
+}
 for _kind, _plugins in _KINDS.items():
     globals().update({attribute(_kind, name): plugin for name, plugin in _plugins.items()})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from iris_core.errors import DeviceError, HeapClosedError, HeapError, IrisError
+from iris_core.errors import DeviceError, HeapClosedError, HeapError, IrisError, UnsupportedError
 from iris_core.protocols import Allocator, SupportsDecommit, SupportsGrowth, SupportsImportTensor
 from iris_core.testing.conformance import jobs, oracle
 from iris_core.testing.conformance.plugin import PluginConformance
@@ -19,6 +19,8 @@ from iris_core.types import Capability, PluginInfo, PluginKind, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    import torch
 
     from iris_core.registry import PluginRecord, Registry
     from iris_core.testing.pool import RankPool
@@ -87,9 +89,22 @@ class AllocatorConformance(PluginConformance):
         return allocator
 
     @pytest.fixture
+    def make_importable(self, target: DeviceTarget) -> Callable[[Any, int], torch.Tensor]:
+        """Makes (allocator, nbytes) a 1-D uint8 tensor whose memory the allocator can put on the heap."""
+        import torch
+
+        return lambda _, nbytes: torch.empty(nbytes, dtype=torch.uint8, device=target.torch_device)
+
+    @pytest.fixture
     def read(self, target: DeviceTarget) -> Callable[[int, int], bytes]:
-        """Reads (ptr, nbytes) from memory without the allocator."""
-        return lambda ptr, nbytes: oracle.read_bytes(ptr, nbytes, target.torch_device)
+        """Reads (ptr, nbytes) from memory without the allocator; OSError if it cannot be read."""
+
+        def read(ptr: int, nbytes: int) -> bytes:
+            if target.torch_device == "cpu":
+                oracle.check_readable(ptr, nbytes)
+            return oracle.read_bytes(ptr, nbytes, target.torch_device)
+
+        return read
 
     @pytest.fixture
     def write(self, target: DeviceTarget) -> Callable[[int, bytes], None]:
@@ -271,6 +286,77 @@ class AllocatorConformance(PluginConformance):
         borders = tensor[[granule - 1, granule, 2 * granule - 1, 2 * granule]].tolist()
         assert borders == [5, 6, 6, 5]
 
+    # -- host tier: existing tensors ----------------------------------------------------------------------------------
+    def test_host_import_is_the_same_memory(
+        self, opened: Callable[..., Any], info: PluginInfo, make_importable: Callable[[Any, int], torch.Tensor]
+    ) -> None:
+        """What is written to the one tensor is read from the other, at the place that `import_extent` has foretold."""
+        allocator = opened(self.heap_nbytes)
+        tensor, _, start = self._importable(allocator, info, make_importable)
+        tensor.copy_(_pattern(tensor.numel(), seed=1))
+        offset = allocator.nbytes // 2 // allocator.granularity * allocator.granularity
+        out = allocator.import_tensor(offset, tensor.view(-1, 100), _nothing)
+        assert (out.shape, out.dtype, out.stride()) == (tensor.view(-1, 100).shape, tensor.dtype, (100, 1))
+        assert out.data_ptr() == allocator.base_ptr + offset + start
+        assert out.cpu().flatten().equal(_pattern(tensor.numel(), seed=1))
+        out.fill_(3)
+        assert set(tensor.tolist()) == {3}
+        tensor[7] = 9
+        assert int(out[0, 7]) == 9
+        assert allocator.committed_bytes >= tensor.numel()
+
+    def test_host_import_is_found_again(
+        self, opened: Callable[..., Any], info: PluginInfo, make_importable: Callable[[Any, int], torch.Tensor]
+    ) -> None:
+        """Not before, then at its place, also by a part of it, which shares the memory; not when it was taken off."""
+        allocator = opened(self.heap_nbytes)
+        tensor, size, start = self._importable(allocator, info, make_importable)
+        assert allocator.imported_at(tensor) is None
+        out = allocator.import_tensor(0, tensor, _nothing)
+        assert allocator.imported_at(tensor) == start
+        assert allocator.imported_at(tensor[500:]) == start + 500
+        before = allocator.committed_bytes, allocator.generation
+        part = allocator.import_tensor(0, tensor[500:], _nothing)
+        assert (allocator.committed_bytes, allocator.generation) == before, "this memory was there already"
+        assert part.data_ptr() == out.data_ptr() + 500
+        tensor.fill_(4)
+        assert set(part.tolist()) == {4}
+        del out, part
+        gc.collect()
+        allocator.decommit(0, size)
+        assert allocator.imported_at(tensor) is None
+        assert set(tensor.tolist()) == {4}, "the tensor's own memory went with it"
+
+    def test_host_import_release_is_told(
+        self, opened: Callable[..., Any], info: PluginInfo, make_importable: Callable[[Any, int], torch.Tensor]
+    ) -> None:
+        """Once, when the result is gone, although the tensor itself lives."""
+        allocator = opened(self.heap_nbytes)
+        tensor, _, _ = self._importable(allocator, info, make_importable)
+        told: list[int] = []
+        out = allocator.import_tensor(0, tensor, lambda: told.append(1))
+        view = out[3:]
+        del out
+        gc.collect()
+        assert told == []
+        del view
+        gc.collect()
+        assert told == [1]
+
+    def test_host_import_refuses_other_memory(self, opened: Callable[..., Any], info: PluginInfo) -> None:
+        """Ordinary memory of the host cannot be on the heap: an error of Iris that says so, from all three."""
+        if Capability.IMPORT_TENSOR not in info.provides:
+            pytest.skip(f"{info.name!r} does not provide {Capability.IMPORT_TENSOR}")
+        import torch
+
+        allocator, tensor = opened(self.heap_nbytes), torch.zeros(4096, dtype=torch.uint8)
+        with pytest.raises(IrisError):
+            allocator.import_extent(tensor)
+        with pytest.raises(IrisError):
+            allocator.imported_at(tensor)
+        with pytest.raises(IrisError):
+            allocator.import_tensor(0, tensor, _nothing)
+
     # -- host tier: the end -------------------------------------------------------------------------------------------
     def test_host_close_is_idempotent(self, make_allocator: Callable[..., Any]) -> None:
         """Twice is as good as once, with and without a live tensor."""
@@ -409,6 +495,84 @@ class AllocatorConformance(PluginConformance):
         gc.collect()
         assert oracle.open_descriptors() == before
 
+    # -- peers: memory that comes later -------------------------------------------------------------------------------
+    def test_peers_growth_is_announced(self, opened: Callable[..., Any], info: PluginInfo) -> None:
+        """`generation` grows with every commit that makes memory, and with no other; `export` describes that memory."""
+        owner, _ = self._growing(opened, info)
+        granule, before = owner.granularity, owner.generation
+        for commit in range(2):
+            owner.commit(2 * commit * granule, granule)
+            assert owner.generation > before, "peers are not told of the new memory"
+            before = owner.generation
+            self._describes(owner.export(), 2 * commit * granule, granule)
+            owner.commit(2 * commit * granule, granule)
+            assert owner.generation == before, "nothing was added, so there is nothing new to export"
+            owner.exchanged()
+            assert owner.generation == before
+
+    def test_peers_growth_is_described_until_all_have_it(self, opened: Callable[..., Any], info: PluginInfo) -> None:
+        """An exchange that failed somewhere is repeated: before `exchanged`, `export` describes the same again."""
+        owner, _ = self._growing(opened, info)
+        owner.commit(0, owner.granularity)
+        for _ in range(2):
+            self._describes(owner.export(), 0, owner.granularity)
+        owner.commit(owner.granularity, owner.granularity)
+        self._describes(owner.export(), 0, 2 * owner.granularity)
+
+    def test_peers_growth_is_seen(
+        self,
+        opened: Callable[..., Any],
+        info: PluginInfo,
+        read: Callable[[int, int], bytes],
+        write: Callable[[int, bytes], None],
+    ) -> None:
+        """New memory appears at its offset of the mapping, which stays where it is, as does what was there before."""
+        owner, me = self._growing(opened, info)
+        granule = owner.granularity
+        mapping = self._exchange(owner, me)[0]
+        for turn, offset in enumerate((0, 2 * granule, granule)):
+            owner.commit(offset, granule)
+            write(owner.base_ptr + offset, jobs.mark(0, turn))
+            again, described = self._exchange(owner, me)
+            assert again == mapping, "the mapping has moved"
+            self._describes(described, offset, granule)
+            for earlier, where in enumerate((0, 2 * granule, granule)[: turn + 1]):
+                assert read(mapping.base_ptr + where, 8) == jobs.mark(0, earlier), f"commit {earlier} after {turn}"
+        write(mapping.base_ptr + granule + 8, b"for you!")
+        assert read(owner.base_ptr + granule + 8, 8) == b"for you!"
+
+    def test_peers_growth_in_parts(self, opened: Callable[..., Any], info: PluginInfo) -> None:
+        """However much there is, the parts come to all of it, and `has_more` says when that is reached."""
+        owner, me = self._growing(opened, info, world_size=16)
+        owner.commit(0, owner.nbytes)
+        _, described = self._exchange(owner, me)
+        self._describes(described, 0, owner.nbytes)
+        assert not owner.has_more
+
+    def test_peers_import_is_seen(
+        self,
+        opened: Callable[..., Any],
+        info: PluginInfo,
+        make_importable: Callable[[Any, int], torch.Tensor],
+        read: Callable[[int, int], bytes],
+    ) -> None:
+        """The memory of an imported tensor is announced, and peers see it where it is on the heap."""
+        if Capability.GROWTH not in info.provides:
+            pytest.skip(f"{info.name!r} does not provide {Capability.GROWTH}")
+        if not self.same_process_peers:
+            pytest.skip("same_process_peers is False: this allocator's memory can be mapped by other processes only")
+        owner, me = (opened(self.heap_nbytes, rank, 2) for rank in range(2))
+        tensor, _, start = self._importable(owner, info, make_importable)
+        before = owner.generation
+        out = owner.import_tensor(owner.granularity, tensor, _nothing)
+        assert owner.generation > before, "peers are not told of the imported memory"
+        mapping, described = self._exchange(owner, me)
+        self._describes(described, owner.granularity + start, tensor.numel())
+        tensor.copy_(_pattern(tensor.numel(), seed=5))
+        assert tensor[:8].tolist() == out[:8].tolist()  # waits for the copy
+        expected = bytes(_pattern(tensor.numel(), seed=5)[-8:].tolist())
+        assert read(mapping.base_ptr + owner.granularity + start + tensor.numel() - 8, 8) == expected
+
     def test_peers_in_other_processes(self, pool: RankPool, installed: PluginRecord, target: DeviceTarget) -> None:
         """Three ranks see each other's bytes at the same offsets, and what they write arrives at the right rank."""
         device = "cpu" if target.torch_device == "cpu" else "cuda"
@@ -422,6 +586,54 @@ class AllocatorConformance(PluginConformance):
                 expected = tuple(jobs.mark(peer, index) for index in range(num_marks))
                 assert report.seen == expected, f"rank {rank} of rank {peer}"
                 assert written[peer] == jobs.mark(peer, rank), f"what rank {peer} wrote to rank {rank}"
+
+    def _importable(
+        self, allocator: Any, info: PluginInfo, make_importable: Callable[[Any, int], torch.Tensor]
+    ) -> tuple[torch.Tensor, int, int]:
+        """A tensor that can be imported, with what `import_extent` says of it."""
+        if Capability.IMPORT_TENSOR not in info.provides:
+            pytest.skip(f"{info.name!r} does not provide {Capability.IMPORT_TENSOR}")
+        tensor = make_importable(allocator, 10_000)
+        try:
+            size, start = allocator.import_extent(tensor)
+        except UnsupportedError as error:
+            pytest.skip(f"make_importable gives tensors that cannot be imported here: {error}")
+        assert size % allocator.granularity == 0, f"{size} is not a multiple of {allocator.granularity}"
+        assert 0 <= start <= size - tensor.numel(), f"{tensor.numel()} bytes at {start} of {size}"
+        if size > allocator.nbytes // 2:
+            pytest.skip(f"this memory takes {size} bytes of a heap of {allocator.nbytes}: set heap_nbytes")
+        return tensor, size, start
+
+    def _growing(self, opened: Callable[..., Any], info: PluginInfo, world_size: int = 2) -> tuple[Any, Any]:
+        """Ranks 0 and 1 of an allocator with growth; nothing is committed."""
+        if Capability.GROWTH not in info.provides:
+            pytest.skip(f"{info.name!r} does not provide {Capability.GROWTH}")
+        if not self.same_process_peers:
+            pytest.skip("same_process_peers is False: this allocator's memory can be mapped by other processes only")
+        owner, me = (opened(self.heap_nbytes, rank, world_size) for rank in range(2))
+        if owner.nbytes < 4 * owner.granularity:
+            pytest.skip(f"a heap of {owner.nbytes} bytes has no four granules: set heap_nbytes")
+        return owner, me
+
+    def _exchange(self, owner: Any, me: Any) -> tuple[Any, list[Segment]]:
+        """Let a rank map what another one has, as the heap does it; the mapping, and what was described."""
+        described: list[Segment] = []
+        for _ in range(owner.nbytes // owner.granularity + 1):
+            segments, more = owner.export(), owner.has_more
+            described += segments
+            mapping = me.import_peer(0, _received(segments))
+            owner.exchanged()
+            if not more:
+                return mapping, described
+        pytest.fail(f"has_more is still True after {len(described)} segments of a heap of {owner.nbytes} bytes")
+
+    def _describes(self, segments: Sequence[Segment], offset: int, nbytes: int) -> None:
+        """Fail unless the segments have all of a range."""
+        reached = offset
+        for segment in sorted(segments, key=lambda each: each.offset_bytes):
+            if segment.offset_bytes <= reached:
+                reached = max(reached, segment.offset_bytes + segment.nbytes)
+        assert reached >= offset + nbytes, f"no segment has byte {reached} of the heap"
 
     def _neighbours(self, opened: Callable[..., Any]) -> tuple[list[Any], Any]:
         """Ranks 0 and 1 with committed heaps, and rank 2, which imports them."""
@@ -438,6 +650,12 @@ def _received(segments: Sequence[Segment]) -> list[Segment]:
     return [
         segment if segment.fd is None else dataclasses.replace(segment, fd=os.dup(segment.fd)) for segment in segments
     ]
+
+
+def _pattern(nbytes: int, seed: int) -> torch.Tensor:
+    import torch
+
+    return torch.frombuffer(bytearray(oracle.pattern(nbytes, seed)), dtype=torch.uint8)
 
 
 def _nothing() -> None:

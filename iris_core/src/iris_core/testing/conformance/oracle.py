@@ -37,6 +37,26 @@ def pattern(nbytes: int, seed: int) -> bytes:
     return bytes(1 + (position * 31 + seed * 97) % 255 for position in range(nbytes))
 
 
+def check_readable(ptr: int, nbytes: int) -> None:
+    """Raise OSError unless a range of the host's memory can be read: reading it would end this process.
+
+    Args:
+        ptr: where it begins.
+        nbytes: its length.
+    """
+    reached = ptr
+    with open("/proc/self/maps") as file:
+        for line in file:  # by ascending address
+            addresses, access = line.split(maxsplit=2)[:2]
+            begin, end = (int(each, 16) for each in addresses.split("-"))
+            if begin <= reached < end and access.startswith("r"):
+                reached = end
+    if reached < ptr + nbytes:
+        raise OSError(
+            f"address {reached:#x} cannot be read: nothing is mapped there, or without the permission to read"
+        )
+
+
 def open_descriptors() -> set[str]:
     """Return the file descriptors of this process with what they are open on."""
     found = set()

@@ -1,0 +1,150 @@
+"""Allocators that grow and import, with one mistake each; all else is that of "vmem" on a pretended driver.
+
+The driver is the one that tests/allocators has: physical memory is a memfd, so everything but the device is real.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import torch
+
+from iris_allocators.vmem import VmemAllocator
+
+sys.path.append(str(pathlib.Path(__file__).parents[2]))  # behind everything else: its folders are called as packages
+from allocators.fake_driver import GRANULE, Expandable, FakeVmm, as_bytes
+
+KILLERS = {
+    "quiet-commit": ["peers_growth_is_announced"],
+    "loud-exchange": ["peers_growth_is_announced"],
+    "hasty-export": ["peers_growth_is_described_until_all_have_it"],
+    "moving-peer": ["peers_growth_is_seen"],
+    "unsaid-rest": ["peers_growth_in_parts"],
+    "endless-export": ["peers_growth_in_parts"],
+    "copied-import": ["host_import_is_the_same_memory"],
+    "shifted-import": ["host_import_is_the_same_memory"],
+    "odd-extent": ["host_import_is_the_same_memory"],
+    "lost-import": ["host_import_is_found_again"],
+    "remembered-import": ["host_import_is_found_again"],
+    "silent-import": ["host_import_release_is_told"],
+    "credulous-import": ["host_import_refuses_other_memory"],
+    "unannounced-import": ["peers_import_is_seen"],
+}
+"""By mutant, whose class is called alike: the tests that are about its mistake."""
+
+
+class RightGrowing(VmemAllocator):
+    """The allocator on a pretended device of its own."""
+
+    def __init__(self, request):
+        super().__init__(request, driver=FakeVmm(), as_bytes=as_bytes)
+
+
+def make_importable(allocator, nbytes):
+    """A tensor in memory that is made as torch's expandable segments are."""
+    return Expandable(allocator._driver, GRANULE, GRANULE).tensor(256, (nbytes,), torch.uint8)
+
+
+# -- growth -----------------------------------------------------------------------------------------------------------
+class QuietCommit(RightGrowing):
+    """Does not say that there is more."""
+
+    generation = 1
+
+
+class LoudExchange(RightGrowing):
+    """Says so when there is not."""
+
+    def exchanged(self):
+        super().exchanged()
+        self._generation += 1
+
+
+class HastyExport(RightGrowing):
+    """Takes what was described for what was mapped."""
+
+    def export(self):
+        segments = super().export()
+        self._fresh.clear()
+        self._offered = []
+        return segments
+
+
+class MovingPeer(RightGrowing):
+    """Maps a peer elsewhere with every import."""
+
+    def import_peer(self, rank, segments):
+        mapping = super().import_peer(rank, segments)
+        self._moved = getattr(self, "_moved", 0) + bool(segments)
+        return type(mapping)(rank, mapping.base_ptr + self._moved * self._granule, mapping.nbytes)
+
+
+class UnsaidRest(RightGrowing):
+    """Describes a part, and keeps quiet about the rest."""
+
+    has_more = False
+
+
+class EndlessExport(RightGrowing):
+    has_more = True
+
+
+# -- imports ----------------------------------------------------------------------------------------------------------
+class CopiedImport(RightGrowing):
+    def import_tensor(self, offset_bytes, tensor, on_release):
+        size, start = self.import_extent(tensor)
+        self.commit(offset_bytes, size)
+        out = self.tensor(offset_bytes + start, tensor.numel(), on_release).view(tensor.shape)
+        return out.copy_(tensor)
+
+
+class ShiftedImport(RightGrowing):
+    """Foretells another place."""
+
+    def import_extent(self, tensor):
+        size, start = super().import_extent(tensor)
+        return size, start + 8
+
+
+class OddExtent(RightGrowing):
+    """What is needed, and not what is taken."""
+
+    def import_extent(self, tensor):
+        return tensor.numel(), 0
+
+
+class LostImport(RightGrowing):
+    def imported_at(self, tensor):
+        super().imported_at(tensor)
+
+
+class RememberedImport(RightGrowing):
+    """Finds what was taken off the heap."""
+
+    def decommit(self, offset_bytes, nbytes):
+        before = dict(self._imported)
+        super().decommit(offset_bytes, nbytes)
+        self._imported = before
+
+
+class SilentImport(RightGrowing):
+    def import_tensor(self, offset_bytes, tensor, on_release):
+        return super().import_tensor(offset_bytes, tensor, lambda: None)
+
+
+class CredulousImport(RightGrowing):
+    """Has a place for whatever memory there is."""
+
+    def import_extent(self, tensor):
+        if tensor.numel() == 4096:
+            return self._granule, 0
+        return super().import_extent(tensor)
+
+
+class UnannouncedImport(RightGrowing):
+    def import_tensor(self, offset_bytes, tensor, on_release):
+        before = self._generation
+        out = super().import_tensor(offset_bytes, tensor, on_release)
+        self._generation = before
+        return out
