@@ -5,7 +5,8 @@
 
 "iris" is a call that was made before with tensors of the same kind, of small matrices, so that no queue fills up.
 "iris, to the launcher" ends where Triton's compiled launcher would be called; copies of shards (all_gather_matmul) are
-part of it.  "torch" is torch.mm and the collective of torch.distributed.
+part of it.  "iris NAME" is a named algorithm that asks for more than one launch, or is Hopper's (on GPUs only): copies
+by the copy engine, words behind them, meetings, sums.  "torch" is torch.mm and the collective of torch.distributed.
 
 Claim: 25 us for a call on a GPU's host, 10 up to the launcher.
 """
@@ -39,6 +40,20 @@ ALGORITHMS = {
 }
 SHAPE = (128, 256, 128)
 """M, N, K of the layer."""
+
+NAMED = (
+    "copy_engine",
+    "copy_engine_push",
+    "hopper_copy_engine",
+    "hopper_copy_engine_push",
+    "hopper_fetch",
+    "hopper_push",
+    "hopper_two_shot",
+)
+"""Algorithms that are measured by name, where they serve the operation."""
+
+ROWS_EACH = 128
+"""Rows of a member for these: a tile of Hopper's."""
 
 
 def without_launch(ctx: Iris, call: Callable[[], object]) -> Callable[[], object]:
@@ -100,6 +115,22 @@ def launch(state: State, ctx: Iris) -> None:
         prepare=lambda: tensors[0].fill_(SPOILED),
     )
     state.target("iris", "time_us", at_most=TARGET_US)
+    tiles = FusedSample.of_layer(op, dim, torch.bfloat16, rank, size, (ROWS_EACH * size, *SHAPE[1:]))
+    named, right = tiles.tensors(ctx), tiles.wanted(ctx.device)
+    candidates = ctx.ops.explain(op, *named, **tiles.options).candidates
+    for name in (each.name for each in candidates if each.ok and each.name in NAMED):
+
+        def call_named(name: str = name) -> None:
+            run(*named, config=FusedConfig(algorithm=name), **tiles.options)
+
+        call_named()
+        state.provider(
+            f"iris {name}",
+            repeated(call_named, on_gpu=True),
+            check=lambda: torch.equal(named[0], right),
+            prepare=lambda: named[0].fill_(SPOILED),
+        )
+        state.target(f"iris {name}", "time_us", at_most=TARGET_US)
     if op == "matmul_all_reduce" and torch.distributed.is_initialized():
         out, a, b = (each.clone() for each in tensors)
 
@@ -116,6 +147,7 @@ SUITE = bench.suite(
     source=__file__,
     device="cuda",
     min_ranks=2,
+    backend="gluon",
     heap_size="64MiB",
     cpu_heap_size="16MiB",
     results=str(RESULTS / "ops_launch-{ranks}.json"),

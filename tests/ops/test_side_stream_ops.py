@@ -93,7 +93,7 @@ def side_of(streams, copied):
         log.append(("side", "copies", (target, source) if target < 100 and source < 100 else "own"))
         copied(target, source)
 
-    return Side(Kernel(log, "meets"), copy, side, RAW, Event("ready", log))
+    return Side(Kernel(log, "meets"), copy, int, side, RAW, Event("ready", log))
 
 
 def operands():
@@ -147,7 +147,7 @@ def words_of(log, arrived):
         log.append(("side", "writes", (address - arrived.data_ptr()) // 4))
 
     own = arrived.data_ptr()
-    return Words(arrived, (own, own + 100, own + 200), 0, write)
+    return Words(arrived, (own, own + 4, own + 8), (own, own + 100, own + 200), write)
 
 
 @pytest.mark.parametrize("ready", [True, False])

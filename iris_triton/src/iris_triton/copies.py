@@ -31,12 +31,12 @@ def copies_obstacle(device: DeviceType) -> str:
     return "" if found else f"the copy engines are driven through {distribution}, which is not installed"
 
 
-def copier(device: DeviceType) -> Callable[[int, int, int, int], None]:
+def copier(device: DeviceType) -> Callable[[Any, Any, int, Any], None]:
     """Return a function that copies memory which this process can address, peers' included.
 
     It takes the addresses of the target and of the source, the size in bytes, and the raw stream (0 for the default
-    one).  On a GPU it returns when the copy is asked for, and raises DriverError if it was refused; on the CPU, where
-    the stream is not looked at, when it is done.
+    one); numbers, or what `handles` makes of them.  On a GPU it returns when the copy is asked for, and raises
+    DriverError if it was refused; on the CPU, where the stream is not looked at, when it is done.
 
     Raises:
         ImportError: see `copies_obstacle`.
@@ -52,11 +52,12 @@ def copier(device: DeviceType) -> Callable[[int, int, int, int], None]:
     return _copy_on_host
 
 
-def flag_writer(device: DeviceType) -> Callable[[int, int, int, int], None]:
+def flag_writer(device: DeviceType) -> Callable[[Any, int, int, Any], None]:
     """Return a function that writes a word of 32 bits behind everything that its stream was asked for before.
 
-    It takes the word's address, a multiple of 4, its value, 0, and the raw stream.  No multiprocessor is needed, so a
-    kernel that fills the device may wait for such words; it must acquire with scope "sys".
+    It takes the word's address, a multiple of 4 and in a peer's memory if need be, its value, 0, and the raw stream;
+    numbers, or what `handles` makes of addresses and streams.  No multiprocessor is needed, so a kernel that fills the
+    device may wait for such words; it must acquire with scope "sys".
 
     Raises:
         ImportError: see `copies_obstacle`.
@@ -72,10 +73,25 @@ def flag_writer(device: DeviceType) -> Callable[[int, int, int, int], None]:
     return _write_on_host
 
 
-def _checked(function: Any, success: Any, *, stream_first: bool = False) -> Callable[[int, int, int, int], None]:
+def handles(device: DeviceType) -> tuple[Callable[[int], Any], Callable[[int], Any]]:
+    """Return functions that make what these take of an address, and of a raw stream: for what is asked for again.
+
+    NVIDIA's bindings make objects of numbers at every call, which takes longer than the rest of it in Python.
+
+    Raises:
+        ImportError: see `copies_obstacle`.
+    """
+    if device is DeviceType.CUDA:
+        from cuda.bindings import driver
+
+        return driver.CUdeviceptr, driver.CUstream
+    return int, int
+
+
+def _checked(function: Any, success: Any, *, stream_first: bool = False) -> Callable[[Any, Any, int, Any], None]:
     """A driver's function of three numbers and a stream that raises what it returns."""
 
-    def ask(first: int, second: int, third: int, stream: int) -> None:
+    def ask(first: Any, second: Any, third: int, stream: Any) -> None:
         arguments = (stream, first, second, third) if stream_first else (first, second, third, stream)
         (code,) = function(*arguments)
         if code != success:

@@ -165,7 +165,7 @@ class CopyEngineGather(_CopyEngine):
         """Bring the rows beside the products."""
         shards, arrived, waits = plan.shards, plan.arrived, plan.waits
 
-        def behind(member: int, raw: int) -> None:
+        def behind(member: int, raw: Any) -> None:
             if member in arrived:
                 arrived[member].record(shards.side.stream)
 
@@ -218,13 +218,13 @@ class _Carried:
 
     Attributes:
         begin, end: the rows.
-        copies: (target, source, bytes), addresses.
+        copies: (target, source, bytes), addresses as `iris_triton.copies.handles` makes them.
         computed: the event that lets the copies begin; None on the CPU.
     """
 
     begin: int
     end: int
-    copies: tuple[tuple[int, int, int], ...]
+    copies: tuple[tuple[Any, Any, int], ...]
     computed: Any
 
 
@@ -302,15 +302,16 @@ class CopyEngineReduce(_CopyEngine):
         def bounds(member: int) -> tuple[int, int]:
             return min(member * rows_each, request.m), min((member + 1) * rows_each, request.m)
 
-        mine = slots[me].data_ptr() - team.base_ptrs[me]
+        side, mine = side_of(request, host), slots[me].data_ptr() - team.base_ptrs[me]
 
-        def copies(first: int, last: int) -> tuple[tuple[int, int, int], ...]:
+        def copies(first: int, last: int) -> tuple[tuple[Any, Any, int], ...]:
             found = []
             for owner in range(first, last + 1):
                 begin, end = bounds(owner)
                 if begin < end:
                     nbytes = (end - begin) * request.n * dtype.itemsize
-                    found.append((team.base_ptrs[owner] + mine, product[begin].data_ptr(), nbytes))
+                    target, source = team.base_ptrs[owner] + mine, product[begin].data_ptr()
+                    found.append((side.address(target), side.address(source), nbytes))
             return tuple(found)
 
         carried = []
@@ -323,7 +324,7 @@ class CopyEngineReduce(_CopyEngine):
         begin, end = bounds(me)
         stride = request.out_stride if staged is None else (staged.stride(0), staged.stride(1))
         return _ReducePlan(
-            side=side_of(request, host),
+            side=side,
             carried=carried,
             product=product,
             begin=begin,

@@ -22,7 +22,7 @@ import torch
 
 from iris_core.types import DeviceType
 from iris_triton.collectives.engine import bind_meeting
-from iris_triton.copies import copier, flag_writer
+from iris_triton.copies import copier, flag_writer, handles
 from iris_triton.ops.fused import peer_memory
 
 if TYPE_CHECKING:
@@ -48,15 +48,15 @@ _FIRST = -1
 class Shard:
     """A copy for, or from, one of the others.
 
-    Attributes:
+    Attributes (addresses as `iris_triton.copies.handles` makes them):
         member: the other one.
         here: pull: where in this member's matrix its rows go; push: not used, the own rows lie anywhere.
         there: pull: where its rows lie in its matrix; push: where the own ones go in its matrix.
     """
 
     member: int
-    here: int
-    there: int
+    here: Any
+    there: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +65,25 @@ class Words:
 
     Attributes:
         own: this member's (int32), symmetric memory; the last one counts who has waited.
-        at: where they begin on each member, addresses in this process.
-        rank: this member.
+        here: addresses of the own words for the rows of each member.
+        there: addresses of each member's word for the own rows.
         write: see `iris_triton.copies.flag_writer`; None where kernels write them.
     """
 
     own: torch.Tensor
-    at: tuple[int, ...]
-    rank: int
-    write: Callable[[int, int, int, int], None] | None = None
+    here: tuple[Any, ...]
+    there: tuple[Any, ...]
+    write: Callable[[Any, int, int, Any], None] | None = None
 
-    def taken(self, member: int, stream: int) -> None:
+    def taken(self, member: int, stream: Any) -> None:
         """Say here, behind what a stream was asked for, that a member's rows are there."""
         assert self.write is not None
-        self.write(self.at[self.rank] + _WORD * member, 1, 0, stream)
+        self.write(self.here[member], 1, 0, stream)
 
-    def put(self, member: int, stream: int) -> None:
+    def put(self, member: int, stream: Any) -> None:
         """Say to a member, behind what a stream was asked for, that the own rows are there."""
         assert self.write is not None
-        self.write(self.at[member] + _WORD * self.rank, 1, 0, stream)
+        self.write(self.there[member], 1, 0, stream)
 
 
 @dataclass(slots=True)
@@ -94,14 +94,15 @@ class Side:
         meet: the kernel by which members meet.
         copy: see `iris_triton.copies.copier`.
         stream: a torch stream, or None.
-        raw: the same for the driver.
+        address, raw: see `iris_triton.copies.handles`: makes addresses; the stream.
         ready: the event that lets it begin; None on the CPU.
     """
 
     meet: BoundKernel
-    copy: Callable[[int, int, int, int], None]
+    copy: Callable[[Any, Any, int, Any], None]
+    address: Callable[[int], Any]
     stream: Any = None
-    raw: int = 0
+    raw: Any = 0
     ready: Any = None
 
     def follow(self) -> None:
@@ -144,7 +145,7 @@ class Shards:
         self.side.follow()
         return own
 
-    def move(self, own: torch.Tensor, behind: Callable[[int, int], None]) -> None:
+    def move(self, own: torch.Tensor, behind: Callable[[int, Any], None]) -> None:
         """Ask the second stream to bring the rows.
 
         Args:
@@ -153,15 +154,16 @@ class Shards:
                 there happens when the copy is done.
         """
         side, nbytes = self.side, self.nbytes
-        copy, raw, source = side.copy, side.raw, own.data_ptr()
+        copy, raw = side.copy, side.raw
         if self.pushes:
+            source = side.address(own.data_ptr())
             side.meet(side.stream)
             for each in self.others:
                 copy(each.there, source, nbytes, raw)
                 behind(each.member, raw)
             return
-        if source != self.own.data_ptr():
-            copy(self.own.data_ptr(), source, nbytes, raw)
+        if own.data_ptr() != self.own.data_ptr():
+            copy(self.own.data_ptr(), own.data_ptr(), nbytes, raw)
         side.meet(side.stream)
         for each in self.others:
             copy(each.here, each.there, nbytes, raw)
@@ -199,11 +201,14 @@ def gathered_rows(request: FusedRequest, host: Host, what: str) -> tuple[torch.T
 
 def side_of(request: FusedRequest, host: Host) -> Side:
     """Make a second stream."""
-    meet, copy = bind_meeting(host.team), copier(request.target.type)
-    if request.target.type is DeviceType.CPU:
-        return Side(meet, copy)
+    device = request.target.type
+    address, raw = handles(device)
+    meet, copy = bind_meeting(host.team), copier(device)
+    if device is DeviceType.CPU:
+        return Side(meet, copy, address)
     stream: Any = torch.cuda.Stream(request.target.index, priority=_FIRST)  # type: ignore[no-untyped-call]
-    return Side(meet, copy, stream, stream.cuda_stream, torch.cuda.Event())  # type: ignore[no-untyped-call]
+    ready: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    return Side(meet, copy, address, stream, raw(stream.cuda_stream), ready)
 
 
 def words_of(host: Host, count: int, device: DeviceType | None = None) -> Words:
@@ -221,8 +226,13 @@ def words_of(host: Host, count: int, device: DeviceType | None = None) -> Words:
     nbytes = -(-(count + 1) * _WORD // _WORDS_NBYTES) * _WORDS_NBYTES
     region = team.region("ops arrived", nbytes)
     own = region.tensor[: (count + 1) * _WORD].view(torch.int32)
-    at = tuple(base + region.offset_bytes for base in team.base_ptrs)
-    return Words(own, at, team.rank, None if device is None else flag_writer(device))
+    if device is None:
+        return Words(own, (), ())
+    address, _ = handles(device)
+    begin = [base + region.offset_bytes for base in team.base_ptrs]
+    here = tuple(address(begin[team.rank] + _WORD * member) for member in range(team.size))
+    there = tuple(address(each + _WORD * team.rank) for each in begin)
+    return Words(own, here, there, flag_writer(device))
 
 
 def shards_of(request: FusedRequest, host: Host, what: str, *, pushes: bool) -> Shards:
@@ -234,7 +244,7 @@ def shards_of(request: FusedRequest, host: Host, what: str, *, pushes: bool) -> 
         what: who asks, for errors.
         pushes: which of the two ways.
     """
-    team = host.team
+    team, side = host.team, side_of(request, host)
     memory, matrix, own = gathered_rows(request, host, what)
     nbytes = memory.numel() // team.size
     begin = matrix.data_ptr() - team.base_ptrs[team.rank]
@@ -242,5 +252,6 @@ def shards_of(request: FusedRequest, host: Host, what: str, *, pushes: bool) -> 
     for step in range(1, team.size):
         member = (team.rank + (-step if pushes else step)) % team.size
         at = begin + (team.rank if pushes else member) * nbytes
-        others.append(Shard(member, team.base_ptrs[team.rank] + at, team.base_ptrs[member] + at))
-    return Shards(matrix, own, others, nbytes, pushes, side_of(request, host), memory)
+        here, there = (side.address(team.base_ptrs[each] + at) for each in (team.rank, member))
+        others.append(Shard(member, here, there))
+    return Shards(matrix, own, others, nbytes, pushes, side, memory)
