@@ -12,7 +12,6 @@ from iris_core.ops import FusedConfig, FusedWorkspace
 from iris_core.ops.calls import OPS, Call, request_of
 from iris_core.ops.host import rounded
 from iris_core.ops.model import product_s
-from iris_core.ops.plans import GENERATION, Plans
 from iris_core.ops.precision import float32_products, torch_allows_tf32
 from iris_core.ops.samples import FusedSample
 from iris_core.ops.tables import FusedTable, FusedTables, Measured, read_fused_table, write_fused_table
@@ -350,25 +349,6 @@ def test_sizes_of_memory():
     assert rounded((16 << 20) + 1) == 32 << 20
     grown = {rounded(mib << 20) for mib in range(1, 513)}
     assert sum(grown) < 2 * max(grown) == 1 << 30
-
-
-def test_plans_that_are_used_stay():
-    plans, dropped = Plans(), []
-    plans.keep("held", "held plan")
-    plans.hold(plans["held"])
-    for number in range(4 * GENERATION):
-        found = plans.get("used") or plans.recall("used")
-        assert found is not None or number == 0
-        for key in ("used", number) if "used" not in plans else (number,):
-            dropped += plans.keep(key, f"plan {key}")
-        assert plans.total <= 2 * GENERATION
-    assert plans.get("held") is plans.recall("held") is None
-    assert "plan used" not in dropped
-    assert {"held plan", "plan 0", f"plan {GENERATION}"} < set(dropped)
-    assert len(dropped) == len(set(dropped))
-    assert list(plans._held.values()) == ["held plan"]
-    plans.clear()
-    assert plans.total == 0
 
 
 def test_an_unused_workspace():

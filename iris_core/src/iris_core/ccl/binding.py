@@ -237,10 +237,10 @@ class Binder:
         if bound is None:
             bound = self._bind(call)
         if key is not None:
-            self._drop(self.bound.keep(key, bound))
+            self.drop(self.bound.keep(key, bound))
         return bound
 
-    def _drop(self, dropped: Sequence[Bound | Nothing]) -> None:
+    def drop(self, dropped: Sequence[Bound | Nothing]) -> None:
         """Let go of launches when the device is done with their memory."""
         self._dropped.extend((event, each) for each in dropped if each.order and (event := each.order.mark()))
         while self._dropped and self._dropped[0][0].query():
@@ -435,6 +435,27 @@ class Binder:
         number, is_new = self._number(team.members, what, facts)
         if is_new:
             self._agreed.add(team.members, facts, number)
+
+    def prepare_agreed(self, team: Team, op: str, facts: dict[str, str], make: Callable[[], Any]) -> Any:
+        """Compare with the other members what must be equal, once, and make a plan on all of them or on none.
+
+        Collective: every member of the team comes here.
+
+        Args:
+            team: the members.
+            op: the operation, for the message.
+            facts: by name; "algorithm" is one.
+            make: makes this member's plan.
+
+        Raises:
+            RankMismatchError: something differs; on all members.
+            UnsupportedError, IrisError: see `prepare_alike`.
+        """
+        number, is_new = self._number(team.members, op, facts)
+        plan = self.prepare_alike(team, f"{facts['algorithm']!r} for {op}", make, is_new=is_new)
+        if is_new:
+            self._agreed.add(team.members, facts, number)
+        return plan
 
     def _compare(self, members: tuple[int, ...], what: str, facts: dict[str, str]) -> None:
         """Compare with the other members what must be equal, the order of the group first.

@@ -6,6 +6,7 @@ Teams, their order, agreement and the collectives are those of `ctx.ccl`.
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -14,6 +15,7 @@ import torch
 from iris_core.ccl.binding import Bound, Nothing, refuse_capture
 from iris_core.ccl.calls import extent
 from iris_core.ccl.choice import Chooser
+from iris_core.ccl.kinds import Launches
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.logs import logger
 from iris_core.ops import calls
@@ -21,7 +23,6 @@ from iris_core.ops.calls import OPS, Call
 from iris_core.ops.config import FusedConfig
 from iris_core.ops.host import Host, Scratch
 from iris_core.ops.overlapped import overlapped_operations
-from iris_core.ops.plans import Plans
 from iris_core.ops.tables import FusedTables
 from iris_core.ops.unfused import unfused_operations
 from iris_core.ops.workspace import FusedWorkspace
@@ -59,12 +60,14 @@ class BoundOperation(NamedTuple):
         workspace: what it returns to the caller where the caller has none; it knows this call.
         facts: for `FusedWorkspace.describe`; None for a call that computes nothing.
         reach: bytes from the first to behind the last element of the output, A, B and the bias.
+        droppable: it can be made again; what graphs have captured is held beside that.
     """
 
     call: Bound | Nothing
     workspace: FusedWorkspace
     facts: tuple[FusedRequest, torch.dtype, str, Any] | None
     reach: tuple[int, int, int, int]
+    droppable: bool = True
 
 
 class OperationBinder:
@@ -78,8 +81,10 @@ class OperationBinder:
         self._binder = binder
         self.own_heap = binder.own_heap
         self.on_gpu = binder.open().target.type is not DeviceType.CPU
-        self.bound: Plans[BoundOperation] = Plans()
-        self._choosers: dict[tuple[str, ...], Chooser] = {}
+        self.bound: Launches[BoundOperation] = Launches()
+        self._held: dict[int, BoundOperation] = {}
+        self._chooser: Chooser | None = None
+        self._left_out: dict[Any, dict[str, str]] = {}
         self._scratch = Scratch()
         self._exhausted: dict[tuple[int, ...], int] = {}
         self._workspaces: weakref.WeakSet[FusedWorkspace] = weakref.WeakSet()
@@ -105,10 +110,8 @@ class OperationBinder:
         if bound is None:
             bound = self._bind(call, workspace)
         if key is not None:
-            dropped = plans.keep(key, bound)
+            self._binder.drop([each.call for each in plans.keep(key, bound)])
             bound.workspace.calls[key] = bound
-            if dropped and self.on_gpu:
-                torch.cuda.synchronize(context.target.index)  # their memory is given back now
         return bound
 
     def _check_owner(self, op: str, workspace: FusedWorkspace | None) -> None:
@@ -124,7 +127,7 @@ class OperationBinder:
 
     def hold(self, bound: BoundOperation, workspace: FusedWorkspace | None) -> None:
         """Keep what a graph has captured."""
-        (self.bound if workspace is None else workspace.calls).hold(bound)
+        (self._held if workspace is None else workspace.held)[id(bound)] = bound
 
     def _bind(self, call: Call, workspace: FusedWorkspace | None) -> BoundOperation:
         own = FusedWorkspace() if workspace is None else workspace
@@ -141,41 +144,49 @@ class OperationBinder:
         team = binder.team(call.members)
         scratch = self._scratch if workspace is None else workspace.scratch
         host = Host(binder, team, scratch, self._exhausted, self._processors())
-        without: tuple[str, ...] = ()
+        left_out = self._left_out_of(asked)
         while True:
-            chosen, _, request = self._choose(asked, call.config, without)
-            binder.agree(team, call.op, {**calls.shared_facts(request), "algorithm": chosen.name})
+            chosen, _, request = self._choose(asked, call.config, left_out)
+            facts = {**calls.shared_facts(request), "algorithm": chosen.name}
             try:
-                plan = chosen.prepare(request, host)
+                plan = binder.prepare_agreed(team, call.op, facts, partial(chosen.prepare, request, host))
                 break
-            except UnsupportedError as error:  # there is no room for it, on any member
+            except UnsupportedError as error:  # there is no room for it; on all members
                 if call.config is not None and call.config.named(call.op)[0] is not None:
                     raise
                 logger.info("%s: %s is left out: %s", call.op, chosen.name, error)
-                without = (*without, chosen.name)
+                left_out[chosen.name] = str(error).partition("\n")[0]
         order = binder.order(call.members)
         bound = Bound(chosen, plan, order, team, weakref.ref(context), request.nbytes)
-        facts = request, call.a.dtype, chosen.name, plan
-        own.describe(*facts)
-        return BoundOperation(bound, own, facts, reach)
+        known = request, call.a.dtype, chosen.name, plan
+        own.describe(*known)
+        return BoundOperation(bound, own, known, reach)
 
     def explain(self, question: Question) -> Explanation:
         """Say what would serve a call."""
         call = self._call(question)
         calls.check(call, torch.device(self._binder.open().device))
-        request = cast("CollectiveRequest", self._request(call))
-        return self._algorithms().explain(request, cast("Any", call.config))
+        request = self._request(call)
+        left_out = self._left_out_of(request)
+        return self._algorithms().explain(cast("CollectiveRequest", request), cast("Any", call.config), left_out)
+
+    def _left_out_of(self, request: FusedRequest) -> dict[str, str]:
+        """Algorithms for which there was no room when a kind was first called, on all members, with the reasons.
+
+        A member may plan a call again that others have kept, and has to come to the same one.
+        """
+        return self._left_out.setdefault((request.members, *calls.shared_facts(request).values()), {})
 
     def members_of(self, group: dist.ProcessGroup | None) -> tuple[int, ...]:
         """Return the world ranks of a group's members, in its order; all for None."""
         return self._binder.members_of(group)
 
     def _choose(
-        self, request: FusedRequest, config: FusedConfig | None, without: tuple[str, ...]
+        self, request: FusedRequest, config: FusedConfig | None, left_out: dict[str, str]
     ) -> tuple[FusedOperation, str, FusedRequest]:
         """Return the algorithm, why, and the request with the config that was measured."""
         # A chooser asks of requests and algorithms what collectives and operations have in common.
-        choice: Any = self._algorithms(without).choose(cast("CollectiveRequest", request), cast("Any", config))
+        choice: Any = self._algorithms().choose(cast("CollectiveRequest", request), cast("Any", config), left_out)
         return choice.algorithm, choice.why, choice.request
 
     def _call(self, question: Question) -> Call:
@@ -208,9 +219,8 @@ class OperationBinder:
     def _processors(self) -> int:
         return self._binder.open().get_cu_count() if self.on_gpu else 1
 
-    def _algorithms(self, without: tuple[str, ...] = ()) -> Chooser:
-        """The algorithms, but for some names."""
-        if without not in self._choosers:
+    def _algorithms(self) -> Chooser:
+        if self._chooser is None:
             context = self._binder.open()
             found: list[Any] = [*unfused_operations(OPS), *overlapped_operations(OPS)]
             folders = [Path(context.settings.cache_dir) / "ops"]
@@ -220,14 +230,14 @@ class OperationBinder:
                 folders += backend.operation_tables()
             plugins, unusable = self._binder.found()
             found += [each for each in plugins if each.op in OPS]
-            usable = [each for each in found if each.name not in without]
             tables = FusedTables(folders, self._binder.device_name)
-            self._choosers[without] = Chooser(cast("list[Collective]", usable), cast("Tables", tables), unusable)
-        return self._choosers[without]
+            self._chooser = Chooser(cast("list[Collective]", found), cast("Tables", tables), unusable)
+        return self._chooser
 
     def close(self) -> None:
         """Let go of plans and memory; workspaces of callers know no plans any more."""
         self.bound.clear()
+        self._held.clear()
         for workspace in list(self._workspaces):
             if workspace.owner is self:
                 workspace.reset()

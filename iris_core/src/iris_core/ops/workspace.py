@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from iris_core.ccl.kinds import Launches
 from iris_core.ops.host import Scratch
-from iris_core.ops.plans import Plans
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,7 @@ class FusedWorkspace:
         aux_buffer: memory of this rank that the algorithm stages in (uint8); None if it needs none.
         locks: local flags of the algorithm; None if it has none.
         prepared: whether the last call, or a preamble, has prepared it.
-        calls, scratch, owner: the plans, their memory, and whose they are; the library's.
+        calls, held, scratch, owner: the plans, those that graphs know, their memory, and whose they are; the library's.
     """
 
     operation: str = ""
@@ -47,7 +47,8 @@ class FusedWorkspace:
     aux_buffer: torch.Tensor | None = field(default=None, repr=False)
     locks: torch.Tensor | None = field(default=None, repr=False)
     prepared: bool = False
-    calls: Plans[Any] = field(default_factory=Plans, repr=False)
+    calls: Launches[Any] = field(default_factory=Launches, repr=False)
+    held: dict[int, Any] = field(default_factory=dict, repr=False)
     scratch: Scratch = field(default_factory=Scratch, repr=False)
     owner: object = field(default=None, repr=False)
 
@@ -61,6 +62,7 @@ class FusedWorkspace:
     def reset(self) -> None:
         """Forget the plans; local memory stays, for the next call."""
         self.calls.clear()
+        self.held.clear()
         self.owner = None
         self.aux_buffer = self.locks = None
         self.prepared = False
