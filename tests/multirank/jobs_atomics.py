@@ -27,6 +27,10 @@ LEGAL = {
     "max": (*INTS, torch.float32),
     "cas": INTS,
 }
+UNSIGNED = (torch.uint32, torch.uint64)
+MORE = {op: UNSIGNED + ((torch.float64,) if torch.float32 in LEGAL[op] else ()) for op in LEGAL}
+"""Tried by two ranks only, in one form."""
+SIGNED = {torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 @triton.jit(do_not_specialize=["rank", "peer", "n"])
@@ -116,8 +120,8 @@ def locked_increment(lock, counter, bases, rank: tl.constexpr, world: tl.constex
             iris.atomic_xchg(lock, 0, rank, 0, bases, sem="release", scope="sys")
 
 
-def before(rank: int, dtype: torch.dtype) -> torch.Tensor:
-    return ((torch.arange(LANES) * 5 + rank * 3) % 40 - 20).to(dtype)
+def before(rank: int, dtype: torch.dtype, more: int = 0) -> torch.Tensor:
+    return ((torch.arange(LANES) * 5 + rank * 3) % 40 - 20 + more).to(dtype)
 
 
 def operand(rank: int, dtype: torch.dtype) -> torch.Tensor:
@@ -126,6 +130,9 @@ def operand(rank: int, dtype: torch.dtype) -> torch.Tensor:
 
 def after(op: str, old: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """The oracle: what the cell holds afterwards."""
+    if old.dtype in SIGNED:  # torch computes little with them; with the highest bit flipped they compare as signed ones
+        flip = torch.iinfo(SIGNED[old.dtype]).min if op in ("min", "max") else 0
+        return (after(op, signed(old) ^ flip, signed(v) ^ flip) ^ flip).view(old.dtype)
     return {
         "add": lambda: old + v,
         "sub": lambda: old - v,
@@ -136,6 +143,11 @@ def after(op: str, old: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         "min": lambda: torch.minimum(old, v),
         "max": lambda: torch.maximum(old, v),
     }[op]()
+
+
+def signed(tensor: torch.Tensor) -> torch.Tensor:
+    """An unsigned tensor's bits as signed numbers; others as they are."""
+    return tensor.view(SIGNED.get(tensor.dtype, tensor.dtype))
 
 
 def run_atomic(op: str, device: str = "cpu", orders_of_all_dtypes: bool = False) -> list[str]:
@@ -151,11 +163,15 @@ def run_atomic(op: str, device: str = "cpu", orders_of_all_dtypes: bool = False)
         rank, world = ctx.cur_rank, ctx.num_ranks
         peer, pred = (rank + 1) % world, (rank - 1) % world
         launches = []
-        for dtype in LEGAL[op]:
+        more = MORE[op] if world == 2 else ()
+        for dtype in (*LEGAL[op], *more):
             cells = ctx.empty(LANES, dtype=dtype)
             operands = operand(rank, dtype).to(ctx.device)
             old = torch.empty(LANES, dtype=dtype, device=ctx.device)
-            for form, masked, sem, scope in variants(op, orders_of_all_dtypes or dtype is LEGAL[op][0]):
+            orders = dtype not in more and (orders_of_all_dtypes or dtype is LEGAL[op][0])
+            for form, masked, sem, scope in variants(op, orders):
+                if dtype in more and (form, masked) != ("object", op != "cas"):
+                    continue
                 args = (
                     op, form, cells, operands, old, ctx.get_heap_bases(), ctx.get_device_context(), rank,
                     world if form == "object" else None, peer, NUMEL,
@@ -165,9 +181,10 @@ def run_atomic(op: str, device: str = "cpu", orders_of_all_dtypes: bool = False)
         for kernel, args, variant in launches:
             _, form, cells, _, old, *_ = args
             dtype, masked = cells.dtype, variant["masked"]
-            compare = torch.full((LANES,), -7, dtype=dtype)
+            compare = torch.full((LANES,), -7).to(dtype)
+            even = torch.arange(LANES) % 2 == 0
             if op == "cas":  # half of the comparisons succeed
-                compare = torch.where(torch.arange(LANES) % 2 == 0, before(peer, dtype), before(peer, dtype) + 1)
+                compare = torch.where(even, signed(before(peer, dtype)), signed(before(peer, dtype, 1))).view(dtype)
             cells.copy_(before(rank, dtype))
             old.copy_(compare)
             ctx.barrier()
@@ -176,16 +193,16 @@ def run_atomic(op: str, device: str = "cpu", orders_of_all_dtypes: bool = False)
             base, v = before(rank, dtype), operand(pred, dtype)
             old_wanted = before(peer, dtype)
             if op == "cas":
-                cells_wanted = torch.where(torch.arange(LANES) % 2 == 0, v, base)
+                cells_wanted = torch.where(even, signed(v), signed(base)).view(dtype)
             else:
                 cells_wanted = after(op, base, v)
             if masked:
                 cells_wanted[NUMEL:] = base[NUMEL:]
                 old_wanted[NUMEL:] = compare[NUMEL:]
             what = f"rank {rank}: atomic_{op} {form} {dtype} {variant}"
-            if not torch.equal(cells.cpu(), cells_wanted):
+            if not torch.equal(signed(cells.cpu()), signed(cells_wanted)):
                 problems.append(f"{what}: cells {cells.tolist()} instead of {cells_wanted.tolist()}")
-            if not torch.equal(old.cpu(), old_wanted):
+            if not torch.equal(signed(old.cpu()), signed(old_wanted)):
                 problems.append(f"{what}: returned {old.tolist()} instead of {old_wanted.tolist()}")
         ctx.barrier()
     return problems

@@ -23,11 +23,22 @@ def _volatile(cache_modifier, volatile, on_amd):
     return volatile or (cache_modifier == ".cv" and not on_amd)
 
 
+@triton.constexpr_function
+def _is_fp8(pointer):
+    return pointer.dtype.element_ty.is_fp8()
+
+
 @triton.jit
 def _read(pointer, mask, other, cache_modifier: tl.constexpr, volatile: tl.constexpr = False):
     modifier: tl.constexpr = _modifier(cache_modifier, volatile, is_hip())
     fresh: tl.constexpr = _volatile(cache_modifier, volatile, is_hip())
-    return tl.load(pointer, mask=mask, other=other, cache_modifier=modifier, volatile=fresh)
+    if other is not None and _is_fp8(pointer):  # Triton makes no fp8 of an integer
+        filler = tl.core.to_tensor(other)
+        if filler.dtype.is_int():
+            filler = filler.to(tl.float32)
+        return tl.load(pointer, mask=mask, other=filler, cache_modifier=modifier, volatile=fresh)
+    else:
+        return tl.load(pointer, mask=mask, other=other, cache_modifier=modifier, volatile=fresh)
 
 
 @triton.jit
