@@ -325,7 +325,7 @@ def _word_at(region: Region, address: int) -> int:
 
 def control_words(size: int) -> int:
     """Words of 64 bits by which one program meets those of the other members, in a team of this size."""
-    return 3 * size + 1
+    return 4 * size + 1
 
 
 def mail_nbytes(area_nbytes: int) -> int:

@@ -26,7 +26,17 @@ from iris_triton.collectives.elements import (
     store_block,
     widened,
 )
-from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told
+from iris_triton.collectives.meeting import (
+    compare_kinds,
+    last_epoch,
+    leave,
+    meet,
+    members_of,
+    row_of,
+    tell,
+    tell_kind,
+    told,
+)
 from iris_triton.collectives.pull import PER_CALL, RUNTIME
 from iris_triton.flags import await_flag, set_flag
 from iris_triton.intrinsics import wait_stores
@@ -86,7 +96,7 @@ def _finish(sums, begin, left, like, OP: tl.constexpr, SIZE: tl.constexpr, BLOCK
 
 @triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def accumulate(
-    out, inp, control, sums, results, locks, bases, me, rank, count, shard, capacity, timeout_ns, status,
+    out, inp, control, sums, results, locks, bases, me, rank, kind, count, shard, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
     SIZE: tl.constexpr, OP: tl.constexpr, LOCKED: tl.constexpr, STAGED: tl.constexpr, IN_DIMS: tl.constexpr,
     OUT_DIMS: tl.constexpr, BLOCK: tl.constexpr
@@ -101,6 +111,7 @@ def accumulate(
         locks: if LOCKED, LOCK_WORDS words for each program (int64).
         bases: int64[SIZE], the members' heaps.
         me, rank: the caller's index in the team, and in the world.
+        kind: number of the kind of call; the same on all members.
         count: elements of the whole.
         shard: elements of a shard; the last ones may be shorter, or empty.
         capacity: elements of a piece.
@@ -114,6 +125,7 @@ def accumulate(
     """
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE)
+    tell_kind(row, bases, me, kind, SIZE)
     own = tl.load(bases + me)
     step = tl.num_programs(0).to(tl.int64) * BLOCK
     start = tl.program_id(0).to(tl.int64) * BLOCK
@@ -134,6 +146,8 @@ def accumulate(
             store_block(sums, at, piece - at, (1,), (1,), value.to(sums.dtype.element_ty), 0, BLOCK)
         epoch += 1
         meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        if done == 0:
+            compare_kinds(row, kind, status, rank, SIZE)
         for i in range(1, SIZE):
             member = (me + i) % SIZE
             distance = tl.load(bases + member) - own

@@ -46,13 +46,13 @@ def compile_cases() -> list[CompileCase]:
     parts = (1, 1, 100, 100, 100, 100, -1)
     moved = (_I64, _U8, None, _I64, 1, *parts, 1 << 20, 0, _ADDRESS)
     split = (_I64, _U8, _I64, _I64, 1, *parts, 1 << 20, 0, _ADDRESS)
-    reduced = (_I64, _U8, _I64, 1, 1, 4000, 4000, 0, 4000, 0, _ADDRESS)
+    reduced = (_I64, _U8, _I64, 1, 1, 1, 4000, 4000, 0, 4000, 0, _ADDRESS)
     mailed = (_I64, _U8, _I64, 1, 2, 4096, 40_000, 2, 1024, 0, _ADDRESS)
-    pushed = (_I64, _I64, 1, 1, 1 << 20, 0, _ADDRESS)
+    pushed = (_I64, _I64, 1, 1, 1, 1 << 20, 0, _ADDRESS)
     sending = {"SIZE": _SIZE, "IN_DIMS": 0}
-    kept = (_I64, _U8, _I64, 1, 1, 4000, 4000, 0, _ADDRESS)
-    ringed = (_I64, _U8, _I64, _I64, _I64, 1, 1, 4000, 500, 4, 2, 0, _ADDRESS)
-    added = (_U8, _I64, _I64, 1, 1, 4000, 512, 512, 0, _ADDRESS)
+    kept = (_I64, _U8, _I64, 1, 1, 1, 4000, 4000, 0, _ADDRESS)
+    ringed = (_I64, _U8, _I64, _I64, _I64, 1, 1, 1, 4000, 500, 4, 2, 0, _ADDRESS)
+    added = (_U8, _I64, _I64, 1, 1, 1, 4000, 512, 512, 0, _ADDRESS)
     matrices = {"SIZE": _SIZE, "IN_DIMS": 2, "OUT_DIMS": 2}
     bf16, f32, i8 = torch.bfloat16, torch.float32, torch.int8
     return [
@@ -76,12 +76,12 @@ def compile_cases() -> list[CompileCase]:
             OP="max", STAGED=False, SHARED=True, STRIDING=True, BLOCK=2048,
         ),
         _case(
-            "two-shot-direct", two_shot_direct, (bf16, bf16, _I64, _I64, 1, 1, 4000, 500, 0, _ADDRESS),
+            "two-shot-direct", two_shot_direct, (bf16, bf16, _I64, _I64, 1, 1, 1, 4000, 500, 0, _ADDRESS),
             {"SIZE": _SIZE}, OP="sum", BLOCK=4096,
         ),
         _case(
             "two-shot-staged", two_shot_staged,
-            (f32, f32, _I64, _U8, _I64, 1, 1, 4000, 500, 500, 0, _ADDRESS, *plain), dense,
+            (f32, f32, _I64, _U8, _I64, 1, 1, 1, 4000, 500, 500, 0, _ADDRESS, *plain), dense,
             OP="avg", IN_STAGED=True, BLOCK=2048,
         ),
         _case(

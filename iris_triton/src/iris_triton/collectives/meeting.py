@@ -5,7 +5,8 @@ A program's row of the team's control region (`iris_core.ccl.team`) has, for SIZ
     words 0 .. SIZE - 1            epoch at which each member has arrived
     words SIZE .. 2 SIZE - 1       a word from each member, told before it arrived
     words 2 SIZE .. 3 SIZE - 1     another one
-    word 3 SIZE                    this rank's epoch, between launches
+    words 3 SIZE .. 4 SIZE - 1     in the first program's row, the number of the kind of call that each member makes
+    word 4 SIZE                    this rank's epoch, between launches
 
 Epochs only grow, so nothing has to be reset, and a captured launch can be replayed.  A member can be one epoch ahead,
 never two: the next one needs everybody.
@@ -23,22 +24,28 @@ _CODE, _RANK, _PEER, _ADDRESS, _OURS, _THEIRS, _OUR_KIND, _THEIR_KIND = (tl.cons
 _KIND = tl.constexpr(int(MismatchCode.KIND))
 
 
+@triton.constexpr_function
+def row_words(size):
+    """Words of a program's row: what `iris_core.ccl.team.control_words` says."""
+    return 4 * size + 1
+
+
 @triton.jit
 def row_of(control, SIZE: tl.constexpr):
     """This program's row: pointer to int64."""
-    return control + tl.program_id(0) * (3 * SIZE + 1)
+    return control + tl.program_id(0) * row_words(SIZE)
 
 
 @triton.jit
 def last_epoch(row, SIZE: tl.constexpr):
     """The epoch at which the launch before has ended (scalar)."""
-    return tl.load(row + 3 * SIZE)
+    return tl.load(row + 4 * SIZE)
 
 
 @triton.jit
 def leave(row, epoch, SIZE: tl.constexpr):
     """Keep the epoch for the next launch."""
-    tl.store(row + 3 * SIZE, epoch)
+    tl.store(row + 4 * SIZE, epoch)
 
 
 @triton.jit
@@ -101,20 +108,31 @@ def report_difference(status, rank, address, peer, ours, theirs, our_kind, their
 
 
 @triton.jit
-def compare_kinds(row, kind, theirs, status, rank, SIZE: tl.constexpr):
-    """Report if a member has told the number of another kind of call.
+def tell_kind(row, bases, me, kind, SIZE: tl.constexpr):
+    """Tell each member what is called, before the first meeting of a call; the first program does, for all have one.
 
-    The first program of a member does, for all have programs of that number.
+    Args:
+        row, bases, me, SIZE: see `meet`.
+        kind: number of the kind of call, on which the members have agreed.
+    """
+    if tl.program_id(0) == 0:
+        lanes = lanes_for(SIZE)
+        number = members_of(SIZE).to(tl.int64) * 0 + kind
+        tl.store(_at_peers(row + 3 * SIZE + me, bases, me, SIZE), number, mask=lanes < SIZE)
+
+
+@triton.jit
+def compare_kinds(row, kind, status, rank, SIZE: tl.constexpr):
+    """Report if a member calls something else; after the first meeting of a call, and before the last one.
 
     Args:
         row: see `row_of`.
-        kind: the number of this call's kind (scalar).
-        theirs: what the members have told (block over `members_of`).
+        kind: the number of this call's kind.
         status, rank: see `report_difference`.
         SIZE: number of members.
     """
     if tl.program_id(0) == 0:
-        theirs = theirs.to(tl.int64)
+        theirs = tl.load(row + 3 * SIZE + members_of(SIZE))
         peer = tl.max(tl.where(theirs == kind, -1, members_of(SIZE)), axis=0)
         if peer >= 0:
             other = tl.max(tl.where(members_of(SIZE) == peer, theirs, 0), axis=0)

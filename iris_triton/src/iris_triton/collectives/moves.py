@@ -256,6 +256,7 @@ class Push(Portable):
             "bases": team.bases,
             "me": team.rank,
             "rank": team.world_rank,
+            "kind": request.options.get("kind", 0),
             "count": count,
             "timeout_ns": team.timeout_ns,
             "status": team.status_ptr,

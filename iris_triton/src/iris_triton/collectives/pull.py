@@ -27,6 +27,7 @@ from iris_triton.collectives.meeting import (
     report_difference,
     row_of,
     tell,
+    tell_kind,
     told,
     told_second,
 )
@@ -134,12 +135,13 @@ def pull(
             elif SOURCE == "staged":  # no place, but how much there is
                 place += -1 - tl.max(number, axis=0)
             tell(row, bases, me, place, number | (kind << _NUMBER_BITS), SIZE)
+            tell_kind(row, bases, me, kind, SIZE)
         epoch += 1
         meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         if done == 0:
             longest = tl.max(-1 - told(row, members, SIZE), axis=0)
             said = told_second(row, members, SIZE)
-            compare_kinds(row, kind, said >> _NUMBER_BITS, status, rank, SIZE)
+            compare_kinds(row, kind, status, rank, SIZE)
             if table is not None:
                 begin, number = _from_member(table, members, out_step, taken, giver, SIZE)
                 _compare_numbers(row, number, said & ((1 << _NUMBER_BITS) - 1), status, rank, SIZE)

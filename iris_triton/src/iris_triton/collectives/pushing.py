@@ -21,7 +21,17 @@ import triton
 import triton.language as tl
 
 from iris_triton.collectives.elements import are_aligned, as_words, copy, copy_part, item_nbytes, strided
-from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told
+from iris_triton.collectives.meeting import (
+    compare_kinds,
+    last_epoch,
+    leave,
+    meet,
+    members_of,
+    row_of,
+    tell,
+    tell_kind,
+    told,
+)
 from iris_triton.collectives.pull import PER_CALL, RUNTIME
 from iris_triton.collectives.reduce import reduce_slots
 
@@ -120,7 +130,7 @@ def _push(
 
 @triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def push_direct(
-    out, inp, control, bases, me, rank, count, timeout_ns, status, in_sizes, in_strides,
+    out, inp, control, bases, me, rank, kind, count, timeout_ns, status, in_sizes, in_strides,
     SIZE: tl.constexpr, SHARDED: tl.constexpr, FORM: tl.constexpr, IN_DIMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Push a part to every member's output.
@@ -130,6 +140,7 @@ def push_direct(
         control: the team's control region (int64).
         bases: int64[SIZE], the members' heaps.
         me, rank: the caller's index in the team, and in the world.
+        kind: number of the kind of call; the same on all members.
         count: elements that go to a member.
         timeout_ns, status: bound of waits, and where they report.
         in_sizes, in_strides: of the input, IN_DIMS of them; none if it is dense.
@@ -142,10 +153,12 @@ def push_direct(
     ITEM: tl.constexpr = item_nbytes(inp.dtype)
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE) + 1
+    tell_kind(row, bases, me, kind, SIZE)
     nothing = members_of(SIZE).to(tl.int64) * 0
     count = tl.cast(count, tl.int64)
     tell(row, bases, me, nothing + (out.to(tl.int64) - tl.load(bases + me)), nothing, SIZE)
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    compare_kinds(row, kind, status, rank, SIZE)
     _push(
         row, bases, me * count * ITEM, inp, count * 0, count, count, me, in_sizes, in_strides,
         True, SHARDED, FORM, SIZE, IN_DIMS, BLOCK
@@ -157,7 +170,7 @@ def push_direct(
 
 @triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def push_staged(
-    out, inp, control, stage, bases, me, rank, count, capacity, timeout_ns, status,
+    out, inp, control, stage, bases, me, rank, kind, count, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
     SIZE: tl.constexpr, SHARDED: tl.constexpr, FORM: tl.constexpr, IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr,
     BLOCK: tl.constexpr
@@ -174,6 +187,7 @@ def push_staged(
     ITEM: tl.constexpr = item_nbytes(inp.dtype)
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE)
+    tell_kind(row, bases, me, kind, SIZE)
     count = tl.cast(count, tl.int64)
     capacity = tl.cast(capacity, tl.int64)
     place = stage.to(tl.int64) - tl.load(bases + me) + me * capacity * ITEM
@@ -188,6 +202,8 @@ def push_staged(
         )  # fmt: skip
         epoch += 1
         meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        if done == 0:
+            compare_kinds(row, kind, status, rank, SIZE)
         if FORM == "divided":
             share = tl.num_programs(0).to(tl.int64) // SIZE
             program = tl.program_id(0).to(tl.int64)
@@ -213,7 +229,7 @@ def push_staged(
 
 @triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def push_reduce(
-    out, inp, control, stage, bases, me, rank, count, capacity, timeout_ns, status,
+    out, inp, control, stage, bases, me, rank, kind, count, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
     SIZE: tl.constexpr, OP: tl.constexpr, IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -225,6 +241,7 @@ def push_reduce(
     ITEM: tl.constexpr = item_nbytes(inp.dtype)
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE)
+    tell_kind(row, bases, me, kind, SIZE)
     count = tl.cast(count, tl.int64)
     capacity = tl.cast(capacity, tl.int64)
     place = stage.to(tl.int64) - tl.load(bases + me) + me * capacity * ITEM
@@ -239,6 +256,8 @@ def push_reduce(
         )  # fmt: skip
         epoch += 1
         meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        if done == 0:
+            compare_kinds(row, kind, status, rank, SIZE)
         reduce_slots(out, done, mine + half, capacity, piece, out_sizes, out_strides, OUT_DIMS, OP, SIZE, BLOCK)
         done += capacity
         half = SIZE * capacity - half

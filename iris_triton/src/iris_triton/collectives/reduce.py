@@ -12,7 +12,18 @@ import triton
 import triton.language as tl
 
 from iris_triton.collectives.elements import are_aligned, combine, copy, finished, item_nbytes, strided, widened
-from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
+from iris_triton.collectives.meeting import (
+    compare_kinds,
+    last_epoch,
+    leave,
+    meet,
+    members_of,
+    row_of,
+    tell,
+    tell_kind,
+    told,
+    told_second,
+)
 from iris_triton.collectives.pull import PER_CALL, RUNTIME
 
 _RUNTIME = (*RUNTIME, "count", "wanted", "apart", "shard", "tiles")
@@ -152,7 +163,7 @@ def reduce_slots(
 
 @triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def pull_reduce(
-    out, inp, control, stage, bases, me, rank, count, wanted, apart, capacity, timeout_ns, status,
+    out, inp, control, stage, bases, me, rank, kind, count, wanted, apart, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
     tiles,
     SIZE: tl.constexpr, OP: tl.constexpr, STAGED: tl.constexpr, SHARED: tl.constexpr, IN_DIMS: tl.constexpr,
@@ -161,6 +172,7 @@ def pull_reduce(
     """Reduce a part of all members' inputs.
 
     Args (beside those of `iris_triton.collectives.pull.pull`):
+        kind: number of the kind of call; the same on all members.
         count: elements of a part.
         wanted: the same on a rank that gets one, 0 on others.
         apart: elements between two members' parts in an input; 0 where all get the same.
@@ -172,6 +184,7 @@ def pull_reduce(
     PIECES: tl.constexpr = 1 if SHARED else SIZE
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE)
+    tell_kind(row, bases, me, kind, SIZE)
     own = tl.load(bases + me)
     count = tl.cast(count, tl.int64)
     apart = tl.cast(apart, tl.int64)
@@ -196,6 +209,8 @@ def pull_reduce(
                 tell(row, bases, me, stage.to(tl.int64) - own + members * capacity * ITEM, members, SIZE)
         epoch += 1
         meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        if done == 0:
+            compare_kinds(row, kind, status, rank, SIZE)
         if wanted > 0:
             _reduce_to(
                 out, done, row, bases, shift, piece, out_sizes, out_strides, OUT_DIMS, OP, SIZE, BLOCK,
@@ -235,7 +250,7 @@ def _reduce_and_push(row, bases, begin, count, like, OP: tl.constexpr, SIZE: tl.
 
 @triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def two_shot_direct(
-    out, inp, control, bases, me, rank, count, shard, timeout_ns, status,
+    out, inp, control, bases, me, rank, kind, count, shard, timeout_ns, status,
     SIZE: tl.constexpr, OP: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Reduce the own shard of all inputs, and push the result into all outputs; both are dense and on the heap.
@@ -246,10 +261,12 @@ def two_shot_direct(
     """
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE) + 1
+    tell_kind(row, bases, me, kind, SIZE)
     own = tl.load(bases + me)
     nothing = members_of(SIZE).to(tl.int64) * 0
     tell(row, bases, me, nothing + (inp.to(tl.int64) - own), nothing + (out.to(tl.int64) - own), SIZE)
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    compare_kinds(row, kind, status, rank, SIZE)
     begin = tl.cast(me, tl.int64) * shard
     _reduce_and_push(row, bases, begin, tl.minimum(count - begin, shard), inp, OP, SIZE, BLOCK)
     epoch += 1
@@ -259,7 +276,7 @@ def two_shot_direct(
 
 @triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def two_shot_staged(
-    out, inp, control, stage, bases, me, rank, count, shard, capacity, timeout_ns, status,
+    out, inp, control, stage, bases, me, rank, kind, count, shard, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
     SIZE: tl.constexpr, OP: tl.constexpr, IN_STAGED: tl.constexpr, IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr,
     BLOCK: tl.constexpr
@@ -275,6 +292,7 @@ def two_shot_staged(
     ITEM: tl.constexpr = item_nbytes(inp.dtype)
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE)
+    tell_kind(row, bases, me, kind, SIZE)
     own = tl.load(bases + me)
     capacity = tl.cast(capacity, tl.int64)
     begin = tl.cast(me, tl.int64) * shard
@@ -297,6 +315,8 @@ def two_shot_staged(
                 tell(row, bases, me, inp.to(tl.int64) - own + members * shard * ITEM, members, SIZE)
         epoch += 1
         meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        if done == 0:
+            compare_kinds(row, kind, status, rank, SIZE)
         piece = tl.minimum(tl.minimum(count - begin, shard) - done, capacity)
         if IN_STAGED:
             shift = done * 0

@@ -46,6 +46,7 @@ class Reduction(Portable):
             "bases": team.bases,
             "me": team.rank,
             "rank": team.world_rank,
+            "kind": request.options.get("kind", 0),
             "timeout_ns": team.timeout_ns,
             "status": team.status_ptr,
             "SIZE": team.size,

@@ -36,7 +36,7 @@ from iris_triton.collectives.elements import (
     wide_type,
     widened,
 )
-from iris_triton.collectives.meeting import last_epoch, leave, meet, row_of
+from iris_triton.collectives.meeting import last_epoch, leave, meet, row_of, tell_kind
 from iris_triton.collectives.pull import PER_CALL, RUNTIME
 from iris_triton.flags import await_flag, set_flag
 from iris_triton.intrinsics import wait_stores
@@ -88,7 +88,7 @@ def _receive(like, number, left, box, mine, theirs, slots, timeout_ns, status, r
 
 @triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def ring(
-    out, inp, control, mail, words, steps, bases, me, rank, count, shard, slots, rings, timeout_ns, status,
+    out, inp, control, mail, words, steps, bases, me, rank, kind, count, shard, slots, rings, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
     SIZE: tl.constexpr, OP: tl.constexpr, SLICES: tl.constexpr, IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr,
     BLOCK: tl.constexpr
@@ -103,6 +103,7 @@ def ring(
         steps: int64[rings], how many members further each ring's next neighbour is.
         bases: int64[SIZE], the members' heaps.
         me, rank: the caller's index in the team, and in the world.
+        kind: number of the kind of call; the same on all members.
         count: elements of the whole.
         shard: elements of a shard; the last ones may be shorter, or empty.
         slots: of a mailbox; at least SLICES.
@@ -116,6 +117,7 @@ def ring(
     """
     wide = tl.pointer_type(wide_type(inp.dtype.element_ty))
     program = tl.program_id(0)
+    tell_kind(row_of(control, SIZE), bases, me, kind, SIZE)
     step = tl.load(steps + program % rings)
     own = tl.load(bases + me)
     after = tl.load(bases + (me + step) % SIZE) - own

@@ -24,7 +24,7 @@ from iris_triton.collectives.fast.data import load_data, store_data
 from iris_triton.collectives.fast.mailbox import PER_CALL, RUNTIME, _limit, advance
 from iris_triton.collectives.fast.packets import alignment, clear, data_words, decode, encode, poll, push, spot
 from iris_triton.collectives.fast.words import reduced
-from iris_triton.collectives.meeting import last_epoch, leave, members_of, tell, told
+from iris_triton.collectives.meeting import last_epoch, leave, members_of, row_words, tell, told
 from iris_triton.flags import await_flag, await_flags, lanes_for, set_flag, set_flags
 from iris_triton.intrinsics import wait_stores
 
@@ -34,7 +34,7 @@ _RUNTIME = (*RUNTIME, "slots")
 @triton.jit
 def _row_of(control, SIZE: tl.constexpr):
     """The pair's row of the team's control region: pairs are numbered like the programs of other kernels."""
-    return control + (tl.program_id(0) // 2) * (3 * SIZE + 1)
+    return control + (tl.program_id(0) // 2) * row_words(SIZE)
 
 
 @triton.jit
