@@ -3,9 +3,10 @@
 import math
 
 import torch
-from ops_cases import expected, operand, owned_tiles, tolerance
+from ops_cases import Case, expected, operand, owned_tiles, tolerance
 
 from iris_core import Iris
+from iris_core.ccl import kinds
 from iris_core.ops import FusedConfig
 
 UNTOUCHED = 77.0
@@ -99,6 +100,29 @@ def float32_precisions(device, algorithms):
                     errors[default, wish, name] = float(error), setting.fp32_precision
         ctx.barrier()
     return errors
+
+
+def rare_kinds(device):
+    """More kinds than are remembered, other ones on each rank: the most that were known, and what was wrong."""
+    kinds.GENERATION = 4
+    most, wrong = 0, []
+    with Iris("24MiB", device=device) as ctx:
+        algorithms = ("two_shot", "unfused", "overlapped", "one_shot")
+        cases = [Case("matmul_all_reduce", name, (m, 20, 9), "bfloat16") for m in (17, 24, 40) for name in algorithms]
+        plays = [(case, Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)) for case in cases]
+        for turn in range(3):
+            for number, (case, tensors) in enumerate(plays):
+                again = (
+                    turn + number
+                ) % 3 == 0 and ctx.cur_rank % 2  # where B is aligned otherwise, it is another kind
+                if again:
+                    tensors.b = torch.empty(9 * 20 + 1, dtype=torch.bfloat16, device=ctx.device)[1:].view(9, 20)
+                tensors.fill(turn)
+                call(ctx, case, tensors)
+                wrong += verify(case, tensors, turn, f" in turn {turn}")
+                most = max(most, ctx.ops._bound.total)
+        ctx.barrier()
+    return most, wrong
 
 
 def run_cases(device, cases, turns):

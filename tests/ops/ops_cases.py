@@ -169,6 +169,26 @@ def place_cases(size):
             yield Case(op, algorithm, (9, 26, 21), "bfloat16", place=place, out_place=out_place, dim=dim, config=config)
 
 
+def all_cases(size):
+    """Everything that can vary."""
+    for make in (shape_cases, dtype_cases, place_cases, layout_cases, piece_cases, variant_cases):
+        yield from make(size)
+
+
+def thinned(cases, size):
+    """Some of these: on 3 ranks a third, on more one of each operation, algorithm, gather_dim and layout.
+
+    They differ in all the rest, and on every number of ranks they are others.
+    """
+    by_kind = {}
+    for case in cases:
+        name = case.algorithm or case.config.get("algorithm") or case.config.get("all_reduce_variant")
+        by_kind.setdefault((case.op, name, case.dim, case.layout), []).append(case)
+    if size == 3:
+        return [case for number, each in enumerate(by_kind.values()) for case in each[number % 3 :: 3] or each]
+    return [each[(5 * number + size) % len(each)] for number, each in enumerate(by_kind.values())]
+
+
 def layout_cases(size):
     """matmul_reduce_scatter in the layout of tiles."""
     tiles = {"block_size_m": 16, "block_size_n": 16, "group_size_m": 2}
