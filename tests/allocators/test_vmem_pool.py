@@ -182,5 +182,8 @@ def test_segments_outlive_the_heap_and_the_pool_and_keep_neither(caplog):
 
 
 def test_the_cpu_has_no_pools():
-    with Iris(heap_size="1MiB", device="cpu") as ctx, pytest.raises(UnsupportedError, match=r"ctx\.empty"):
-        ctx.mem_pool()
+    with Iris(heap_size="1MiB", device="cpu") as ctx:
+        with pytest.raises(UnsupportedError, match=r"ctx\.empty"):
+            ctx.mem_pool()
+        with pytest.raises(UnsupportedError, match=r"ctx\.empty"), ctx.use_mem_pool():
+            pass
