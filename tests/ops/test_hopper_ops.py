@@ -1,16 +1,22 @@
 """The algorithms for Hopper: by the executor on CPU ranks, on GPUs, and compiled."""
 
 import re
+import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
+import triton
 from jobs_hopper import one_of_each, refused, run
 from jobs_sequences_ops import asynchronous, back_to_back, captured, equal_bits, in_groups
 
 from iris_core.types import DeviceTarget, DeviceType, FusedRequest
 from iris_gluon.gemm import GemmConfig
 from iris_gluon.ops import operations
+from iris_gluon.ops.algorithms import _BESIDE_MEETING
 from iris_gluon.ops.kernels import await_product, push_product, put_product, reduce_product
+from iris_triton.collectives.meeting import meet_alone
 from iris_triton.compile_only import assembly, compile_for
 
 BF16, I32, I64 = torch.bfloat16, torch.int32, torch.int64
@@ -103,6 +109,34 @@ KERNELS = {
     "await": (await_product, (BF16, BF16, BF16, BF16, BF16, I32, 1, 1, 8192, 4096, 8192, 8192, 1, 1024, 32, 64, *END),
               {"BIAS": "columns"}),
 }  # fmt: skip
+
+
+def resources(compiled):
+    """What the assembler says about a kernel: registers of a thread, bytes that did not fit into them."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    registers, stack, local = (int(re.search(rf"{name}:(\d+)", said)[1]) for name in ("REG", "STACK", "LOCAL"))
+    return registers, stack + local
+
+
+_OF_A_QUARTER = 512 * 32
+"""Registers of each quarter of a multiprocessor, which takes every fourth warp."""
+
+
+@pytest.mark.parametrize("config", [GemmConfig(), GemmConfig(block_m=64, num_warps=4)], ids=["128x256", "64x256"])
+def test_members_can_meet_beside_a_product(config):
+    kernel, arguments, constants = KERNELS["await"]
+    blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "TURNED_B": False}
+    options = {**config.options, "maxnreg": _BESIDE_MEETING[config.num_warps]}
+    product = compile_for(kernel, arguments, {"SIZE": 8, **blocks, **constants, **options}, "sm_90")
+    meeting = compile_for(meet_alone, (I64, I64, 1, 1, *END), {"SIZE": 8, "num_warps": 1}, "sm_90")
+    (many, spilled), (few, _) = resources(product), resources(meeting)
+    assert spilled == 0
+    assert product.metadata.num_warps // 4 * many * 32 + few * 32 <= _OF_A_QUARTER
+    assert product.metadata.shared + 2 * 1024 <= 228 * 1024  # each program has 1 KiB that it does not see
 
 
 @pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])

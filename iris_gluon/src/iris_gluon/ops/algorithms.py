@@ -52,6 +52,10 @@ _FULL_BLOCK, _HALF_BLOCK = 128, 64
 _RUN_FLOPS = 2.4e11
 """From so many multiplications on, the owners' tiles are sent in runs: between both sizes at which it was measured."""
 
+_BESIDE_MEETING = {8: 160, 4: 240}
+"""Registers of a thread, by warps that multiply: a warp of 32 each finds room beside them on a multiprocessor.  So
+members can meet while the product runs, even if other kernels have taken the one that it leaves."""
+
 _WAITING = 0.5
 """Of a tile, see `choose_config`: where rows arrive while the kernel runs."""
 
@@ -483,6 +487,7 @@ class HopperCopyEngine(_HopperGather):
         shards = shards_of(request, host, f"{self.op} ({self.name})", pushes=self._pushes)
         words = words_of(host, host.team.size, request.target.type)
         arguments, compiler = self._product(request, host, gemm)
+        compiler["maxnreg"] = min(compiler["maxnreg"], _BESIDE_MEETING[gemm.num_warps])
         del arguments["control"], arguments["bases"]
         arguments |= {"gathered": shards.matrix, "flags": words.own}
         if on_cpu:
