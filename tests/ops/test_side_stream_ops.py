@@ -17,8 +17,8 @@ class Stream:
     device = "cuda:0"
     cuda_stream = 7
 
-    def __init__(self, name, log):
-        self.name, self._log = name, log
+    def __init__(self, name, log, cuda_stream=7):
+        self.name, self._log, self.cuda_stream = name, log, cuda_stream
 
     def wait_event(self, event):
         self._log.append((self.name, "waits for", event.name))
@@ -41,7 +41,7 @@ class Event:
 def streams(monkeypatch):
     """(log, main stream, side stream); the current one is the main one, but within `torch.cuda.stream`."""
     log = []
-    main, side = Stream("main", log), Stream("side", log)
+    main, side = Stream("main", log, 5), Stream("side", log)
     current = [main]
 
     @contextlib.contextmanager
@@ -150,11 +150,13 @@ def words_of(log, arrived):
     return Words(arrived, (own, own + 4, own + 8), (own, own + 100, own + 200), write)
 
 
-@pytest.mark.parametrize("ready", [True, False])
+@pytest.mark.parametrize("ready", [True, False, "one stream"])
 @pytest.mark.parametrize("pushes", [False, True])
 def test_words_are_written_behind_the_copies(streams, pushes, ready):
-    """The product is asked for first, but not before all kernels are loaded; it waits for nothing."""
-    log, *_ = streams
+    """The product is asked for first, but not before all kernels are loaded, nor on the same stream."""
+    log, main, side = streams
+    if ready == "one stream":
+        main.cuda_stream = side.cuda_stream
     a, b, _ = operands()
     matrix, out, arrived = torch.zeros(12, 3), torch.zeros(12, 5), torch.zeros(4, dtype=torch.int32)
     shards = Shards(matrix, matrix[:4], OTHERS, 48, pushes, side_of(streams, lambda *_: None), matrix)
@@ -180,7 +182,7 @@ def test_words_are_written_behind_the_copies(streams, pushes, ready):
             ("side", "meets", 0),
         ]
     begin = [("main", "records", "ready"), ("side", "waits for", "ready")]
-    rest = [*product, *copies] if ready else [*copies, *product]
+    rest = [*product, *copies] if ready is True else [*copies, *product]
     assert log == [*begin, *rest, ("main", "waits for", "side")]
 
 

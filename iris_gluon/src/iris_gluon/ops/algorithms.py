@@ -505,7 +505,7 @@ class HopperCopyEngine(_HopperGather):
         behind = plan.words.put if self._pushes else plan.words.taken
         own = shards.begin(a)
         tensors = (out, own, b) if bias is None else (out, own, b, bias)
-        if plan.kernel.is_ready:
+        if plan.kernel.is_ready and shards.side.is_apart():
             plan.kernel(None, *tensors)
             shards.move(own, behind)
         else:  # a kernel that is loaded while another one waits for it may wait for that one, too
