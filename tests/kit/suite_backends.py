@@ -1,7 +1,8 @@
 """The kit on every mutant of a backend, alone and in a stack; run by test_mutants in a process of its own."""
 
 import pytest
-from kit_mutants.plugins import BACKENDS, DEVICE, FAMILIES
+from kit_mutants.backends import OPTIONAL as KILLERS
+from kit_mutants.plugins import BACKENDS, DEVICE, FAMILIES, OPTIONAL
 
 from iris_core.testing import BackendConformance, StackConformance
 
@@ -19,7 +20,7 @@ def alone(name, plugin):
 
 
 TESTS = {name for name in dir(StackConformance) if name.startswith("test_world_")}
-DEVICE_TESTS = {"test_world_device_function", "test_world_device_method"}
+MESSAGES = {"test_world_ring_put_with_signal", "test_world_all_to_all_store", "test_world_barrier"}
 
 
 def stack(name, backend, tests, allocator="right-allocator", **attributes):
@@ -32,9 +33,12 @@ for _name, _plugin in BACKENDS.items():
 for _name in DEVICE:
     # what this one waits for never comes
     _attributes = {"timeout_s": 0.3} if _name == "no-signal-sent" else {}
-    globals()[f"Test_{_name}"] = stack(_name, _name, TESTS - DEVICE_TESTS, **_attributes)
+    globals()[f"Test_{_name}"] = stack(_name, _name, MESSAGES, **_attributes)
+for _name in OPTIONAL:
+    _tests = {f"test_{killer.partition('[')[0]}" for killer in KILLERS[_name]}
+    globals()[f"Test_{_name}"] = stack(_name, _name, _tests | {"test_world_all_to_all_store"})
 for _name in FAMILIES:
     _test = "test_world_device_method" if _name == "mute-methods" else "test_world_device_function"
-    globals()[f"Test_{_name}"] = stack(_name, _name, {_test}, num_ranks=3, timeout_s=0.5)
+    globals()[f"Test_{_name}"] = stack(_name, _name, {_test}, num_ranks=3, timeout_s=0.3)
 Test_right_stack = stack("right-stack", "right-backend", TESTS, num_ranks=3)
-Test_crossed_stack = stack("crossed-stack", "right-backend", TESTS - DEVICE_TESTS, "own-peer", timeout_s=0.3)
+Test_crossed_stack = stack("crossed-stack", "right-backend", MESSAGES, "own-peer", timeout_s=0.3)

@@ -11,6 +11,7 @@ import sys
 import xml.etree.ElementTree as ET
 
 import pytest
+from kit_mutants.backends import OPTIONAL
 from kit_mutants.collectives import KILLERS as COLLECTIVES
 from kit_mutants.device import FAMILIES
 from kit_mutants.growing import KILLERS as GROWING
@@ -65,6 +66,8 @@ PLUGINS = {
     "wrong-argument": ["static_hooks_are_valid"],
     "other-name": ["static_entry_point_names_the_plugin"],
     "no-summary": ["static_info_is_complete"],
+    "raising-diagnosis": ["host_diagnosis"],
+    "wordless-diagnosis": ["host_diagnosis"],
     "heavy": ["static_import_is_light"],
 }
 BACKENDS = {
@@ -78,6 +81,8 @@ BACKENDS = {
     "no-signal": ["static_device_functions_exist", "static_device_function[signal]"],
     "swapped-ranks": ["static_device_function[load]", "static_device_function[wait]"],
     "swapped-method": ["static_device_method[store]"],
+    "deaf-tracing": ["host_trace_is_set_in_place"],
+    "own-words": ["static_optional_protocol[SupportsSelfTest]"],
 }
 STACKS = {
     "short-put": ["world_ring_put_with_signal[host]"],
@@ -87,6 +92,7 @@ STACKS = {
     "no-wait": ["world_ring_put_with_signal[host]"],
     "no-signal-sent": ["world_ring_put_with_signal[host]"],
     "crossed-stack": ["world_ring_put_with_signal[host]", "world_all_to_all_store[host]"],
+    **OPTIONAL,
 }
 DEVICE = {
     mutant: {f"world_device_{'method' if mutant == 'mute-methods' else 'function'}[host-{name}]" for name in names}
@@ -102,7 +108,7 @@ def entry_points():
 
     groups = {
         "iris.allocators": ("allocator", plugins.ALLOCATORS | plugins.GROWING | plugins.PLUGINS),
-        "iris.backends": ("backend", plugins.BACKENDS | plugins.DEVICE | plugins.FAMILIES),
+        "iris.backends": ("backend", plugins.BACKENDS | plugins.DEVICE | plugins.OPTIONAL | plugins.FAMILIES),
         "iris.collectives": ("collective", plugins.COLLECTIVES),
     }
     points = {

@@ -115,6 +115,76 @@ class NoSignalSent(_OtherFunctions):
     changes = {"signal": device.no_signal}  # noqa: RUF012
 
 
+# -- what a backend may have besides ----------------------------------------------------------------------------------
+OPTIONAL = {
+    "open-barrier": ["world_device_barrier_of_the_host[host]"],
+    "self-satisfied": ["world_self_test_notices[host]"],
+    "half-tested": ["world_self_test_passes[host]"],
+    "hypochondriac": ["world_self_test_passes[host]"],
+    "secretive": ["world_self_test_passes[host]"],
+    "drunken-clock": ["world_clocks_are_compared[host]"],
+}
+"""By mutant, whose class is called alike: the tests that are about its mistake."""
+
+
+class OpenBarrier(TritonBackend):
+    """Waits for nobody."""
+
+    def device_barrier(self, slot, sem, stream=None):
+        pass
+
+
+class SelfSatisfied(TritonBackend):
+    """Finds everything in order, whatever it finds."""
+
+    def self_test(self, context, begin):
+        for check in super().self_test(context, begin):
+            yield dataclasses.replace(check, problem="")
+
+
+class HalfTested(TritonBackend):
+    """Leaves out one pair."""
+
+    def self_test(self, context, begin):
+        for check in super().self_test(context, begin):
+            if (check.op, check.rank, check.peer) != ("read", 1, 0):
+                yield check
+
+
+class Hypochondriac(TritonBackend):
+    def self_test(self, context, begin):
+        for check in super().self_test(context, begin):
+            yield dataclasses.replace(check, problem="looks bad" if check.rank == 1 else check.problem)
+
+
+class Secretive(TritonBackend):
+    """Does not say what it is about to do."""
+
+    def self_test(self, context, begin):
+        return super().self_test(context, lambda op, peer: None)
+
+
+class DrunkenClock(TritonBackend):
+    """Each comparison comes to something else."""
+
+    def compare_clocks(self, context):
+        offset = super().compare_clocks(context)
+        self._seen = getattr(self, "_seen", 0) + 1
+        return dataclasses.replace(offset, ahead=offset.ahead + self._seen * int(self.ticks_per_second))
+
+
+class DeafTracing(TritonBackend):
+    def set_trace(self, context, words, buffers):
+        pass
+
+
+class OwnWords(TritonBackend):
+    """Calls a parameter otherwise than the core does."""
+
+    def self_test(self, context, announce):
+        return super().self_test(context, announce)
+
+
 # -- the families of device.py ----------------------------------------------------------------------------------------
 class Mute(_OtherFunctions):
     changes = device.MUTE

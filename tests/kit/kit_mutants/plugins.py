@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 
 from iris_allocators.settings import VmemSettings
+from iris_core.diagnosis import Finding, Verdict
 from iris_core.hooks import hookimpl
 from iris_core.settings import PluginSettings
 from iris_core.types import Availability, Capability, DeviceType, PluginInfo, PluginKind
@@ -91,6 +92,22 @@ class WrongArgument(Plugin):
         return Availability.yes()
 
 
+class RaisingDiagnosis(Plugin):
+    """Fails where it should say what is missing."""
+
+    @hookimpl
+    def iris_plugin_diagnose(self, targets):
+        raise RuntimeError("no such driver")
+
+
+class WordlessDiagnosis(Plugin):
+    """A finding that says nothing."""
+
+    @hookimpl
+    def iris_plugin_diagnose(self):
+        return [Finding("the driver", Verdict.BROKEN, " ")]
+
+
 RIGHT_ALLOCATOR = "iris_allocators.host:HostAllocator"
 RIGHT_BACKEND = "iris_triton.backend:TritonBackend"
 
@@ -150,12 +167,19 @@ BACKENDS = {
             PluginKind.BACKEND,
             "backends",
             "swapped-words no-timeout credulous detach-once renamed-parameter no-cases vain-hope no-signal "
-            "swapped-ranks swapped-method",
+            "swapped-ranks swapped-method deaf-tracing own-words",
         )
     ),
 }
 DEVICE = dict(
     _mutants(PluginKind.BACKEND, "backends", "short-put short-store local-store no-barrier no-wait no-signal-sent")
+)
+OPTIONAL = dict(
+    _mutants(
+        PluginKind.BACKEND,
+        "backends",
+        "open-barrier self-satisfied half-tested hypochondriac secretive drunken-clock",
+    )
 )
 FAMILIES = dict(_mutants(PluginKind.BACKEND, "backends", "mute near blind returns torn mute-methods"))
 _OPS = "all-reduce all-gather reduce-scatter all-to-all broadcast reduce gather scatter"
@@ -184,6 +208,8 @@ PLUGINS = {
     ),
     "no-reason": NoReason(PluginKind.ALLOCATOR, "no-reason", RIGHT_ALLOCATOR),
     "wrong-argument": WrongArgument(PluginKind.ALLOCATOR, "wrong-argument", RIGHT_ALLOCATOR),
+    "raising-diagnosis": RaisingDiagnosis(PluginKind.ALLOCATOR, "raising-diagnosis", RIGHT_ALLOCATOR),
+    "wordless-diagnosis": WordlessDiagnosis(PluginKind.ALLOCATOR, "wordless-diagnosis", RIGHT_ALLOCATOR),
     "other-name": Plugin(PluginKind.ALLOCATOR, "another-name", RIGHT_ALLOCATOR),
     "no-summary": Plugin(PluginKind.ALLOCATOR, "no-summary", RIGHT_ALLOCATOR),
 }
@@ -198,7 +224,7 @@ def attribute(kind, name):
 
 _KINDS = {
     "allocator": ALLOCATORS | GROWING | PLUGINS,
-    "backend": BACKENDS | DEVICE | FAMILIES,
+    "backend": BACKENDS | DEVICE | OPTIONAL | FAMILIES,
     "collective": COLLECTIVES,
 }
 for _kind, _plugins in _KINDS.items():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import inspect
 import mmap
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
+from iris_core import protocols
 from iris_core.device_context import ContextSpec
 from iris_core.protocols import DeviceBackend
 from iris_core.testing.conformance.plugin import PluginConformance
@@ -106,6 +108,17 @@ TARGETS: Mapping[str, DeviceType] = {"sm_90": DeviceType.CUDA, "gfx942": DeviceT
 """GPU targets for which every compile case must compile."""
 
 
+_OPTIONAL = (
+    protocols.SupportsDemos,
+    protocols.SupportsCompileOnly,
+    protocols.SupportsDeviceBarrier,
+    protocols.SupportsCollectives,
+    protocols.SupportsOperations,
+    protocols.SupportsTracing,
+    protocols.SupportsSelfTest,
+)
+
+
 class OneHeap:
     """A world of one rank for `attach`: satisfies `iris_core.protocols.MemoryMap`.
 
@@ -176,6 +189,14 @@ class BackendConformance(PluginConformance):
         assert member_problems(backend, DeviceBackend) == []
         assert backend.info == info
 
+    @pytest.mark.parametrize("protocol", _OPTIONAL, ids=lambda protocol: protocol.__name__)
+    def test_static_optional_protocol(self, backend: Any, protocol: type) -> None:
+        """Who has one member of an optional protocol has all of them, called as the core calls them."""
+        names = [name for name in vars(protocol) if not name.startswith("_")]
+        if not any(inspect.getattr_static(backend, name, None) for name in names):
+            pytest.skip(f"the backend has none of {', '.join(names)}")
+        assert member_problems(backend, protocol) == []
+
     def test_static_device_functions_exist(self, backend: Any) -> None:
         """The whole device API, by name."""
         assert sorted(set(FUNCTIONS) - set(backend.device_api())) == []
@@ -228,6 +249,23 @@ class BackendConformance(PluginConformance):
         again = self.create(registered, target, 1 << 20, 0, 1)
         again.attach(first)
         again.detach()
+
+    def test_host_trace_is_set_in_place(self, backend: Any, target: DeviceTarget) -> None:
+        """`set_trace` changes the context tensor's tracing words, and nothing else; without words it clears them."""
+        if not hasattr(backend, "set_trace"):
+            pytest.skip("the backend has no set_trace")
+        import torch
+
+        assert backend.ticks_per_second > 0
+        spec, words = _CONTEXTS["third-of-four"]
+        context = backend.make_context(dataclasses.replace(spec, device=target.torch_device))
+        place, rest = context.data_ptr(), words[: -len(_TRACE)]
+        buffers = [torch.zeros(16, dtype=torch.int64, device=target.torch_device) for _ in range(2)]
+        backend.set_trace(context, tuple(_TRACE), buffers)
+        assert context.tolist() == [*rest, *_TRACE]
+        backend.set_trace(context, (), ())
+        assert context.tolist() == [*rest, *_NO_TRACE]
+        assert context.data_ptr() == place
 
     # -- compile tier -------------------------------------------------------------------------------------------------
     def test_compile_cases_are_described(self, backend: Any, info: PluginInfo) -> None:

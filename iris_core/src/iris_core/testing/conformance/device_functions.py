@@ -163,7 +163,8 @@ def contention_problem(name: str, final: int, returned: Sequence[Sequence[int]])
 
 def _lock_problem(final: int, returned: Sequence[Sequence[int]]) -> str:
     """The same for atomic_cas: whoever has taken the word, and has not given it back, has it in the end."""
-    taken, given_back = set(), set()
+    taken: set[int] = set()
+    given_back: set[int] = set()
     for rank, olds in enumerate(returned):
         passed, expected = contributions("atomic_cas", rank), expectations(rank)
         for j, old in enumerate(olds):

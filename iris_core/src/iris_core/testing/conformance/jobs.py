@@ -250,3 +250,122 @@ def _int64() -> torch.dtype:
     import torch
 
     return torch.int64
+
+
+# -- what a backend may have besides ----------------------------------------------------------------------------------
+def device_barrier(stack: Stack, num_turns: int) -> list[tuple[tuple[int, ...], bytes]] | None:
+    """Every rank writes to all, all launch a barrier, and each notes what it has got by then; None without a barrier.
+
+    The last turns are those of a group, the first and the last rank, for which the others do not wait.
+
+    Returns:
+        The members and the contents of this rank's words, for each turn.
+    """
+    import torch
+    import torch.distributed as dist
+
+    out: list[tuple[tuple[int, ...], bytes]] = []
+    with open_stack(stack) as ctx:
+        if not hasattr(ctx.backend, "device_barrier"):
+            return None
+        me, world = ctx.cur_rank, ctx.num_ranks
+        everyone, ends = tuple(range(world)), tuple(sorted({0, world - 1}))
+        group = dist.new_group(list(ends))
+        slots = ctx.zeros(world, dtype=torch.int64)
+        offset = slots.data_ptr() - ctx.heap.heap_bases[me]
+        for turn in range(2 * num_turns):
+            members = everyone if turn < num_turns else ends
+            slots.zero_()
+            start(ctx, slow=members[turn % len(members)])
+            if me in members:
+                for base in ctx.heap.heap_bases:
+                    word = (1000 * (turn + 1) + me).to_bytes(8, "little")
+                    oracle.write_bytes(base + offset + 8 * me, word, ctx.device)
+                ctx.device_barrier(None if members == everyone else group, sem=("release", "relaxed")[turn % 2])
+            if ctx.device != "cpu":
+                torch.cuda.synchronize()
+            out.append((members, _content(slots)))
+            ctx.barrier()
+    return out
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """What a backend's self-test has given on one rank.
+
+    Attributes:
+        checks: (operation, rank, peer, problem) of each `PairCheck`.
+        begun: what it has called `begin` with.
+        others: what it has given that is no `PairCheck`.
+        error: what it raised.
+    """
+
+    checks: tuple[tuple[str, int, int, str], ...]
+    begun: tuple[tuple[str, int | None], ...]
+    others: tuple[str, ...]
+    error: str
+
+
+def self_test(stack: Stack, misdirected: bool) -> SelfTest | None:
+    """Run the backend's self-test, as `iris doctor` does; None if it has none.
+
+    Args:
+        stack: the stack.
+        misdirected: tell the kernels that every peer's memory is this rank's own, which a test has to notice.
+    """
+    from iris_core.diagnosis import PairCheck
+    from iris_core.errors import IrisError
+
+    begun: list[tuple[str, int | None]] = []
+    given: list[Any] = []
+    error = ""
+    with open_stack(stack) as ctx:
+        if not hasattr(ctx.backend, "self_test"):
+            return None
+        if misdirected:
+            ctx.get_heap_bases().fill_(ctx.heap.heap_bases[ctx.cur_rank])
+            ctx.barrier()
+        try:
+            for each in ctx.backend.self_test(ctx, lambda op, peer: begun.append((op, peer))):
+                given.append(each)
+        except IrisError as raised:
+            error = f"{type(raised).__name__}: {raised}"
+    right = [each for each in given if isinstance(each, PairCheck)]
+    checks = tuple((each.op, each.rank, each.peer, each.problem) for each in right)
+    others = tuple(repr(each) for each in given if not isinstance(each, PairCheck))
+    return SelfTest(checks, tuple(begun), others, error)
+
+
+def compare_clocks(stack: Stack) -> list[tuple[int, int, float]] | None:
+    """Compare the clocks twice, a moment apart; None for a backend that cannot.
+
+    Returns:
+        (at, ahead, error) in seconds.
+    """
+    with open_stack(stack) as ctx:
+        if not hasattr(ctx.backend, "compare_clocks"):
+            return None
+        out = []
+        for _ in range(2):
+            offset = ctx.backend.compare_clocks(ctx)
+            second = ctx.backend.ticks_per_second
+            out.append((offset.at / second, offset.ahead / second, offset.error / second))
+            start(ctx, slow=0)
+        return out
+
+
+def diagnose(kind: PluginKind, name: str) -> list[list[tuple[str, str, str, str]]]:
+    """Ask a plugin for its findings, with no device and with those of this machine.
+
+    Returns:
+        (subject, verdict, text, data as JSON) of each finding.
+    """
+    import json
+
+    from iris_core.api import device_targets
+    from iris_core.registry import Registry
+
+    registry = Registry()
+    record = registry.resolve(kind, name)
+    answers = [registry.diagnose(record, targets) for targets in ((), device_targets(None, rank=0))]
+    return [[(each.subject, str(each.verdict), each.text, json.dumps(each.data)) for each in one] for one in answers]

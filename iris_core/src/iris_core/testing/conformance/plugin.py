@@ -18,6 +18,7 @@ from iris_core.errors import PluginError, SettingsError
 from iris_core.hooks import PROVIDER_HOOKS, ProviderHooks
 from iris_core.registry import Registry
 from iris_core.settings import PluginSettings, load_plugin_settings
+from iris_core.testing.conformance import jobs
 from iris_core.testing.pool import RankPool
 from iris_core.types import Availability, CreateRequest, DeviceTarget, DeviceType, PluginInfo, PluginKind
 
@@ -171,6 +172,17 @@ class PluginConformance:
         assert settings == cls()
         with pytest.raises(SettingsError, match="no_such_setting"):
             load_plugin_settings(info.name, cls, {"no_such_setting": 1})
+
+    # -- host tier ----------------------------------------------------------------------------------------------------
+    def test_host_diagnosis(self, plugin: Any, pool: RankPool, installed: PluginRecord) -> None:
+        """What `iris doctor` shows of it: findings with a subject and a text, with devices and without any."""
+        if not hasattr(plugin, "iris_plugin_diagnose"):
+            pytest.skip(f"{installed.name!r} does not implement iris_plugin_diagnose")
+        ((nowhere, here),) = pool.run(jobs.diagnose, 1, self.kind, installed.qualified_name)
+        for subject, _, text, data in (*nowhere, *here):
+            assert subject.strip(), "a finding has no subject"
+            assert text.strip(), f"the finding about {subject!r} says nothing"
+            assert isinstance(json.loads(data), dict), f"data of the finding about {subject!r}"
 
     def create(
         self, registered: tuple[Registry, PluginRecord], target: DeviceTarget, nbytes: int, rank: int, world_size: int

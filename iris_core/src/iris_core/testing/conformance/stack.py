@@ -5,6 +5,7 @@ The same tests run in three tiers: ranks on the CPU, one rank on a GPU, several 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -263,6 +264,60 @@ class StackConformance:
             everyone = _words([1000 * (turn + 1) + rank for rank in range(ranks)])
             self._check([result[turn] for result in results], [everyone] * ranks, [everyone] * ranks)
 
+    # -- what a backend may have besides ------------------------------------------------------------------------------
+    def test_world_device_barrier_of_the_host(self, pool: RankPool, world: tuple[jobs.Stack, int]) -> None:
+        """Behind `ctx.device_barrier()` all writes are there, whoever is late; a group waits for its members only."""
+        stack, ranks = world
+        results = self._optional(pool.run(jobs.device_barrier, ranks, stack, 2), "device_barrier")
+        for turn in range(4):
+            for rank, result in enumerate(results):
+                members, found = result[turn]
+                words = [1000 * (turn + 1) + each if each in members else 0 for each in range(ranks)]
+                if rank in members:
+                    assert found == _words(words), f"rank {rank}, barrier {turn} of ranks {members}"
+
+    def test_world_self_test_passes(self, pool: RankPool, world: tuple[jobs.Stack, int]) -> None:
+        """Every operation on every pair of ranks is judged, and nothing is wrong; each step was announced."""
+        stack, ranks = world
+        results = self._optional(pool.run(jobs.self_test, ranks, stack, False), "self_test")
+        for rank, result in enumerate(results):
+            assert result.error == "", f"rank {rank}"
+            assert result.others == (), "a self-test gives objects of PairCheck"
+            assert [check for check in result.checks if check[3]] == [], f"what rank {rank} found"
+        checks = [check for result in results for check in result.checks]
+        pairs = {(rank, peer) for rank in range(ranks) for peer in range(ranks) if rank != peer} or {(0, 0)}
+        ops = {op for op, *_ in checks}
+        assert ops, "the self-test says nothing"
+        for op in ops:
+            assert {(rank, peer) for each, rank, peer, _ in checks if each == op} >= pairs, f"pairs of {op}"
+        for rank, result in enumerate(results):
+            assert ops <= {op for op, _ in result.begun}, f"operations that rank {rank} has announced"
+
+    def test_world_self_test_notices(self, pool: RankPool, world: tuple[jobs.Stack, int]) -> None:
+        """A machine on which no memory of a peer is reached does not pass."""
+        stack, ranks = world
+        if ranks == 1:
+            pytest.skip("a world of one has no peers")
+        stack = dataclasses.replace(stack, timeout_s=min(stack.timeout_s, 2.0))
+        results = self._optional(pool.run(jobs.self_test, ranks, stack, True), "self_test")
+        for rank in range(ranks):
+            about = [check for result in results for check in result.checks if rank in check[1:3] and check[3]]
+            assert about or any(result.error for result in results), f"nothing is wrong with rank {rank}, it says"
+
+    def test_world_clocks_are_compared(self, pool: RankPool, world: tuple[jobs.Stack, int]) -> None:
+        """Rank 0 is not ahead of itself, and two comparisons agree within the errors that they state."""
+        stack, ranks = world
+        for rank, (one, two) in enumerate(
+            self._optional(pool.run(jobs.compare_clocks, ranks, stack), "compare_clocks")
+        ):
+            for _, ahead, error in (one, two):
+                assert 0 <= error < 1, f"error of rank {rank} in seconds"
+                assert rank > 0 or abs(ahead) <= error, "rank 0 is ahead of itself"
+            passed = two[0] - one[0]
+            assert passed > 0, "time goes backwards"
+            drift = 1e-3 * passed
+            assert abs(two[1] - one[1]) <= one[2] + two[2] + drift, f"comparisons of rank {rank} contradict each other"
+
     # -- helpers ------------------------------------------------------------------------------------------------------
     def _check(self, results: Sequence[Seen], expected: Sequence[bytes], found: Sequence[bytes] = ()) -> None:
         """Compare what each rank has, what the others see of it, and what its kernel saw."""
@@ -272,6 +327,12 @@ class StackConformance:
                 assert content == expected[peer], f"memory of rank {peer}, as rank {rank} sees it"
             if found:
                 assert seen.local == found[rank], f"what the kernel of rank {rank} found"
+
+    def _optional(self, results: list[Any], member: str) -> list[Any]:
+        """Results of something that a backend need not have."""
+        if None in results:
+            pytest.skip(f"backend {self.backend!r} has no {member}")
+        return results
 
     def _check_calls(self, pool: RankPool, stack: jobs.Stack, ranks: int, form: str, name: str) -> None:
         """Judge the calls of one device function; all of them ran together, in the first test that wanted one."""
