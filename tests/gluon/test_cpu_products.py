@@ -60,7 +60,7 @@ def wgmma(
     b_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([K, N], dtype)
     acc = gl.convert_layout(load_matrix(c, M, N, blocked), layout)
     left = load_matrix(a, M, K, blocked)
-    if how == "transposed":
+    if how == "transposed" or dtype.primitive_bitwidth != 16:  # the instruction transposes 16-bit types only
         bt_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, K], dtype)
         b_memory = gl.allocate_shared_memory(dtype, [N, K], bt_layout, load_matrix(b, N, K, blocked)).permute([1, 0])
     else:
@@ -100,8 +100,8 @@ def run_wgmma(how, dtype=torch.float16, sum_dtype=torch.float32, m=64, n=64, k=6
     else:
         a, b, c = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype), torch.randn(m, n)
     c, out = c.to(sum_dtype), torch.zeros(m, n, dtype=sum_dtype)
-    given = b.T.contiguous() if how == "transposed" else b
     bits = torch.finfo(dtype).bits if dtype.is_floating_point else 8
+    given = b.T.contiguous() if how == "transposed" or bits != 16 else b
     wgmma[(1,)](a, given, c, out, m, n, k, 256 // bits, BLOCKED, how)
     product = a.double() @ b.double()
     expected = {"no accumulator": product, "twice": c.double() + 2 * product}.get(how, c.double() + product)
@@ -147,6 +147,9 @@ def test_hazards(how):
 @gluon.jit
 def bad_wgmma(what: gl.constexpr):
     v3: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 64, 16])
+    shallow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 64, 8])
+    deep: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 64, 32])
+    broad: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 128, 16])
     v2: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], instr_shape=[16, 8])
     blocked: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
     wide: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -175,6 +178,17 @@ def bad_wgmma(what: gl.constexpr):
         warpgroup_mma(a, gl.allocate_shared_memory(gl.float16, [64, 64], wide), acc)
     elif what == "sum type":
         warpgroup_mma(a, b, gl.zeros([64, 64], gl.bfloat16, v3))
+    elif what == "rows":
+        half = gl.allocate_shared_memory(gl.bfloat16, [32, 64], wide)
+        warpgroup_mma(half, b, gl.zeros([32, 64], gl.float32, v3))
+    elif what == "instruction":
+        warpgroup_mma(a, b, gl.zeros([64, 64], gl.float32, shallow))
+    elif what == "columns":
+        warpgroup_mma(a, b, gl.zeros([64, 64], gl.float32, broad))
+    elif what == "not transposed":
+        bytes_layout: gl.constexpr = gl.NVMMASharedLayout(64, 8, 2)
+        c = gl.allocate_shared_memory(gl.int8, [64, 64], bytes_layout)
+        warpgroup_mma(c, c, gl.zeros([64, 64], gl.int32, deep))
     elif what == "no deps":
         warpgroup_mma_wait(0)
 
@@ -188,7 +202,11 @@ REFUSED = {
     "inner size": "expected the last dimension of the first operand to be equal to the second-to-last dimension",
     "outer size": "expected the output shape to be the concatenation",
     "element types": "a is bf16 and b is fp16",
-    "sum type": "must be float16, float32 or int32, not bf16",
+    "sum type": "accumulator for bf16 must be fp32, not bf16",
+    "rows": "need a multiple of 64 rows",
+    "instruction": r"instr_shape must be \[16, 8 to 256 and a power of 2, 16\] for operands of 16 bits, not",
+    "columns": "the instruction has 128 columns",
+    "not transposed": "with operands of type int8 the inner dimension of both must be the contiguous one: b has",
     "no deps": "warpgroup_mma_wait deps must be given",
 }
 
@@ -199,7 +217,7 @@ def test_layouts_and_types_of_wgmma(what):
         bad_wgmma[(1,)](what)
 
 
-@pytest.mark.parametrize("what", ["inner size", "outer size", "no deps"])
+@pytest.mark.parametrize("what", ["inner size", "outer size", "no deps", "rows"])
 def test_the_compiler_refuses_the_same(what):
     """The other cases end the compiler's process, or it does not look."""
     with pytest.raises((triton.CompilationError, RuntimeError)):

@@ -55,6 +55,12 @@ tma_load = getattr(_hopper.tma, "async_load", None) or _hopper.tma.async_copy_gl
 tma_store = getattr(_hopper.tma, "async_store", None) or _hopper.tma.async_copy_shared_to_global
 """The builtin that begins to copy a block from shared to global memory by TMA."""
 
+group_copy = getattr(_hopper.async_copy, "async_load", None) or _hopper.async_copy.async_copy_global_to_shared
+"""The builtin that begins to copy elements from global to shared memory by cp.async."""
+
+mfmas = (gl.amd.cdna3.mfma, gl.amd.cdna4.mfma)
+"""The builtins for AMD's matrix instructions; the same one in some versions."""
+
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 """The builtin that synchronises the threads of a program."""
 

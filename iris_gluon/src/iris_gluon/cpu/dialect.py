@@ -10,6 +10,7 @@ from iris_gluon.cpu import program
 from iris_gluon.cpu.builder import GluonBuilder
 from iris_gluon.cpu.cta import Cta
 from iris_gluon.cpu.memory_ops import scalar
+from iris_gluon.cpu.registers import check_group_copy, check_mfma, check_mma_v2
 from iris_gluon.cpu.semantic import CpuGluonSemantic
 from iris_gluon.cpu.tma import Descriptor
 from iris_gluon.cpu.wgmma import check_operands
@@ -17,6 +18,7 @@ from iris_triton import _compat as _triton
 from iris_triton.cpu.calls import Dialect
 from iris_triton.cpu.operators import unwrap
 from iris_triton.cpu.state import current
+from iris_triton.cpu.typefacts import undecided_layouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,13 +42,15 @@ class GluonDialect(Dialect):
         # Triton's arange has no layout: the semantic layer says so, which a cached one would not.
         self._handlers[_triton.core.arange] = self._make_handler(_triton.core.arange)
         self._handlers[_compat.core.arange] = self._arange_with_layout
-        product = _compat.hopper.warpgroup_mma
-        self._handlers[product] = functools.partial(self._warpgroup_mma, self._make_handler(product))
-
-    @staticmethod
-    def _warpgroup_mma(multiply: Callable[..., Any], a: Any, b: Any, acc: Any, **named: Any) -> Any:
-        check_operands(a, b, acc, program.num_warps())
-        return multiply(a, b, acc, **named)
+        undecided_layouts.add(_compat.layouts.AutoLayout)
+        checks = [
+            (_compat.hopper.warpgroup_mma, lambda a, b, acc: check_operands(a, b, acc, program.num_warps())),
+            (_compat.hopper.mma_v2, check_mma_v2),
+            *((mfma, check_mfma) for mfma in _compat.mfmas),
+            (_compat.group_copy, lambda memory, pointer, mask: check_group_copy(pointer)),
+        ]
+        for builtin, check in checks:
+            self._handlers[builtin] = functools.partial(_checked, check, self._make_handler(builtin))
 
     def _arange_with_layout(self, start: Any, end: Any, layout: Any = None) -> Any:
         layout = unwrap(layout)
@@ -85,6 +89,10 @@ class GluonDialect(Dialect):
         type_ = _compat.core.block_type(element, list(block))
         return _compat.hopper.tma.tensor_descriptor(handle, shape, strides, type_, value.layout)
 
+    def constant(self, value: Any) -> Any:
+        # Functions are told from those that the kernel names, as gl.warp_specialize takes only these.
+        return _compat.constexpr(value) if isinstance(value, _triton.JITCallable) else value
+
     def run_program(self, body: Callable[..., Any], arguments: dict[str, Any]) -> None:
         outer = current.program
         cta = Cta(outer, program.launched_warps(), current.launch)
@@ -97,6 +105,17 @@ class GluonDialect(Dialect):
 
     def block_type(self, scalar: Any, shape: tuple[int, ...]) -> Any:
         return _compat.distributed_type(scalar, list(shape), _compat.layouts.AutoLayout())
+
+
+def _checked(
+    check: Callable[[Any, Any, Any], None], run: Callable[..., Any], first: Any, second: Any, third: Any = None,
+    *rest: Any, **named: Any
+) -> Any:  # fmt: skip
+    """Call a builtin after a check of its first three operands."""
+    check(first, second, named.get("acc", third))
+    if third is None:
+        return run(first, second, *rest, **named)
+    return run(first, second, third, *rest, **named)
 
 
 @functools.cache

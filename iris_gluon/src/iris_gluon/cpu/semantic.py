@@ -15,6 +15,7 @@ from iris_gluon.cpu import program
 from iris_gluon.cpu.builder import LaidOut
 from iris_gluon.cpu.inference import ask_compiler, linear_layout, memory_layout
 from iris_gluon.cpu.memory_ops import partition
+from iris_gluon.cpu.source import here
 from iris_triton.cpu.operators import unwrap
 from iris_triton.cpu.semantic import ArrayRegions
 from iris_triton.cpu.values import wrap_handle
@@ -43,6 +44,7 @@ class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[mis
 
     def convert_layout(self, value: Any, layout: Any, assert_trivial: bool = False) -> Any:
         self.check_layout(layout)
+        _check_decided("convert_layout", value)
         result = super().convert_layout(value, layout)
         if assert_trivial and not self._same_places(value.type.layout, layout, value.type.shape):
             raise TypeError(
@@ -110,7 +112,27 @@ class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[mis
         self._check_same_layout(inputs)
         if any(value.type.shape != shape for value in inputs):
             raise ValueError("all reduction inputs must have the same shape")
+        if len(shape) == 1:
+            _check_decided("a reduction to a scalar", *inputs)
         return self.reduce_arrays(inputs, axis, region_builder_fn)
+
+    # -- blocks whose layout nothing says -----------------------------------------------------------------------------
+    def store(self, ptr: Any, val: Any, mask: Any, *options: Any) -> Any:
+        if _has_auto_layout(ptr) and all(_has_auto_layout(each) or not _is_block(each) for each in (val, mask)):
+            _check_decided("store", ptr)
+        return super().store(ptr, val, mask, *options)
+
+    def device_print(self, prefix: str, args: Any, hex: bool) -> Any:
+        _check_decided("device_print", *args)
+        return super().device_print(prefix, args, hex)
+
+    def shared_store(self, mem_desc: Any, value: Any) -> None:
+        _check_decided("a store to shared memory", value)
+        super().shared_store(mem_desc, value)
+
+    def allocate_shared(self, element_ty: Any, shape: Any, layout: Any, value: Any) -> Any:
+        _check_decided("a store to shared memory", value)
+        return super().allocate_shared(element_ty, shape, layout, value)
 
     # -- shared memory ------------------------------------------------------------------------------------------------
     def shared_load(self, mem_desc: Any, layout: Any) -> Any:
@@ -131,6 +153,13 @@ class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[mis
         self, functions_and_args: Any, worker_num_warps: Any, worker_num_regs: Any, generator: Any
     ) -> Any:
         """Run the first function here and the others beside it; see `iris_gluon.cpu.cta`."""
+        for function, _ in functions_and_args:
+            if isinstance(function, _compat.constexpr):
+                name = getattr(function.value, "__name__", function.value)
+                raise TypeError(
+                    f"{here()}: gl.warp_specialize cannot compile {name}, which is a constexpr argument of the kernel: "
+                    "write the name of the function itself"
+                )
         pairs = [(unwrap(function), arguments) for function, arguments in functions_and_args]
         for _, arguments in pairs:
             if not isinstance(arguments, (tuple, _compat.core.tuple)):
@@ -191,6 +220,28 @@ def _laid_out(tensor: Any) -> Any:
     if layout is None:
         return tensor
     return wrap_handle(LaidOut(tensor.handle.data, tensor.handle.dtype, layout), tensor.type)
+
+
+def _is_block(value: Any) -> bool:
+    return isinstance(value, _compat.tensor) and value.type.is_block()
+
+
+def _has_auto_layout(value: Any) -> bool:
+    return _is_block(value) and isinstance(value.type.layout, _layouts.AutoLayout)
+
+
+def _check_decided(doing: str, *values: Any) -> None:
+    """What a pass of the compiler finds: a block that gets no layout from what is done with it.
+
+    The compiler looks from gl.set_auto_layout, and from operations beside blocks with a layout, back to where a block
+    comes from.  Such a use leads back to neither.
+    """
+    for value in values:
+        if _is_block(value) and isinstance(value.type.layout, _compat.AutoLayouts):
+            raise ValueError(
+                f"{here()}: {doing} of a block without a layout ({value.type.layout}), which the compiler cannot "
+                "infer: give gl.arange or gl.full a layout, or call gl.set_auto_layout before"
+            )
 
 
 def _bases(linear: Any) -> tuple[Any, ...]:

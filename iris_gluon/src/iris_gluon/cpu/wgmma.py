@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 _layouts = _compat.layouts
 _WARPGROUP = 4
-_ACCUMULATORS = ("fp16", "fp32", "int32")
+_ROWS = 64
+_SUMS = {
+    "fp16": ("fp16", "fp32"), "bf16": ("fp32",), "fp32": ("fp32",), "fp8e4nv": ("fp16", "fp32"),
+    "fp8e5": ("fp16", "fp32"), "int8": ("int32",), "uint8": ("int32",),
+}  # fmt: skip
+"""Types of operands, and of the sums that the instruction makes of them; see PTX, wgmma.mma_async."""
 
 
 class Accumulator(Handle):
@@ -80,8 +85,11 @@ def check_operands(a: Any, b: Any, accumulator: Any, warps: int) -> None:
                 )
     if a.dtype != b.dtype and not (a.dtype.is_fp8() and b.dtype.is_fp8()):
         raise _bad(line, f"a is {a.dtype} and b is {b.dtype}")
-    if str(type_.scalar) not in _ACCUMULATORS:
-        raise _bad(line, f"the accumulator must be float16, float32 or int32, not {type_.scalar}")
+    sums = _SUMS.get(str(a.dtype))
+    if sums is None:
+        raise _bad(line, f"there is no wgmma for operands of type {a.dtype}")
+    if str(type_.scalar) not in sums:
+        raise _bad(line, f"the accumulator for {a.dtype} must be {' or '.join(sums)}, not {type_.scalar}")
     (m, k), (k_b, n), shape = _shape(a), _shape(b), _shape(type_)
     if k != k_b:
         raise _bad(
@@ -95,6 +103,32 @@ def check_operands(a: Any, b: Any, accumulator: Any, warps: int) -> None:
             "expected the output shape to be the concatenation of the last dimension of the first operand and the last "
             f"dimension of the second, got {list(shape)} for {[m, n]}",
         )
+    _check_instruction(line, list(layout.instr_shape), (m, n, k), a.dtype.primitive_bitwidth)
+    if a.dtype.primitive_bitwidth != 16:
+        for name, operand, wanted in (("a", a, False), ("b", b, True)):
+            if isinstance(operand, _compat.core.shared_memory_descriptor) and operand.layout.transposed != wanted:
+                raise _bad(
+                    line,
+                    f"with operands of type {a.dtype} the inner dimension of both must be the contiguous one: {name} "
+                    f"has {operand.layout}" + ("; store it as [N, K] and use its .permute([1, 0])" if wanted else ""),
+                )
+
+
+def _check_instruction(line: Line, instruction: list[int], shape: tuple[int, int, int], bits: int) -> None:
+    m, n, k = shape
+    rows, columns, depth = instruction if len(instruction) == 3 else (0, 0, 0)
+    if rows != 16 or depth * bits != 256 or not 8 <= columns <= 256 or columns & (columns - 1):
+        raise _bad(
+            line,
+            f"instr_shape must be [16, 8 to 256 and a power of 2, {256 // bits}] for operands of {bits} bits, not "
+            f"{instruction}",
+        )
+    if m % _ROWS:
+        raise _bad(line, f"a and the accumulator need a multiple of {_ROWS} rows, which a warpgroup shares, not {m}")
+    if n % columns:
+        raise _bad(line, f"the instruction has {columns} columns (instr_shape {instruction}), b has {n}")
+    if k % depth:
+        raise _bad(line, f"the instruction's inner dimension is {depth} for operands of {bits} bits, that of a is {k}")
 
 
 def _shape(value: Any) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from iris_triton.cpu.rewrite import rewrite
 from iris_triton.cpu.semantic import CpuSemantic
 from iris_triton.cpu.state import program_info
 from iris_triton.cpu.typefacts import block_type
-from iris_triton.cpu.values import numpy_dtype, wrap
+from iris_triton.cpu.values import element_nbytes, numpy_dtype, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,6 +95,10 @@ class Dialect:
             convert: converts the tensors and numbers in it.
         """
         return NotImplemented
+
+    def constant(self, value: Any) -> Any:
+        """What a kernel gets for a constexpr argument."""
+        return value
 
     def run_program(self, body: Callable[..., Any], arguments: dict[str, Any]) -> None:
         """Run one program of a launch."""
@@ -292,14 +296,54 @@ def _call_builtin(body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _hint(name: str, value: Any, values: Any) -> Any:
-    """tl.multiple_of and the like: checked for form, without effect."""
+    """tl.multiple_of and the like: checked for form, and for truth where loads and stores go by them."""
     values = unwrap(values)
     numbers = [unwrap(n) for n in (values if isinstance(values, (tuple, list, tl.tuple)) else [values])]
     if not all(isinstance(n, int) for n in numbers):
         raise TypeError(f"tl.{name} needs constant integers, got {numbers}")
     if len(numbers) != max(1, len(value.shape)):
         raise ValueError(f"tl.{name} needs one number per dimension of shape {list(value.shape)}, got {numbers}")
+    # Of integers more is promised than is meant: tl.max_contiguous(row % rows, BLOCK), `rows` being no multiple of it.
+    if isinstance(value, _Tensor) and value.dtype.is_ptr():
+        check = _PROMISES.get(name)
+        for axis, number in enumerate(numbers):
+            if check is not None and number > 1:
+                check(value.handle.data, axis, number, element_nbytes(value.dtype.element_ty))
     return value
+
+
+def _neighbours(addresses: Any, axis: int, step: int) -> Any:
+    """Which elements lie right behind the one before them along an axis; False for the first ones."""
+    moved = np.moveaxis(addresses, axis, -1)
+    behind = np.zeros(moved.shape, np.bool_)
+    behind[..., 1:] = moved[..., 1:] == moved[..., :-1] + np.uint64(step)
+    return moved, behind
+
+
+def _check_multiple(addresses: Any, axis: int, number: int, step: int) -> None:
+    """As the compiler takes it: the first element of every run of neighbours is a multiple."""
+    moved, behind = _neighbours(addresses, axis, step)
+    wrong = moved[~behind & (moved % np.uint64(number) != 0)]
+    if wrong.size:
+        raise AssertionError(
+            f"tl.multiple_of, or a hint, promises addresses that are multiples of {number} bytes: {int(wrong[0]):#x} "
+            f"is {int(wrong[0]) % number} bytes behind one"
+        )
+
+
+def _check_contiguous(addresses: Any, axis: int, number: int, step: int) -> None:
+    """Groups of so many elements are neighbours."""
+    moved, behind = _neighbours(addresses, axis, step)
+    places = np.broadcast_to(np.arange(moved.shape[-1]) % number != 0, moved.shape)
+    if not behind[places].all():
+        first = int(np.flatnonzero((places & ~behind).reshape(-1))[0])
+        raise AssertionError(
+            f"tl.max_contiguous, or a hint, promises groups of {number} neighbouring elements along axis {axis}: "
+            f"{int(moved.reshape(-1)[first]):#x} is not {step} bytes behind {int(moved.reshape(-1)[first - 1]):#x}"
+        )
+
+
+_PROMISES = {"multiple_of": _check_multiple, "max_contiguous": _check_contiguous}
 
 
 def _static_range(first: Any, second: Any = None, step: Any = None) -> Any:

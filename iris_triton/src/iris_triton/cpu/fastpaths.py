@@ -72,7 +72,7 @@ class FastPaths:
         if hints or pointer.__class__ is not _Tensor or value.__class__ is not _Tensor:
             return NotImplemented
         facts = facts_of(pointer.type)
-        if facts.kind != POINTER or facts.element is None or facts.scalar.is_const():
+        if not facts.storable:
             return NotImplemented
         given = facts_of(value.type)
         if given.scalar is not facts.element and given.scalar != facts.element:

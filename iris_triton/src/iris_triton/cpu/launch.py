@@ -217,7 +217,7 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
     values = {
         name: value.value
         if isinstance(value, tl.constexpr)
-        else value
+        else dialect.constant(value)
         if name in plan.constexprs
         else value
         if name not in plan.fixed and _is_one(value)

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 SLOW, BOOL, INT, UNSIGNED, FLOAT, HALF, POINTER = range(7)
 
 
+undecided_layouts: set[type] = set()
+"""Classes of layouts that a pass of a compiler chooses later; who stores through pointers with one asks the semantic
+layer, which knows whether it can."""
+
+
 class Form:
     """What the block types of different elements share: shape, and layout in a language that has them.
 
@@ -72,7 +77,7 @@ def joint_form(left: Form, right: Form) -> Form | None:
 class TypeFacts:
     """What the fast paths need to know of a type; kept on the type object."""
 
-    __slots__ = ("blocks", "element", "form", "kind", "number", "numpy", "pointee", "scalar", "step")
+    __slots__ = ("blocks", "element", "form", "kind", "number", "numpy", "pointee", "scalar", "step", "storable")
 
     def __init__(self, type_: Any) -> None:
         scalar = type_.scalar
@@ -83,6 +88,7 @@ class TypeFacts:
         self.blocks: dict[Form, Any] = {}
         self.step = 0
         self.number: type[Any] | None = None  # numpy type of Python numbers next to this one
+        self.storable = False  # whether a value of the pointee's type can be stored as it is
         self.element: Any = None  # what is loaded through a pointer, if it can be loaded as it is
         if scalar.is_ptr():
             self.kind = SLOW if scalar.element_ty.is_block() else POINTER
@@ -92,6 +98,8 @@ class TypeFacts:
                     self.element = scalar.element_ty
                     self.numpy = numpy_dtype(self.element)
                     self.pointee = facts_of(self.element)
+                    decided = self.form is None or type(self.form.layout) not in undecided_layouts
+                    self.storable = decided and not scalar.is_const()
         elif scalar.is_int1():
             self.kind = BOOL
         elif scalar.is_int():
