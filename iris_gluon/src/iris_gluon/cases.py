@@ -166,6 +166,46 @@ def synchronise(
 
 
 @gluon.jit
+def order(
+    op: gl.constexpr, method: gl.constexpr, x, flags, context, me, peer, value, sem: gl.constexpr,
+    scope: gl.constexpr, W: gl.constexpr, BLOCK: gl.constexpr
+):  # fmt: skip
+    """One signal, wait or put_signal with an order and a scope."""
+    i = gl.arange(0, BLOCK, layout=default_layout([BLOCK], vector=_per_access(x.dtype.element_ty)))
+    ctx = IrisDeviceCtx.initialize(context)
+    bases = context + 2
+    if op == "signal":
+        if method:
+            ctx.signal(flags, value, peer, sem=sem, scope=scope)
+        else:
+            language.signal(flags, value, me, peer, bases, sem=sem, scope=scope)
+    elif op == "signal_add":
+        if method:
+            ctx.signal(flags, value, peer, "add", sem, scope)
+        else:
+            language.signal(flags, value, me, peer, bases, "add", sem, scope)
+    elif op == "put_signal":
+        if method:
+            ctx.put_signal(x + i, x + BLOCK + i, flags, value, peer, sem=sem, scope=scope)
+        else:
+            language.put_signal(x + i, x + BLOCK + i, flags, value, me, peer, bases, sem=sem, scope=scope)
+    elif op == "wait":
+        if method:
+            seen = ctx.wait(flags, value, "ge", sem, scope)
+        else:
+            seen = language.wait(flags, value, "ge", sem, scope)
+        gl.store(flags + W, seen)
+    else:
+        gl.static_assert(op == "wait_block", "order knows no such operation")
+        each = gl.arange(0, W, layout=default_layout([W]))
+        if method:
+            seen = ctx.wait(flags + each, value, "ge", sem, scope)
+        else:
+            seen = language.wait(flags + each, value, "ge", sem, scope)
+        gl.store(flags + W + each, seen)
+
+
+@gluon.jit
 def from_argument(IrisDeviceCtx: gl.constexpr, context, x):
     """The form of the reference system: the class is an argument."""
     ctx = IrisDeviceCtx.initialize(context)
@@ -194,6 +234,7 @@ _KERNELS = {
     _triton.move: move,
     _triton.atomic: atomic,
     _triton.synchronise: synchronise,
+    _triton.order: order,
     _tiles.tile_collective: tile_collective,
 }
 

@@ -157,6 +157,46 @@ def synchronise(
 
 
 @triton.jit
+def order(
+    op: tl.constexpr, method: tl.constexpr, x, flags, context, me, peer, value, sem: tl.constexpr,
+    scope: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """One signal, wait or put_signal with an order and a scope."""
+    i = tl.arange(0, BLOCK)
+    ctx = DeviceContext.from_tensor(context, W)
+    bases = context + 2
+    if op == "signal":
+        if method:
+            ctx.signal(flags, value, peer, sem=sem, scope=scope)
+        else:
+            language.signal(flags, value, me, peer, bases, sem=sem, scope=scope)
+    elif op == "signal_add":
+        if method:
+            ctx.signal(flags, value, peer, "add", sem, scope)
+        else:
+            language.signal(flags, value, me, peer, bases, "add", sem, scope)
+    elif op == "put_signal":
+        if method:
+            ctx.put_signal(x + i, x + BLOCK + i, flags, value, peer, sem=sem, scope=scope)
+        else:
+            language.put_signal(x + i, x + BLOCK + i, flags, value, me, peer, bases, sem=sem, scope=scope)
+    elif op == "wait":
+        if method:
+            seen = ctx.wait(flags, value, "ge", sem, scope)
+        else:
+            seen = language.wait(flags, value, "ge", sem, scope)
+        tl.store(flags + W, seen)
+    else:
+        tl.static_assert(op == "wait_block", "order knows no such operation")
+        each = tl.arange(0, W)
+        if method:
+            seen = ctx.wait(flags + each, value, "ge", sem, scope)
+        else:
+            seen = language.wait(flags + each, value, "ge", sem, scope)
+        tl.store(flags + W + each, seen)
+
+
+@triton.jit
 def initialize(x, context, rank: tl.constexpr, W: tl.constexpr):
     """The form of the reference system: the rank is a constexpr."""
     ctx = DeviceContext.initialize(context, rank, W)
@@ -277,6 +317,44 @@ def _synchronisation() -> list[CompileCase]:
     return cases
 
 
+def _orders() -> list[CompileCase]:
+    """Every sem and scope of signal, wait and put_signal; what they do not ask for must not be there."""
+    cases = []
+    for op in ("signal", "signal_add", "put_signal", "wait", "wait_block"):
+        strong, verb, fence = ("acquire", "ld", "buffer_inv") if "wait" in op else ("release", "st", "buffer_wbl2")
+        for sem, scope in ((strong, "gpu"), ("relaxed", "gpu"), ("relaxed", "sys")):
+            if op == "signal_add":
+                access = rf"(atom|red)\.global\.{scope}\.{sem}\.add\."
+            else:
+                access = rf"{verb}\.{sem}\.{scope}\.global\.b"
+            if sem == "relaxed":
+                expect = {_CUDA: (access, _without(rf"\.{strong}\.")), _HIP: (_without(fence),)}
+            elif op == "wait_block":  # of a larger scope, see iris_triton.flags
+                expect = {_CUDA: (access, _without(rf"\.{strong}\.sys\.")), _HIP: (_HIP_ACQUIRE,)}
+            else:
+                expect = {
+                    _CUDA: (access, _without(rf"\.{strong}\.sys\.")),
+                    _HIP: (f"{fence} sc1", _without(f"{fence} sc0 sc1")),
+                }
+            # a relaxed wait as a function: by the method it is bounded, and would report by an atomic of its own
+            method = sem == strong if strong == "acquire" else scope == "sys"
+            cases.append(
+                CompileCase(
+                    name=f"{op}-{sem}-{scope}-{'method' if method else 'function'}",
+                    kernel=order,
+                    args=(op, method, torch.float32, torch.int64, torch.int64, 3, 5, 7, sem, scope),
+                    kwargs={"W": _WORLD, "BLOCK": _BLOCK},
+                    expect=expect,
+                )
+            )
+    return cases
+
+
+def _without(pattern: str) -> str:
+    """A pattern that holds where the other one occurs nowhere."""
+    return rf"\A(?![\s\S]*{pattern})"
+
+
 def compile_cases() -> list[CompileCase]:
     """Return cases for every device function in representative element types, intrinsics, tiles and collectives."""
     others = [
@@ -298,4 +376,4 @@ def compile_cases() -> list[CompileCase]:
         ),
     ]
     shared = tiles.compile_cases() + collectives.compile_cases() + operations.compile_cases()
-    return _moves() + _atomics() + _synchronisation() + others + shared
+    return _moves() + _atomics() + _synchronisation() + _orders() + others + shared

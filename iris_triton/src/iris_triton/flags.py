@@ -11,7 +11,7 @@ Both forms end a wait that is bounded, and describe it in the status words (`iri
 
 import triton
 import triton.language as tl
-from triton.language.target_info import is_cuda
+from triton.language.target_info import is_cuda, is_hip
 
 from iris_core import device_context as _layout
 from iris_triton.intrinsics import uniform_clock_ns
@@ -225,6 +225,16 @@ def _holds(seen, expected, cmp: tl.constexpr):
         return (seen - expected) >= 0
 
 
+@triton.constexpr_function
+def _scope_that_acquires(block, sem, scope, on_amd):
+    """The scope, or a larger one where the compiler would forget to acquire.
+
+    For AMD, Triton makes an atomic at device scope on a block of a kernel's own tensor one that addresses a buffer, and
+    emits a release in place of the acquire (3.6 and 3.7).
+    """
+    return "sys" if block and on_amd and sem == "acquire" else scope
+
+
 @triton.jit
 def poll(pointer, sem: tl.constexpr, scope: tl.constexpr):
     """Look at the flags once.
@@ -232,7 +242,8 @@ def poll(pointer, sem: tl.constexpr, scope: tl.constexpr):
     Adding nothing is the form that is uniform: one thread looks and tells the others, so no two of them disagree on
     whether to look again.
     """
-    return tl.atomic_add(pointer, spread(0, pointer), sem=sem, scope=scope)
+    where: tl.constexpr = _scope_that_acquires(pointer.type.is_block(), sem, scope, is_hip())
+    return tl.atomic_add(pointer, spread(0, pointer), sem=sem, scope=where)
 
 
 @triton.jit
