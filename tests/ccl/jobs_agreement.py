@@ -1,0 +1,211 @@
+"""Rank jobs of test_agreement: ranks that do not call alike, plans that only some can make, kinds without end."""
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from iris_core import Iris
+from iris_core.ccl import Config, kinds
+from iris_core.errors import IrisError, UnsupportedError
+
+
+def said_by(call):
+    """What a call raises, as text; empty if nothing."""
+    try:
+        call()
+    except (IrisError, TypeError, ValueError) as e:
+        return f"{type(e).__name__}: {e}"
+    return ""
+
+
+def total(ctx, count=6, **how):
+    """The sum of 1 and 2 over two ranks, off the heap."""
+    out = torch.zeros(count, device=ctx.device)
+    ctx.ccl.all_reduce(out, torch.full((count,), ctx.cur_rank + 1.0, device=ctx.device), **how)
+    return out.unique().tolist()
+
+
+def lazy_views(device):
+    """Conjugated and negated tensors after calls with ordinary ones of the same kind."""
+    said = {}
+    with Iris("8MiB", device=device) as ctx:
+        numbers = torch.full((4,), complex(1, 2), device=device)
+        gathered = torch.zeros(4 * ctx.num_ranks, dtype=torch.complex64, device=device)
+        ctx.ccl.all_gather(gathered, numbers)
+        said["conjugate"] = said_by(lambda: ctx.ccl.all_gather(gathered, numbers.conj()))
+        one, other = torch.zeros_like(numbers), torch.zeros_like(numbers)
+        ctx.ccl.all_reduce(one.imag, numbers.imag)
+        said["negative input"] = said_by(lambda: ctx.ccl.all_reduce(one.imag, numbers.conj().imag))
+        said["negative output"] = said_by(lambda: ctx.ccl.all_reduce(other.conj().imag, numbers.imag))
+        ctx.ccl.broadcast(numbers)
+        said["broadcast"] = said_by(lambda: ctx.ccl.broadcast(numbers.conj()))
+        ctx.barrier()
+        return said, one.imag.tolist(), other.tolist()
+
+
+def one_cannot_prepare(device, where):
+    """Rank 1 fails while plans are made, before or after the others ask for memory; afterwards all go on."""
+    with Iris("24MiB", device=device) as ctx:
+        total(ctx, 3)
+        algorithm = ctx.ccl._binder._algorithms()._by_op["all_reduce"]["two_shot"]
+        own = algorithm.prepare
+
+        def prepare(request, context):
+            plan = None if where == "before" else own(request, context)
+            if ctx.cur_rank == 1:
+                raise UnsupportedError("no room here") if where == "no room" else MemoryError("out of memory here")
+            return plan or own(request, context)
+
+        algorithm.prepare = prepare
+        config = Config(algorithm="two_shot")
+        said = said_by(lambda: total(ctx, 40_001, config=config))
+        algorithm.prepare = own
+        return said, total(ctx, 40_001, config=config), total(ctx, 3)
+
+
+def next_candidate(device):
+    """What is chosen has no room on rank 1; another one serves the call on all, now and when it is prepared again."""
+    with Iris("24MiB", device=device) as ctx:
+        inp, out = torch.ones(40_003, device=device), torch.zeros(40_003, device=device)
+        first = ctx.ccl.explain("all_reduce", out, inp).algorithm
+        algorithm = ctx.ccl._binder._algorithms()._by_op["all_reduce"][first]
+        own = algorithm.prepare
+
+        def prepare(request, context):
+            if ctx.cur_rank == 1:
+                raise UnsupportedError("no room here")
+            return own(request, context)
+
+        algorithm.prepare = prepare
+        ctx.ccl.all_reduce(out, inp)
+        algorithm.prepare = own
+        found = [out.unique().tolist()]
+        after = ctx.ccl.explain("all_reduce", out, inp)
+        if ctx.cur_rank == 0:  # alone: the others know a plan
+            ctx.ccl._bound.clear()
+        ctx.ccl.all_reduce(out, inp)
+        found.append(out.unique().tolist())
+        ctx.barrier()
+        return first, after.algorithm, str(after), found
+
+
+def orders_of_a_group(device):
+    """Rank 1 names the group's members in another order; then all go on, with either order, named in either way."""
+    with Iris("8MiB", device=device) as ctx:
+        said = [said_by(lambda: total(ctx, group=[0, 1] if ctx.cur_rank == 0 else [1, 0]))]
+        said.append(said_by(lambda: ctx.ccl.team((0, 1) if ctx.cur_rank == 0 else (1, 0)) and total(ctx)))
+        sums = [total(ctx), total(ctx, group=[1, 0]), total(ctx, group=(0, 1)), total(ctx, group=dist.group.WORLD)]
+        ctx.barrier()
+        return said, sums
+
+
+def nothing_on_one(device):
+    """A tensor that is empty on one rank only; and a config that asks of nothing what there is not."""
+    with Iris("8MiB", device=device) as ctx:
+        said = said_by(lambda: total(ctx, 4 * (1 - ctx.cur_rank)))
+        magic = said_by(lambda: total(ctx, 0, config=Config(algorithm="magic")))
+        return said, magic, total(ctx, 0), total(ctx, 4)
+
+
+def known_kinds(device):
+    """Calls that both ranks know, but that differ; after a reset all go on."""
+    with Iris("8MiB", device=device) as ctx:
+        config = Config(algorithm="one_shot")
+        total(ctx, 4, config=config)
+        total(ctx, 8, config=config)
+        ctx.barrier()
+        total(ctx, 4 + 4 * ctx.cur_rank, config=config)
+        said = said_by(ctx.barrier)
+        ctx.ccl.reset()
+        return said, total(ctx, 4, config=config), said_by(ctx.barrier)
+
+
+def messages_that_differ(device):
+    """Messages that are not what the receiver expects, of one piece and of several, and of nothing; then right ones."""
+    said, wrong = [], []
+    with Iris("24MiB", device=device) as ctx:
+        piece = ctx.ccl.team((0, 1)).mail.nbytes // 4
+        f32, i32 = torch.float32, torch.int32
+        pairs = [((10, f32), (5, f32)), ((10, f32), (10, i32)), ((piece, f32), (7, f32)), ((3, f32), (piece, f32))]
+        pairs += [((5, f32), (0, f32)), ((0, f32), (5, f32))]
+        for number, (sent, expected) in enumerate(pairs):
+            count, dtype = sent if ctx.cur_rank == 0 else expected
+            tensor = torch.full((count,), 1 + number, dtype=dtype, device=device)
+            ctx.ccl.send(tensor, 1) if ctx.cur_rank == 0 else ctx.ccl.recv(tensor, 0)
+            if not (tensor == 1 + number).all():
+                wrong.append(f"message {number}: the tensor was changed")
+            right = torch.full((9,), (ctx.cur_rank == 0) * (50.0 + number), device=device)
+            ctx.ccl.send(right, 1, config=Config(comm_sms=3)) if ctx.cur_rank == 0 else ctx.ccl.recv(right, 0)
+            if right.unique().tolist() != [50.0 + number]:
+                wrong.append(f"after message {number} came {right.tolist()}")
+            said.append(said_by(ctx.barrier))
+    return said, wrong
+
+
+def splits_that_differ(device):
+    """Split sizes that do not fit together: what a rank knows by itself, and what only the device can tell."""
+    with Iris("8MiB", device=device) as ctx:
+        rank = ctx.cur_rank
+
+        def exchange(given, taken):
+            inp, out = (
+                torch.full((sum(rows), 3), rank + n, device=device) for n, rows in ((1.0, given), (-9.0, taken))
+            )
+            ctx.ccl.all_to_all(out, inp, input_split_sizes=given, output_split_sizes=taken)
+            return out[:, 0].tolist()
+
+        own = said_by(lambda: exchange([3, 3], [5, 5]))
+        exchange([2, 4], [2, 4]) if rank == 0 else exchange(
+            [3, 2], [3, 2]
+        )  # rank 0 takes 4 of the 3 rows that there are
+        differing = said_by(ctx.barrier)
+        right = exchange([2, 4], [2, 3]) if rank == 0 else exchange([3, 2], [4, 2])
+        return own, differing, right, said_by(ctx.barrier)
+
+
+def accepted(device):
+    """Arguments as torch and numpy have them; results."""
+    with Iris("8MiB", device=device) as ctx:
+        rank, found = ctx.cur_rank, {}
+        found["object"] = total(ctx, op=dist.ReduceOp(dist.ReduceOp.MAX))
+        tensor = torch.full((3,), float(rank), device=device)
+        ctx.ccl.broadcast(tensor, np.int64(1))
+        found["root"] = tensor.tolist()
+        inp, out = torch.arange(4.0, device=device) + 10 * rank, torch.zeros(4, device=device)
+        ctx.ccl.all_to_all(out, inp, input_split_sizes=[], output_split_sizes=[])
+        found["no splits"] = out.tolist()
+        tensor = torch.ones(1, device=device).expand(4) if rank == 0 else torch.zeros(4, device=device)
+        ctx.ccl.broadcast(tensor)
+        found["expanded"] = tensor.tolist()
+        small = torch.full((2,), 200, dtype=torch.uint8, device=device)
+        ctx.ccl.all_reduce(small, small, "avg")
+        found["average"] = small.tolist()
+        found["no tensor"] = said_by(lambda: ctx.ccl.send(None, 1 - rank))
+        ctx.barrier()
+        return found
+
+
+def kinds_without_end(device):
+    """Lengths and split sizes that vary; what is known of them stays bounded, and what was dropped works again."""
+    wrong, sizes = [], []
+    whole, kinds.GENERATION = kinds.GENERATION, 8
+    try:
+        with Iris("24MiB", device=device) as ctx:
+            rank = ctx.cur_rank
+            for turn in range(60):
+                length = 1 + turn % 40
+                if total(ctx, length) != [3.0]:
+                    wrong.append(f"length {length}, call {turn}")
+                given = [1 + (turn + rank) % 7, 2 + turn % 3 + rank]
+                taken = [1 + turn % 7, 1 + (turn + 1) % 7] if rank == 0 else [2 + turn % 3, 3 + turn % 3]
+                inp = torch.full((sum(given), 2), turn + 100.0 * rank, device=device)
+                out = torch.zeros(sum(taken), 2, device=device)
+                ctx.ccl.all_to_all(out, inp, input_split_sizes=given, output_split_sizes=taken)
+                want = torch.tensor([float(turn)] * taken[0] + [turn + 100.0] * taken[1])
+                if not torch.equal(out[:, 1].cpu(), want):
+                    wrong.append(f"splits of call {turn}: {out[:, 1].tolist()}")
+                sizes.append(ctx.ccl._bound.total)
+            ctx.barrier()
+    finally:
+        kinds.GENERATION = whole
+    return wrong, max(sizes)

@@ -1,0 +1,155 @@
+"""Ranks that do not call alike, plans that only some can make, kinds of calls without end."""
+
+import jobs_agreement as jobs
+import pytest
+
+from iris_core.ccl import kinds
+from iris_core.ccl.mismatch import ELEMENT_TYPES
+from iris_core.ccl.team import control_words
+from iris_triton.collectives.geometry import MOVABLE
+from iris_triton.collectives.meeting import row_words
+
+two_ranks = pytest.mark.parametrize("num_ranks", [2])
+
+
+@two_ranks
+def test_lazy_views_are_refused_on_later_calls_too(pool, num_ranks, device):
+    for said, sums, untouched in pool.run(jobs.lazy_views, num_ranks, device):
+        assert "the input is a lazy conjugate" in said["conjugate"]
+        assert "the input is lazily negated" in said["negative input"]
+        assert "the output is lazily negated" in said["negative output"]
+        assert "is a lazy conjugate" in said["broadcast"]
+        assert (sums, untouched) == ([4.0] * 4, [0j] * 4)
+
+
+@two_ranks
+@pytest.mark.parametrize(
+    ("where", "reason"), [("before", "out of memory"), ("after", "out of memory"), ("no room", "no room")]
+)
+def test_all_prepare_or_none(pool, num_ranks, device, where, reason):
+    results = pool.run(jobs.one_cannot_prepare, num_ranks, device, where)
+    kind = "UnsupportedError" if where == "no room" else "IrisError"
+    for said, *sums in results:
+        assert said == f"{kind}: rank 1 could not prepare 'two_shot' for all_reduce: {reason} here"
+        assert sums == [[3.0], [3.0]]
+
+
+@two_ranks
+def test_what_has_no_room_on_one_rank_is_left_out_on_all(pool, num_ranks, device):
+    for first, second, text, sums in pool.run(jobs.next_candidate, num_ranks, device):
+        assert second not in ("", first)
+        assert f"{first} (triton): no, rank 1 could not prepare '{first}' for all_reduce: no room here" in text
+        assert sums == [[2.0], [2.0]]
+
+
+@two_ranks
+def test_orders_of_a_group(pool, num_ranks, device):
+    for (call, team), sums in pool.run(jobs.orders_of_a_group, num_ranks, device):
+        for said in (call, team):
+            assert said.startswith("RankMismatchError")
+            assert "group: ranks 0, 1 on rank 0; ranks 1, 0 on rank 1" in said
+        assert sums == [[3.0]] * 4
+
+
+@two_ranks
+def test_a_tensor_that_is_empty_on_one_rank_only(pool, num_ranks, device):
+    for said, magic, *sums in pool.run(jobs.nothing_on_one, num_ranks, device):
+        assert "elements: 4 on rank 0; 0 on rank 1" in said
+        assert "there is no algorithm 'magic'" in magic
+        assert sums == [[], [3.0]]
+
+
+@two_ranks
+def test_known_kinds_that_differ_are_reported(pool, num_ranks, device):
+    for said, sums, after in pool.run(jobs.known_kinds, num_ranks, device):
+        assert said.startswith("DeviceError: in the collectives of ranks 0, 1, rank ")
+        for rank, count in ((0, 4), (1, 8)):
+            assert f"on rank {rank}, operation all_reduce, dtype float32, elements {count}," in said
+        assert (sums, after) == ([3.0], "")
+
+
+@two_ranks
+def test_messages_that_differ_are_reported_and_taken_out(pool, num_ranks, device):
+    (sender, nothing), (receiver, wrong) = pool.run(jobs.messages_that_differ, num_ranks, device)
+    assert (nothing, wrong) == ([], [])
+    assert sender == [""] * len(sender)
+    first = "DeviceError: rank 1 received from rank 0 and expected 5 elements of float32, but 10 elements of float32"
+    assert receiver[0].startswith(first)
+    assert "expected 10 elements of int32, but 10 elements of float32 were sent" in receiver[1]
+    assert "expected 7 elements of float32, but" in receiver[2]
+    assert "but 3 elements of float32 were sent" in receiver[3]
+    assert "expected 0 elements of float32, but 5 elements" in receiver[4]
+    assert "expected 5 elements of float32, but 0 elements" in receiver[5]
+
+
+@two_ranks
+def test_split_sizes_that_differ_are_reported(pool, num_ranks, device):
+    first, second = pool.run(jobs.splits_that_differ, num_ranks, device)
+    for number, (own, *_) in enumerate((first, second)):
+        assert f"this rank, number {number} of the group, has 3 rows for itself" in own
+    text = "rank 0 takes 12 elements from rank 1 (output_split_sizes), which gives it 9 (input_split_sizes)"
+    assert text in first[1]
+    assert "rank 1 takes 9 elements from rank 0" not in first[1]
+    assert (first[2], second[2]) == ([1.0] * 2 + [2.0] * 3, [1.0] * 4 + [2.0] * 2)
+    assert first[3] == second[3] == ""
+
+
+@two_ranks
+def test_arguments_as_torch_and_numpy_have_them(pool, num_ranks, device):
+    for rank, found in enumerate(pool.run(jobs.accepted, num_ranks, device)):
+        assert found["object"] == [2.0]
+        assert found["root"] == [1.0] * 3
+        assert found["no splits"] == [2.0 * rank, 2.0 * rank + 1, 10 + 2.0 * rank, 11 + 2.0 * rank]
+        assert found["expanded"] == [1.0] * 4
+        assert found["average"] == [72, 72]  # as NCCL: integers wrap around before they are divided
+        assert found["no tensor"].startswith("TypeError: send: the input must be a torch tensor")
+
+
+@two_ranks
+def test_kinds_without_end(pool, num_ranks, device):
+    for wrong, most in pool.run(jobs.kinds_without_end, num_ranks, device):
+        assert wrong == []
+        assert most <= 2 * 8
+
+
+# -- without ranks ----------------------------------------------------------------------------------------------------
+class Launch:
+    def __init__(self, droppable=True):
+        self.droppable = droppable
+
+
+def test_launches_that_are_used_stay(monkeypatch):
+    monkeypatch.setattr(kinds, "GENERATION", 3)
+    known = kinds.Launches()
+    staying = Launch(droppable=False)
+    assert known.keep("staying", staying) == []
+    often = Launch()
+    dropped = []
+    for number in range(20):
+        if "often" not in known:
+            dropped += known.keep("often", known.recall("often") or often)
+        dropped += known.keep(number, Launch())
+    assert known["staying"] is staying
+    assert often in known.values()
+    assert not {staying, often} & set(dropped)
+    assert len(dropped) >= 10
+    assert known.total <= 2 * 3 + 1
+
+
+def test_numbers_of_kinds(monkeypatch):
+    agreed = kinds.Agreed()
+    for number, length in enumerate((4, 8), 1):
+        assert agreed.next_number((0, 1)) == number
+        agreed.add((0, 1), {"elements": str(length)}, number)
+    assert agreed.number((0, 1), {"elements": "8"}) == 2
+    assert agreed.number((1, 0), {"elements": "8"}) is None
+    assert agreed.describe((0, 1), 1) == "elements 4"
+    assert agreed.describe((0, 1), 3) == "a call that is not known here"
+    assert agreed.next_number((1, 0)) == 1
+    monkeypatch.setattr(kinds, "MOST_KINDS", 2)
+    assert agreed.next_number((0, 1)) == 1
+
+
+def test_kernels_and_hosts_agree_on_words_and_types():
+    assert [row_words(size) for size in (1, 2, 8)] == [control_words(size) for size in (1, 2, 8)]
+    assert set(MOVABLE) <= set(ELEMENT_TYPES)
