@@ -75,6 +75,26 @@ def test_a_named_one_is_used_or_refused():
     assert choice.explain(REQUEST, Config(algorithm="magic")).algorithm == ""
 
 
+def test_what_was_measured_with_other_numbers_is_not_shown_as_the_time(tmp_path):
+    table(tmp_path / "own", group_size=8)
+    choice = chooser(Algorithm("slow", 2.0), Algorithm("fast", 1.0), folders=[tmp_path / "own"])
+    slow, fast = choice.explain(REQUEST, None).candidates
+    assert (slow.seconds, slow.measured, slow.borrowed_from, slow.borrowed_seconds) == (2.0, False, 8, 1e-6)
+    assert str(slow) == "slow (triton): 2000000.0 us, model; measured with 8 ranks: 1.0 us"
+    assert (fast.borrowed_from, fast.borrowed_seconds) == (None, None)
+
+
+def test_what_has_no_room_is_left_out(tmp_path):
+    table(tmp_path / "own")
+    choice = chooser(Algorithm("slow", 2.0), Algorithm("fast", 1.0), folders=[tmp_path / "own"])
+    assert choice.choose(REQUEST, None).algorithm.name == "slow"  # measured
+    assert choice.choose(REQUEST, None, {"slow": "no room"}).algorithm.name == "fast"
+    assert choice.choose(REQUEST, Config(algorithm="slow"), {"slow": "no room"}).algorithm.name == "slow"
+    with pytest.raises(UnsupportedError, match=r"(?s)slow: no room\n  fast: full"):
+        choice.choose(REQUEST, None, {"slow": "no room", "fast": "full"})
+    assert "slow (triton): no, no room" in str(choice.explain(REQUEST, None, {"slow": "no room"}))
+
+
 def test_nobody_can():
     choice = chooser(Algorithm("slow", 2.0, "too slow"), unusable=[("collective 'third'", "broken: it raised")])
     with pytest.raises(UnsupportedError, match=r"(?s)on 4 ranks:\n  slow: too slow\n  collective 'third': broken"):
@@ -249,6 +269,19 @@ def test_numbers_of_a_config_are_positive(field, value):
 def test_other_fields_of_a_config(fields, part):
     with pytest.raises(ValueError, match=part):
         Config(**fields)
+
+
+@pytest.mark.parametrize("warps", [3, 6, 64])
+def test_warps_are_a_power_of_two_up_to_32(warps):
+    with pytest.raises(ArgumentError, match=f"num_warps must be a power of two up to 32, not {warps}"):
+        Config(num_warps=warps)
+
+
+def test_what_is_given_counts_whatever_its_value():
+    reference = {"block_size_m": 32, "comm_sms": 64, "num_warps": 4, "num_stages": 1, "waves_per_eu": 0}
+    assert Config(**reference).given("all_gather") == reference
+    assert Config().given("all_gather") == Config(num_xcds=None).given("all_reduce") == {}
+    assert Config(comm_sms=64) != Config()
 
 
 def test_a_config_is_a_value():
