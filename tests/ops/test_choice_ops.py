@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from iris_core import Iris
-from iris_core.errors import ArgumentError, SettingsError
+from iris_core.errors import ArgumentError, SettingsError, UnsupportedError
 from iris_core.ops import FusedConfig, FusedWorkspace
 from iris_core.ops.calls import OPS, Call, request_of
-from iris_core.ops.host import rounded
+from iris_core.ops.host import Host, Scratch, rounded
 from iris_core.ops.model import product_s
 from iris_core.ops.precision import float32_products, torch_allows_tf32
 from iris_core.ops.samples import FusedSample
@@ -349,6 +349,24 @@ def test_sizes_of_memory():
     assert rounded((16 << 20) + 1) == 32 << 20
     grown = {rounded(mib << 20) for mib in range(1, 513)}
     assert sum(grown) < 2 * max(grown) == 1 << 30
+
+
+def test_a_region_without_room_to_spare():
+    class Team:
+        members, asked = (0, 1), []
+
+        def region(self, name, size, fill):
+            self.asked.append(size >> 20)
+            if size > 50 << 20:
+                raise UnsupportedError("no room")
+            return size
+
+    host, team = Host(None, Team(), Scratch(), {}, 1), Team
+    assert [host.symmetric(33 << 20) for _ in range(2)] == [48 << 20] * 2
+    assert team.asked == [64, 48, 48]  # what there was no room for is not asked for again
+    assert host.symmetric(60 << 20) is None
+    assert host.symmetric(20 << 20) == 32 << 20
+    assert team.asked[3:] == [32]
 
 
 def test_an_unused_workspace():
