@@ -9,7 +9,7 @@ import torch.distributed as dist
 from jobs_vmem import BLOCK, I32, MIB, descriptors, free_bytes, push, wrong
 
 from iris_core import Iris
-from iris_core.errors import HeapError, IrisError
+from iris_core.errors import DeviceError, HeapError, IrisError
 from iris_core.testing.conformance import oracle
 
 U8 = torch.uint8
@@ -166,6 +166,20 @@ def capture(allocator):
 
 
 # -- many cycles ------------------------------------------------------------------------------------------------------
+def foreign_tensors(allocator):
+    """What as_symmetric says to tensors that are not on the heap's device, and how many bytes it took nevertheless."""
+    said = []
+    with open_heap(allocator) as ctx:
+        for device in ("cpu", "meta"):
+            try:
+                ctx.as_symmetric(torch.ones(4, device=device))
+                said.append("nothing")
+            except DeviceError as e:
+                said.append(str(e))
+        ctx.barrier()
+        return said, ctx.stats().allocated
+
+
 def many_cycles(allocator, cycles):
     """Allocate and free again and again: sizes that change, two streams, drops, a barrier now and then.
 

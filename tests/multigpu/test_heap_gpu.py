@@ -4,6 +4,7 @@ import pytest
 from jobs_heap_gpu import (
     SLEEP_S,
     capture,
+    foreign_tensors,
     many_cycles,
     opening_times,
     pressure_among_ranks,
@@ -16,6 +17,17 @@ MIB = 1 << 20
 BOTH = pytest.mark.parametrize("allocator", ["torch", "vmem"])
 OPENING_BOUND_S = 1.0  # the slowest rank's median
 FIRST_OPENING_BOUND_S = 5.0  # plugins are loaded as well, and peers' devices are used for the first time
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@BOTH
+def test_tensors_on_another_device_are_refused_by_every_allocator(pool, allocator, num_ranks):
+    for said, allocated in pool.run(foreign_tensors, num_ranks, allocator):
+        on_host, nowhere = said
+        assert "as_symmetric: the tensor is on cpu, but this rank's heap is on cuda:" in on_host
+        assert "as_symmetric: the tensor is on meta, but this rank's heap is on cuda:" in nowhere
+        assert allocated == 0
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------
