@@ -275,6 +275,46 @@ def test_instructions_on_registers(which):
     assert torch.equal(out.double(), a.double() @ b.double() + c.double())
 
 
+MFMA_SMALL = gl.amd.AMDMFMALayout(version=3, instr_shape=[16, 16, 4], transposed=True, warps_per_cta=[4, 1])
+MFMA_BYTES = gl.amd.AMDMFMALayout(version=3, instr_shape=[32, 32, 16], transposed=True, warps_per_cta=[4, 1])
+LACKING = {
+    "mma_v2 f64": (AMPERE, 2, mma_v2, torch.float64, torch.float64, "sm_90", "k_width of .* fp64 must be 1, not 2"),
+    "mma_v2 f8": (AMPERE, 2, mma_v2, torch.float8_e5m2, torch.float32, "sm_90", "fp8e5 must be a multiple of 4, not 2"),
+    "mma_v2 sum": (AMPERE, 2, mma_v2, torch.bfloat16, torch.float16, "sm_90", "accumulator for bf16 must be fp32"),
+    "mfma f32": (MFMA, 4, gl.amd.cdna3.mfma, torch.float32, torch.float32, "gfx942", r"has no instruction \[32, 32, 8"),
+    "mfma f64": (MFMA, 4, gl.amd.cdna3.mfma, torch.float64, torch.float64, "gfx942", r"may be: \[16, 16, 4\]"),
+    "mfma i8": (MFMA, 8, gl.amd.cdna3.mfma, torch.int8, torch.int32, "gfx942", r"may be: \[32, 32, 16\]"),
+}
+EXISTING = {
+    "mma_v2 f64": (AMPERE, 1, mma_v2, torch.float64, torch.float64, "sm_90"),
+    "mfma f32": (MFMA_SMALL, 4, gl.amd.cdna3.mfma, torch.float32, torch.float32, "gfx942"),
+    "mfma f64": (MFMA_SMALL, 1, gl.amd.cdna3.mfma, torch.float64, torch.float64, "gfx942"),
+    "mfma i8": (MFMA_BYTES, 8, gl.amd.cdna3.mfma, torch.int8, torch.int32, "gfx942"),
+}
+
+
+@pytest.mark.parametrize("which", LACKING)
+def test_instructions_that_do_not_exist(which):
+    layout, k_width, multiply, dtype, sum_dtype, target, message = LACKING[which]
+    a, c = torch.zeros(64, 64, dtype=dtype), torch.zeros(64, 64, dtype=sum_dtype)
+    with pytest.raises(ValueError, match=f"line .*{message}"):
+        on_registers[(1,)](a, a, c, c, 64, 64, 64, layout, k_width, multiply)
+    types = (dtype, dtype, sum_dtype, sum_dtype, 64, 64, 64, layout, k_width, multiply)
+    with pytest.raises((triton.CompilationError, RuntimeError)):
+        compile_for(on_registers, types, {}, target)
+
+
+@pytest.mark.parametrize("which", EXISTING)
+def test_instructions_that_exist(which):
+    layout, k_width, multiply, dtype, sum_dtype, target = EXISTING[which]
+    a = torch.randint(-20, 20, (64, 64)).to(dtype)
+    c, out = torch.zeros(64, 64, dtype=sum_dtype), torch.zeros(64, 64, dtype=sum_dtype)
+    on_registers[(1,)](a, a, c, out, 64, 64, 64, layout, k_width, multiply)
+    assert torch.equal(out.double(), a.double() @ a.double())
+    types = (dtype, dtype, sum_dtype, sum_dtype, 64, 64, 64, layout, k_width, multiply)
+    assert ("mma.sync" if target == "sm_90" else "v_mfma") in assembly(compile_for(on_registers, types, {}, target))
+
+
 @pytest.mark.parametrize("target", ["sm_90"])
 def test_mma_v2_is_an_instruction(target):
     arguments = (torch.float16, torch.float16, torch.float32, torch.float32, 128, 32, 64, AMPERE, 2, mma_v2)

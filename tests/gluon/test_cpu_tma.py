@@ -580,6 +580,28 @@ def test_copies_that_arrive_at_a_barrier(what):
         copies_and_barrier[(1,)](x, out, "no wait")
 
 
+@gluon.jit
+def narrow_copy(x, layout: gl.constexpr):
+    i = gl.arange(0, 256, layout=layout)
+    memory = gl.allocate_shared_memory(gl.float16, [256], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
+    copy_to_shared(memory, x + i)
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+
+
+@pytest.mark.parametrize(("vector", "skipped", "fits"), [(1, 0, False), (2, 1, False), (2, 0, True), (2, 2, True)])
+def test_copies_of_less_than_four_bytes_per_thread(vector, skipped, fits):
+    x = torch.zeros(300, dtype=torch.float16)[skipped:]
+    layout = gl.BlockedLayout([vector], [32], [4], [0])
+    if fits:
+        narrow_copy[(1,)](x, layout)
+        return
+    with pytest.raises(ValueError, match=r"line .*cp\.async does not support transfers smaller than 4 bytes"):
+        narrow_copy[(1,)](x, layout)
+    with pytest.raises((CompilationError, RuntimeError)):
+        compile_for(narrow_copy, (x, layout), {}, "sm_90")
+
+
 def test_the_bounds_of_copies_are_checked():
     with pytest.raises(cpu.OutOfBoundsError, match="lane 60"):
         copies_and_barrier[(1,)](torch.randn(60), torch.ones(128), "")

@@ -255,3 +255,49 @@ def test_without_any_memory_the_message_says_so():
     addresses = torch.tensor([4096]).numpy().view("u8")
     error = checker.error("k", (0, 0, 0), "load", addresses, addresses * 0, 4)
     assert "no memory is accessible" in str(error)
+
+
+@triton.jit
+def promise(x, out, apart, what: tl.constexpr, number: tl.constexpr):
+    i = tl.arange(0, 16)
+    where = x + i * apart
+    if what == "multiple":
+        where = tl.multiple_of(where, number)
+    elif what == "contiguous":
+        where = tl.max_contiguous(where, number)
+    elif what == "rows":
+        rows = tl.multiple_of(x + i[:, None] * apart + i[None, :], (1, number))
+        tl.store(out, tl.sum(tl.sum(tl.load(rows), 1), 0))
+    elif what == "scalar":
+        where = tl.multiple_of(x, number) + i
+    elif what == "offsets":  # of numbers more is promised than is meant
+        where = x + tl.max_contiguous(tl.multiple_of(i * apart % 8, number), number)
+    tl.store(out + i, tl.load(where))
+
+
+@pytest.mark.parametrize(
+    ("what", "skipped", "apart", "number", "message"),
+    [
+        ("multiple", 0, 1, 16, ""),
+        ("multiple", 4, 1, 16, ""),
+        ("multiple", 1, 1, 16, "multiples of 16 bytes: .* is 4 bytes behind one"),
+        ("multiple", 0, 4, 16, ""),
+        ("multiple", 0, 2, 16, "multiples of 16 bytes: .* is 8 bytes behind one"),
+        ("contiguous", 1, 1, 16, ""),
+        ("contiguous", 0, 2, 4, "groups of 4 neighbouring elements along axis 0: .* is not 4 bytes behind"),
+        ("rows", 0, 20, 16, ""),
+        ("rows", 0, 21, 16, "multiples of 16 bytes: .* is 4 bytes behind one"),
+        ("scalar", 1, 1, 16, ""),  # kernels promise before they branch
+        ("offsets", 0, 3, 16, ""),
+    ],
+)
+def test_promises_about_addresses(what, skipped, apart, number, message):
+    cpu.enable()
+    x, out = torch.randn(512), torch.zeros(16)
+    if message:
+        with pytest.raises(AssertionError, match=message):
+            promise[(1,)](x[skipped:], out, apart, what, number)
+    else:
+        promise[(1,)](x[skipped:], out, apart, what, number)
+        if what != "offsets":
+            assert torch.equal(out, x[skipped : skipped + (16 * apart if what != "scalar" else 16) : apart])

@@ -304,7 +304,8 @@ def _hint(name: str, value: Any, values: Any) -> Any:
     if len(numbers) != max(1, len(value.shape)):
         raise ValueError(f"tl.{name} needs one number per dimension of shape {list(value.shape)}, got {numbers}")
     # Of integers more is promised than is meant: tl.max_contiguous(row % rows, BLOCK), `rows` being no multiple of it.
-    if isinstance(value, _Tensor) and value.dtype.is_ptr():
+    # A single pointer may be promised something before it is known to be used.
+    if isinstance(value, _Tensor) and value.type.is_block() and value.dtype.is_ptr():
         check = _PROMISES.get(name)
         for axis, number in enumerate(numbers):
             if check is not None and number > 1:
