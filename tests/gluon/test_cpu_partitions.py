@@ -15,6 +15,7 @@ import iris_gluon.cpu
 from iris_core.errors import UnsupportedError
 from iris_gluon._compat import tma_load, tma_store
 from iris_gluon.cpu.errors import MBarrierError, RaceError
+from iris_triton import _compat as _triton
 from iris_triton import cpu
 from iris_triton.compile_only import compile_for
 
@@ -191,6 +192,39 @@ def test_results_of_the_default_partition_and_warps_of_each():
     assert warps.tolist() == [1, 4, 4]
 
 
+@_triton.core.builtin
+def note_warps(notes, _semantic=None, _generator=None):
+    options = _semantic.builder.options
+    _triton.core._unwrap_if_constexpr(notes).seen.append(
+        (options.num_warps, _triton.gluon_warps(_semantic, _generator))
+    )
+
+
+@gluon.jit
+def notes_warps(notes: gl.constexpr):
+    note_warps(notes)
+
+
+@gluon.jit
+def notes_all_warps(notes: gl.constexpr):
+    notes_warps(notes)
+    gl.warp_specialize([(notes_warps, (notes,)), (notes_warps, (notes,))], [1], [24])
+
+
+class Notes:
+    """An argument of a kernel in which builtins leave something behind; no two are the same constant."""
+
+    def __init__(self):
+        self.seen = []
+
+
+def test_options_are_those_of_the_kernel_also_in_partitions():
+    here, there = Notes(), Notes()
+    notes_all_warps[(1,)](here)
+    compile_for(notes_all_warps, (there,))
+    assert set(here.seen) == set(there.seen) == {(4, 4), (4, 1)}
+
+
 @gluon.jit
 def asks_for_warps(x, num_warps: gl.constexpr):
     i = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [num_warps], [0]))
@@ -225,7 +259,7 @@ def nested():
 
 
 @gluon.jit
-def misuse(what: gl.constexpr):
+def misuse(what: gl.constexpr, given: gl.constexpr = nothing):
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     if what == "block":
         gl.warp_specialize([(nothing, ()), (block_argument, (gl.arange(0, 128, layout=layout),))], [1], [24])
@@ -239,6 +273,8 @@ def misuse(what: gl.constexpr):
         gl.warp_specialize([(nothing, ()), (nothing, ())], [1, 1], [24])
     elif what == "no tuple":
         gl.warp_specialize([(nothing, 3), (nothing, ())], [1], [24])
+    elif what == "an argument":
+        gl.warp_specialize([(nothing, ()), (given, ())], [1], [24])
 
 
 MISUSES = {
@@ -247,6 +283,7 @@ MISUSES = {
     "nested in default": (UnsupportedError, "cannot be called inside a partition"),
     "layout": (ValueError, "Layout has 4 warps per CTA, but the context requires 1 warps per CTA"),
     "counts": (AssertionError, "1 partitions but 2 warp counts"),
+    "an argument": (TypeError, "line .* cannot compile nothing, which is a constexpr argument"),
     "no tuple": (ValueError, "function arguments must be a tuple"),
 }
 
@@ -258,7 +295,7 @@ def test_misuse(what):
         misuse[(1,)](what)
 
 
-@pytest.mark.parametrize("what", ["block", "layout", "counts", "no tuple"])
+@pytest.mark.parametrize("what", ["block", "layout", "counts", "no tuple", "an argument"])
 def test_the_compiler_refuses_the_same(what):
     with pytest.raises((triton.CompilationError, RuntimeError)):
         compile_for(misuse, (what,))
