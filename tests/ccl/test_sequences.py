@@ -31,7 +31,7 @@ def test_groups_of_any_ranks_in_any_order(pool, num_ranks, device):
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 8])
 def test_back_to_back(pool, num_ranks, device):
-    calls = 2000 if device == "cuda" else 60
+    calls = 10_000 if device == "cuda" else 60
     all_right(pool.run(back_to_back, num_ranks, device, calls, 24 if device == "cuda" else 12, False, timeout_s=300.0))
 
 

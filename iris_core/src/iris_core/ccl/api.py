@@ -54,7 +54,10 @@ class Collectives:
         DeviceError: a tensor is on another device.
         UnsupportedError: no algorithm can serve the call (the message lists all with their reasons), or a graph is
             being captured and it is the first call of its kind.
-        RankMismatchError: the members call differently (noticed at the first call of a kind).
+        RankMismatchError: the members call differently (noticed at the first call of a kind, before anything is
+            launched; later differences of some algorithms are a DeviceError at `ctx.barrier()`, see
+            docs/collectives.md).
+        IrisError: a member could not prepare the call; the same on all of them, and nobody has launched anything.
         IrisError: this rank is not a member of the group.
         HeapClosedError: the context is closed.
         CollectiveTimeoutError, PeerLostError: a member did not take part in the exchange of a first call.
@@ -81,7 +84,8 @@ class Collectives:
         Args:
             output: of the input's shape; may be the input.
             input: what this rank gives.
-            op: a ReduceOp, also of torch.distributed; SUM by default.  16-bit floats are reduced in float32.
+            op: a ReduceOp, also of torch.distributed; SUM by default.  16-bit floats are reduced in float32; sums of
+                integers, and of their averages, wrap around.
             group, async_op, config: see `Collectives`.
         """
         return self._run("all_reduce", output, input, group, async_op, config, op)
@@ -268,7 +272,8 @@ class Collectives:
         """Receive a tensor from another rank; see `send`.
 
         Args:
-            tensor: of as many elements, and of the same dtype, as what is sent.
+            tensor: of as many elements, and of the same dtype, as what is sent.  Else it stays as it is, the message is
+                gone, and this rank's next `ctx.barrier()` raises DeviceError.
             src: a rank of this context's world, also where a group is given.
             group, async_op, config: see `Collectives`.
         """

@@ -134,10 +134,9 @@ class Bound:
         """Whether it can be made again: graphs that have captured its launch need nothing of it."""
         return getattr(self._algorithm, "drops_plans", False)
 
-    @property
-    def order(self) -> HostOrder | DeviceOrder:
-        """The order of the team's calls."""
-        return self._order
+    def mark(self) -> Any:
+        """Return an event that has happened when the team's launches so far are done; None if there is none."""
+        return self._order.mark()
 
     def _launch_with_memory(self, plan: Any, *tensors: Any) -> Any:
         """Launch; a graph that captures it will read the plan's memory for ever."""
@@ -161,7 +160,9 @@ class Nothing:
     """A call that moves no element: its tensors are empty on all members."""
 
     droppable = True
-    order = None
+
+    def mark(self) -> None:
+        """Nothing is under way."""
 
     def run(self, *tensors: Any) -> None:
         """Return at once."""
@@ -242,7 +243,7 @@ class Binder:
 
     def drop(self, dropped: Sequence[Bound | Nothing]) -> None:
         """Let go of launches when the device is done with their memory."""
-        self._dropped.extend((event, each) for each in dropped if each.order and (event := each.order.mark()))
+        self._dropped.extend((event, each) for each in dropped if (event := each.mark()))
         while self._dropped and self._dropped[0][0].query():
             self._dropped.popleft()
 
