@@ -46,7 +46,7 @@ class FusedConfig:
         group_size_m: row tiles that are taken together, for locality; with layout "tiles" 1 if it is not given.
         num_sms: number of programs (SMs, CUs); None for the algorithm's choice.
         num_xcds: number of accelerator dies among which tiles are distributed.
-        chunk_size: tiles in a row on one die.
+        chunk_size: tiles in a row on one die; where Hopper's algorithms send tiles to owners, in a row to one of them.
         cache_modifier_a, cache_modifier_b: how A and B are loaded: "", ".ca", ".cg" or ".cv".
         allow_tf32: whether products of float32 may be of TF32 (10 bits of mantissa) on GPUs; None for what torch is
             set to (`torch.backends.cuda.matmul.fp32_precision`, `torch.set_float32_matmul_precision`), which is not.
