@@ -8,7 +8,7 @@ the rank in whose address space the pointer is (normally the caller), the second
     cache_modifier  loads: None, ".ca", ".cg", ".cv"; stores: None, ".wb", ".cg", ".cs", ".wt".
     hint            tuple with one int per dimension, or int for the last one: the translated pointer is a multiple of
                     so many bytes, and so many elements are contiguous.  Powers of two; whether they are true is
-                    unchecked.
+                    checked by the CPU executor only, for blocks.
     sem, scope      as in Gluon's atomics, but scope None means "sys": peers are outside the device's own scope.
                     sem None means "acq_rel".
 
