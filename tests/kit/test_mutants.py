@@ -134,7 +134,17 @@ def reports(tmp_path_factory):
     running = {}
     for suite in ("suite_allocators", "suite_backends", "suite_collectives"):
         report = folder / f"{suite}.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "--tb=line", f"--junitxml={report}", "-p", "no:cacheprovider"]
+        # native: pytest's own tracebacks parse the suites' sources again for each failure, and most tests fail here
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--tb=native",
+            f"--junitxml={report}",
+            "-p",
+            "no:cacheprovider",
+        ]
         command += ["-c", str(folder / "pytest.ini"), str(HERE / f"{suite}.py")]
         running[report] = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     found = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -12,6 +13,8 @@ import sysconfig
 import venv
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from .workspace import FOLDERS, ROOT, project
 
@@ -46,7 +49,7 @@ def build_wheels(folder):
 
 
 class Environment:
-    """A virtual environment with wheels, and with what other people's distributions are installed here.
+    """A virtual environment with wheels, and with those distributions of other people that they require.
 
     Args:
         folder: an empty folder.
@@ -59,7 +62,7 @@ class Environment:
         venv.create(folder / "venv", symlinks=True)
         self.scripts = folder / "venv" / "bin"
         where = sysconfig.get_path("purelib", "venv", {"base": str(folder / "venv")})
-        (pathlib.Path(where) / "third_party.pth").write_text(f"{_third_party(folder / 'third_party')}\n")
+        (pathlib.Path(where) / "third_party.pth").write_text(f"{_third_party(folder / 'third_party', requirements)}\n")
         self.site_packages = pathlib.Path(where)
         python = ("--python", self.scripts / "python")
         command = ("install", "--no-index", "--find-links", wheels, *requirements)
@@ -93,15 +96,49 @@ class Environment:
         )
 
 
-def _third_party(folder):
-    """A folder with links to everything that is installed here but Iris: its editable copies must not be found."""
+_UNDECLARED = ("triton",)  # ROCm's has another name, so nobody requires it; users have it from torch's GPU wheels
+
+
+def _third_party(folder, requirements):
+    """A folder with links to other people's distributions: what the requirements lead to, and nothing else.
+
+    So an import of what nobody requires fails there, though the package is installed here.
+    """
     folder.mkdir()
-    names = {project(each)["name"].replace("-", "_") for each in FOLDERS}
-    for root in map(pathlib.Path, sys.path):
-        if not root.name.endswith("-packages") or not root.is_dir():
-            continue
-        for entry in root.iterdir():
-            ours = entry.name.startswith(("__editable__", "iris_")) or entry.name.partition("-")[0] in names
-            if not ours and entry.suffix != ".pth" and not (folder / entry.name).exists():
-                (folder / entry.name).symlink_to(entry)
+    for distribution in _closure([*requirements, *_UNDECLARED]):
+        for file in distribution.files or ():
+            top = file.parts[0]
+            if top not in ("..", "__pycache__", "/") and not (folder / top).exists():
+                (folder / top).symlink_to(pathlib.Path(distribution.locate_file(top)))
     return folder
+
+
+def _closure(requirements):
+    """The installed distributions, other people's, that requirements lead to; ours are read from their pyproject files.
+
+    What is declared and not installed here is left out: pip then says that it is missing.
+    """
+    ours = {project(each)["name"]: project(each) for each in (*FOLDERS, EXAMPLE.relative_to(ROOT))}
+    waiting = [Requirement(text) for text in requirements]
+    seen, found = set(), {}
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        extras = {"", *requirement.extras}
+        if (name, *sorted(extras)) in seen:
+            continue
+        seen.add((name, *sorted(extras)))
+        if name in ours:
+            about = ours[name]
+            optional = about.get("optional-dependencies", {})
+            texts = [*about["dependencies"], *(text for extra in requirement.extras for text in optional[extra])]
+        else:
+            try:
+                found[name] = importlib.metadata.distribution(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+            texts = found[name].requires or ()
+        for each in map(Requirement, texts):
+            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras):
+                waiting.append(each)
+    return found.values()

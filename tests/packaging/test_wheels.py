@@ -37,6 +37,16 @@ def test_pip_finds_what_it_requires(gluon_only):
     assert sorted(json.loads(installed.replace("'", '"'))) == sorted(project(folder)["name"] for folder in FOLDERS)
 
 
+def test_what_nobody_requires_is_not_there(gluon_only):
+    """Or else an import that is not declared would work in this environment, and fail in a user's."""
+    known = {"torch", "numpy", "pluggy", "pydantic", "rich", "triton"}
+    present = {each for each in importlib.metadata.packages_distributions() if each.isidentifier()}
+    program = "import importlib.util, sys; print([each for each in sys.argv[1:] if importlib.util.find_spec(each)])"
+    asked = sorted(known | present & {"pytest", "hypothesis", "matplotlib", "mypy", "ruff", "sphinx", "pip"})
+    assert len(asked) > len(known)
+    assert output(gluon_only.run("python", "-c", program, *asked)).strip() == str(sorted(known))
+
+
 def test_every_package_comes_from_its_wheel(gluon_only):
     program = "import importlib, sys; [print(importlib.import_module(name).__file__) for name in sys.argv[1:]]"
     files = output(gluon_only.run("python", "-c", program, *FOLDERS)).split()
