@@ -119,10 +119,7 @@ def against_gloo(device, seed, calls):
     with Iris("24MiB", device=device) as ctx:
         rank, size = ctx.cur_rank, ctx.num_ranks
         for turn in range(calls):
-            case = random_case(generator, size)
-            case = Case(
-                **{**vars(case), "dtype": "float32", "reduction": generator.choice(("sum", "product", "min", "max"))}
-            )
+            case = case_for_gloo(generator, size)
             tensors = Tensors(ctx, case, rank, size)
             inputs = tensors.fill(turn)
             call(ctx, case, tensors)
@@ -133,6 +130,25 @@ def against_gloo(device, seed, calls):
     return wrong
 
 
+def case_for_gloo(generator, size):
+    """A call of a kind that gloo knows, wherever tensors lie, in place or not, empty or not."""
+    case = random_case(generator, size)
+    dtype = generator.choice(("float32", "float64", "int32", "int64", "uint8"))
+    reduction = generator.choice(("sum", "product", "min", "max"))
+    changes = {"dtype": dtype, "config": {}}
+    changes["place"] = generator.choice(("heap", "ordinary", "skewed", "strided", "transposed"))
+    changes["shape"] = generator.choice((case.shape, (0,), (6, 5)))
+    if case.op == "all_reduce":
+        changes["in_place"] = generator.random() < 0.5
+        if "int" in dtype and generator.random() < 0.5:
+            reduction = generator.choice(("band", "bor", "bxor"))
+        elif "float" in dtype and generator.random() < 0.3:
+            reduction = "avg"
+    elif case.op in ("all_gather", "reduce_scatter"):
+        changes["in_place"] = changes["place"] in ("heap", "ordinary", "skewed") and generator.random() < 0.5
+    return Case(**{**vars(case), **changes, "reduction": reduction})
+
+
 def by_gloo(case, rank, size, own):
     """What torch.distributed gives this rank; None where it gives nothing."""
     op = {
@@ -140,9 +156,17 @@ def by_gloo(case, rank, size, own):
         "product": dist.ReduceOp.PRODUCT,
         "min": dist.ReduceOp.MIN,
         "max": dist.ReduceOp.MAX,
+        "band": dist.ReduceOp.BAND,
+        "bor": dist.ReduceOp.BOR,
+        "bxor": dist.ReduceOp.BXOR,
+        "avg": dist.ReduceOp.SUM,  # gloo has no average
     }
+    if not own.numel():
+        return None
     if case.op in ("all_reduce", "reduce_scatter"):
         dist.all_reduce(own, op[case.reduction])
+        if case.reduction == "avg":
+            own /= size
         return own if case.op == "all_reduce" else own.chunk(size)[rank]
     if case.op == "reduce":
         dist.reduce(own, case.root, op[case.reduction])
@@ -155,7 +179,7 @@ def by_gloo(case, rank, size, own):
         dist.all_gather(parts, own)
         return torch.cat(parts) if case.op == "all_gather" or rank == case.root else None
     if case.op == "scatter":
-        part = torch.empty(own.shape[0] // size, *own.shape[1:])
+        part = own.new_empty(own.shape[0] // size, *own.shape[1:])
         dist.scatter(part, list(own.chunk(size)) if rank == case.root else None, case.root)
         return part
     parts = [torch.empty_like(part) for part in own.chunk(size)]
@@ -338,6 +362,12 @@ def captured(device, cases, replays):
                 wrong += verify(case, tensors, given, f" in replay {turn}")
         ctx.barrier()
     return said, wrong
+
+
+def captured_in_pieces(device, cases, replays, workspace):
+    """`captured` with a workspace in which few messages go at once."""
+    with environment(IRIS_CCL_WORKSPACE=workspace):
+        return captured(device, cases, replays)
 
 
 def observed(device):

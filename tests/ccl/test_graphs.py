@@ -2,7 +2,9 @@
 
 import pytest
 from ccl_cases import OPS, Case
-from jobs_sequences import captured
+from fast_cases import ENCODINGS, algorithms
+from jobs_fast import SMALL, unprobed
+from jobs_sequences import captured, captured_in_pieces
 from variant_cases import labels
 
 pytestmark = pytest.mark.multigpu
@@ -17,4 +19,20 @@ def test_replays_with_changing_data(pool, num_ranks):
     for said, wrong in pool.run(captured, num_ranks, "cuda", cases, 50, timeout_s=300.0):
         assert len(said) == 1
         assert "call it once before the capture" in said[0]
+        assert wrong == []
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_replays_of_packets(pool, encoding, num_ranks):
+    """Each algorithm of packets in one piece and in several, with a workspace in which few messages go at once."""
+    if reason := unprobed("cuda", [encoding]):
+        pytest.skip(reason)
+    cases = [
+        Case(op, "float32", shape=(count,), config={"algorithm": name, "comm_sms": 2, "num_warps": 4})
+        for op, name in algorithms(encoding)
+        for count in (77, 9001)
+    ]
+    for said, wrong in pool.run(captured_in_pieces, num_ranks, "cuda", cases, 50, SMALL, timeout_s=300.0):
+        assert len(said) == 1
         assert wrong == []
