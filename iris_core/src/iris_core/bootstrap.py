@@ -41,7 +41,10 @@ TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class World(Protocol):
-    """The ranks that share one heap.  Every method but the attributes and `check_peers` is collective."""
+    """The ranks that share one heap.  Every method but the attributes and `check_peers` is collective.
+
+    Ranks that are in different methods, or bring different numbers of integers, get a RankMismatchError, all of them.
+    """
 
     rank: int
     world_size: int

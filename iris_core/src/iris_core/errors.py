@@ -156,7 +156,10 @@ class HeapClosedError(HeapError):
 
 # -- world ------------------------------------------------------------------------------------------------------------
 class RankMismatchError(IrisError, RuntimeError):
-    """The ranks were opened with different plugins, versions or sizes; the message shows the table."""
+    """The ranks differ in what must be alike: plugins, versions and sizes, the arguments of a call, or which call it is.
+
+    The message shows the table.
+    """
 
 
 class GroupError(IrisError, RuntimeError):
