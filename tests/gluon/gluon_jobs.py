@@ -15,9 +15,11 @@ from iris_gluon.backend import GluonBackend
 KERNELS = {
     "jobs_rma": ("rma",),
     "jobs_atomics": ("atomic", "hammer", "locked_increment"),
-    "jobs_sync": ("ring", "count_signals", "compare", "barriers", "wait_for_nothing"),
+    "jobs_sync": ("ring", "count_signals", "compare", "handshake", "barriers", "wait_for_nothing"),
 }
 """The kernels of each module of jobs; no other is launched by what `in_gluon` runs."""
+SOME_ORDERS = (("relaxed", "gpu"), ("acquire", "sys"), ("release", "cta"), ("acq_rel", "sys"))
+"""sem and scope; all of them are tried by run_atomic."""
 
 
 def in_gluon(module: str, job: str, *args):
@@ -40,7 +42,7 @@ def same_moves(op: str, device: str) -> list[str]:
     problems = []
     with Iris("8MiB", device=device, backend="gluon") as ctx:
         rank, world = ctx.cur_rank, ctx.num_ranks
-        for dtype in jobs_rma.DTYPES:
+        for dtype in jobs_rma.DTYPES + jobs_rma.MORE_DTYPES:
             results = {}
             for language, kernel in (("triton", jobs_rma.rma), ("gluon", gluon_kernels.rma)):
                 memory = []
@@ -65,7 +67,9 @@ def same_atomics(op: str, device: str) -> list[str]:
     problems = []
     with Iris("8MiB", device=device, backend="gluon") as ctx:
         rank, world, lanes = ctx.cur_rank, ctx.num_ranks, jobs_atomics.LANES
-        for dtype in jobs_atomics.LEGAL[op]:
+        cases = [(dtype, None, None) for dtype in jobs_atomics.LEGAL[op] + jobs_atomics.MORE[op]]
+        cases += [(jobs_atomics.LEGAL[op][0], *order) for order in SOME_ORDERS]
+        for dtype, sem, scope in cases:
             results = {}
             for language, kernel in (("triton", jobs_atomics.atomic), ("gluon", gluon_kernels.atomic)):
                 cells, operands = (_noise(ctx, lanes, dtype, seed) for seed in (rank, 100 + rank))
@@ -73,12 +77,12 @@ def same_atomics(op: str, device: str) -> list[str]:
                 ctx.barrier()
                 kernel[(1,)](
                     op, "object", cells, operands, old, ctx.get_heap_bases(), ctx.get_device_context(), rank, world,
-                    (rank + 1) % world, jobs_atomics.NUMEL, masked=op != "cas", sem=None, scope=None, LANES=lanes,
+                    (rank + 1) % world, jobs_atomics.NUMEL, masked=op != "cas", sem=sem, scope=scope, LANES=lanes,
                 )  # fmt: skip
                 ctx.barrier()
                 results[language] = [_bytes(tensor) for tensor in (cells, old)]
             if results["triton"] != results["gluon"]:
-                problems.append(f"rank {rank}: atomic_{op} {dtype}")
+                problems.append(f"rank {rank}: atomic_{op} {dtype} {sem} {scope}")
     return problems
 
 

@@ -171,6 +171,35 @@ def compare(flag, value, out, timeout_ns, cmp: gl.constexpr):
     gl.store(out, language.wait(flag, value, cmp=cmp, timeout_ns=timeout_ns))
 
 
+@gluon.jit(do_not_specialize=["rank", "peer", "n"])
+def handshake(
+    x, y, flags, meeting, out, bases, context, rank, peer, world: gl.constexpr, n, form: gl.constexpr,
+    method: gl.constexpr, op: gl.constexpr, sem: gl.constexpr, wait_sem: gl.constexpr, scope: gl.constexpr,
+    BLOCK: gl.constexpr,
+):  # fmt: skip
+    i = gl.arange(0, BLOCK, layout=default_layout([BLOCK]))
+    ctx = IrisDeviceCtx.initialize(context)
+    if form == "signal":
+        language.put(x + i, y + i, rank, peer, bases, i < n)
+        if method:
+            ctx.signal(flags, 3, peer, op, sem, scope)
+        else:
+            language.signal(flags, 3, rank, peer, bases, op, sem, scope)
+    else:
+        if method:
+            ctx.put_signal(x + i, y + i, flags, 3, peer, op, i < n, sem=sem, scope=scope)
+        else:
+            language.put_signal(x + i, y + i, flags, 3, rank, peer, bases, op, i < n, sem=sem, scope=scope)
+    if method:
+        seen = ctx.wait(flags, 3, "ge", wait_sem, scope)
+        ctx.barrier(meeting)
+    else:
+        seen = language.wait(flags, 3, "ge", wait_sem, scope)
+        language.barrier(meeting, rank, world, bases)
+    gl.store(out, seen)
+    gl.store(out + 1 + i, gl.load(y + i))
+
+
 @gluon.jit
 def barriers(
     flags, data, bad, context, rank: gl.constexpr, world: gl.constexpr, rounds,

@@ -51,12 +51,19 @@ def test_methods_are_the_device_functions():
     assert methods >= set(language.__all__) | {"initialize"}
 
 
+SENT = (INT32, INT32, INT32, INT64, 3, 3, INT64, INT64)
+
 # What the tests launch on GPUs compiles, so that no time there is lost with that.
 LAUNCHED = {
     "ring": (gluon_kernels.ring, (INT32, INT64, INT32, INT64, 1, 4, 5, "store"), {"BLOCK": BLOCK}),
     "ring put_signal": (gluon_kernels.ring, (INT32, INT64, INT32, INT64, 0, 4, 5, "put_signal"), {"BLOCK": BLOCK}),
     "count": (gluon_kernels.count_signals, (INT64, INT64, 0, 4, 5), {}),
     "compare": (gluon_kernels.compare, (INT32, 5, INT32, 10**9), {"cmp": "ne"}),
+    "handshake": (
+        gluon_kernels.handshake,
+        (INT32, INT32, INT64, INT64, INT64, INT64, INT64, 0, 1, 2, 100, "put_signal", True, "add", "relaxed"),
+        {"wait_sem": "acquire", "scope": "gpu", "BLOCK": BLOCK},
+    ),
     "barriers": (gluon_kernels.barriers, (INT64, INT32, INT32, INT64, 1, 4, 5, 0, 2, 2), {}),
     "nothing": (gluon_kernels.wait_for_nothing, (INT64, INT64, 0, 2), {}),
     "hammer": (gluon_kernels.hammer, (torch.bfloat16, INT64, 0, 2, 8), {}),
@@ -67,10 +74,34 @@ LAUNCHED = {
         {},
     ),
     "kit all_to_all": (gluon_programs._all_to_all, (FUNCTIONS["store"], INT32, INT32, 1003, 1, INT64), {}),
-    "kit add": (gluon_programs._add, (FUNCTIONS["atomic_add"], INT64, 2, INT64), {}),
+    "kit move": (
+        gluon_programs._move,
+        (FUNCTIONS["copy"], IrisDeviceCtx, "copy", INT32, INT32, INT32, 7, INT64, INT64, 0, 1, 1),
+        {"masked": True, "LANES": 64, "W": 2},
+    ),
+    "kit change": (
+        gluon_programs._change,
+        (FUNCTIONS["atomic_cas"], None, "atomic_cas", *(INT64,) * 7, 0, 1),
+        {"masked": False, "sem": None, "scope": None, "LANES": 16, "W": 2},
+    ),
+    "kit contend": (
+        gluon_programs._contend,
+        (FUNCTIONS["atomic_add"], IrisDeviceCtx, "atomic_add", *(INT64,) * 6, 0),
+        {"W": 2},
+    ),
+    "kit send": (
+        gluon_programs._send,
+        (FUNCTIONS["put_signal"], FUNCTIONS["wait"], None, "put_signal", "add", *SENT, 0, 1, 10**9),
+        {"LANES": 64, "W": 2},
+    ),
+    "kit await": (
+        gluon_programs._await_flag,
+        (FUNCTIONS["signal"], FUNCTIONS["wait"], IrisDeviceCtx, "lt", INT64, 3, 3, INT64, INT64, INT64, 0, 1, 10**9),
+        {"W": 2},
+    ),
     "kit meet": (
         gluon_programs._meet,
-        (FUNCTIONS["store"], FUNCTIONS["barrier"], INT64, INT64, INT64, 7, 1, INT64, 10**9),
+        (FUNCTIONS["store"], FUNCTIONS["barrier"], None, *(INT64,) * 3, 7, INT64, INT64, 1, 10**9, True, 0, 1, 3),
         {"W": 3, "LANES": 4},
     ),
 }

@@ -7,7 +7,7 @@ import gluon_kernels
 import pytest
 from gluon_jobs import KERNELS, backend_name, in_gluon, same_atomics, same_moves
 from jobs_atomics import LEGAL
-from jobs_sync import COMPARE_TIMEOUT_S, COMPARISONS
+from jobs_sync import COMPARE_TIMEOUT_S, COMPARISONS, run_handshake
 
 from iris_core.errors import PeerLostError
 
@@ -108,6 +108,13 @@ def test_moves_leave_the_same_bytes_as_in_triton(pool, op, num_ranks, device):
 @pytest.mark.parametrize("op", list(LEGAL))
 def test_atomics_leave_the_same_bytes_as_in_triton(pool, op, num_ranks, device):
     assert problems(pool.run(same_atomics, num_ranks, op, device)) == []
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_signals_waits_and_barriers_leave_the_same_bytes_as_in_triton(pool, num_ranks, device):
+    results = pool.run(in_gluon, num_ranks, "jobs_sync", "run_handshake", device)
+    assert [wrong for wrong, _ in results] == [[]] * num_ranks
+    assert results == pool.run(run_handshake, num_ranks, device)
 
 
 def test_the_backend_is_gluon(pool):

@@ -1,12 +1,14 @@
 """Kernels and rank jobs of test_sync: signal, wait, put_signal and barrier on the device."""
 
+import hashlib
+import itertools
 import os
 import time
 
 import torch
 import triton
 import triton.language as tl
-from jobs_common import environment
+from jobs_common import compile_together, environment
 
 import iris_triton as iris
 from iris_core import Iris
@@ -14,6 +16,8 @@ from iris_core.errors import DeviceTimeoutError, PeerLostError
 from iris_triton import DeviceContext
 
 BLOCK = 128
+ORDERS = (("release", "acquire"), ("relaxed", "acquire"), ("release", "relaxed"), ("relaxed", "relaxed"))
+"""sem of the signal and of the wait."""
 COMPARE_TIMEOUT_S = 0.3
 COMPARISONS = {"eq": (5, 4), "ne": (4, 5), "gt": (4, 5), "ge": (5, 6), "lt": (6, 5), "le": (5, 4)}
 """By comparison: a value with which it holds for 5, and one with which it does not."""
@@ -65,6 +69,36 @@ def compare(flag, value, out, timeout_ns, cmp: tl.constexpr):
     tl.store(out, iris.wait(flag, value, cmp=cmp, timeout_ns=timeout_ns))
 
 
+@triton.jit(do_not_specialize=["rank", "peer", "n"])
+def handshake(
+    x, y, flags, meeting, out, bases, context, rank, peer, world: tl.constexpr, n, form: tl.constexpr,
+    method: tl.constexpr, op: tl.constexpr, sem: tl.constexpr, wait_sem: tl.constexpr, scope: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copy a block to `peer`, signal, await the own flag, meet; `out` is what the wait and then the memory said."""
+    i = tl.arange(0, BLOCK)
+    ctx = DeviceContext.from_tensor(context, world)
+    if form == "signal":
+        iris.put(x + i, y + i, rank, peer, bases, i < n)
+        if method:
+            ctx.signal(flags, 3, peer, op, sem, scope)
+        else:
+            iris.signal(flags, 3, rank, peer, bases, op, sem, scope)
+    else:
+        if method:
+            ctx.put_signal(x + i, y + i, flags, 3, peer, op, i < n, sem=sem, scope=scope)
+        else:
+            iris.put_signal(x + i, y + i, flags, 3, rank, peer, bases, op, i < n, sem=sem, scope=scope)
+    if method:
+        seen = ctx.wait(flags, 3, "ge", wait_sem, scope)
+        ctx.barrier(meeting)
+    else:
+        seen = iris.wait(flags, 3, "ge", wait_sem, scope)
+        iris.barrier(meeting, rank, world, bases)
+    tl.store(out, seen)
+    tl.store(out + 1 + i, tl.load(y + i))
+
+
 @triton.jit
 def barriers(
     flags, data, bad, context, rank: tl.constexpr, world: tl.constexpr, rounds,
@@ -97,6 +131,48 @@ def run_ring(form: str, rounds: int, device: str = "cpu") -> list[int]:
         ring[(1,)](data, flag, out, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks, rounds, form, BLOCK=BLOCK)
         ctx.barrier()
         return sorted(set(out.tolist()))
+
+
+def run_handshake(device: str = "cpu") -> tuple[list[str], str]:
+    """Try signal and put_signal with every sem and scope, and with op "add", by function and by method.
+
+    Returns:
+        What went wrong; and a digest of all memory afterwards, to be compared with another language's.
+    """
+    problems, digest = [], hashlib.sha256()
+    with Iris("4MiB", device=device) as ctx:
+        rank, world, n = ctx.cur_rank, ctx.num_ranks, BLOCK - 5
+        x, y = ctx.arange(BLOCK, dtype=torch.int64) + 1000 * rank, ctx.empty(BLOCK, dtype=torch.int64)
+        flags = {dtype: ctx.empty(1, dtype=dtype) for dtype in (torch.int64, torch.uint32)}
+        meeting, out = ctx.zeros(world + 1, dtype=torch.int64), ctx.empty(BLOCK + 1, dtype=torch.int64)
+        launches = []
+        for form, method, op, (sem, wait_sem), scope in itertools.product(
+            ("signal", "put_signal"), (False, True), ("set", "add"), ORDERS, ("sys", "gpu")
+        ):
+            if op == "add" and (sem, scope) != ("release", "sys"):
+                continue
+            peer = (rank + 1) % world if scope == "sys" else rank  # "gpu" is for flags of the own device
+            args = (
+                x, y, flags[torch.int64 if method else torch.uint32], meeting, out, ctx.get_heap_bases(),
+                ctx.get_device_context(), rank, peer, world, n, form, method, op,
+            )  # fmt: skip
+            launches.append((handshake, args, {"sem": sem, "wait_sem": wait_sem, "scope": scope, "BLOCK": BLOCK}))
+        compile_together(ctx, launches)
+        for kernel, args, kwargs in launches:
+            flag, op = args[2], args[-1]
+            flag.copy_(torch.full((1,), 2 if op == "add" else 0).to(flag.dtype))
+            y.fill_(-1)
+            ctx.barrier()
+            kernel[(1,)](*args, **kwargs)
+            ctx.barrier()
+            sender = (rank - 1) % world if kwargs["scope"] == "sys" else rank
+            value = 5 if op == "add" else 3
+            wanted = [value, *range(1000 * sender, 1000 * sender + n), *[-1] * (BLOCK - n)]
+            if out.tolist() != wanted or int(flag.item()) != value:
+                problems.append(f"rank {rank}: {args[-3:]} {kwargs}: {out.tolist()[:3]}..., flag {flag.item()}")
+            for tensor in (out, y, flag, meeting):
+                digest.update(bytes(tensor.cpu().view(torch.uint8).numpy()))
+    return problems, digest.hexdigest()
 
 
 def run_count(dtype_name: str, rounds: int, device: str = "cpu") -> int:

@@ -9,6 +9,7 @@ from jobs_sync import (
     run_barrier,
     run_compare,
     run_count,
+    run_handshake,
     run_ring,
     run_timeout,
     wait_for_a_dead_peer,
@@ -24,6 +25,11 @@ def test_ring(pool, form, num_ranks, device):
     rounds = 5 if device == "cpu" else 100
     results = pool.run(run_ring, num_ranks, form, rounds, device)
     assert results[-1] == [rounds - 1 + num_ranks]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_every_op_sem_and_scope_of_signals_and_waits(pool, num_ranks, device):
+    assert [problems for problems, _ in pool.run(run_handshake, num_ranks, device)] == [[]] * num_ranks
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
