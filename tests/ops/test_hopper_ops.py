@@ -3,6 +3,7 @@
 import re
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,17 +140,15 @@ def test_members_can_meet_beside_a_product(config):
     assert product.metadata.shared + 2 * 1024 <= 228 * 1024  # each program has 1 KiB that it does not see
 
 
-@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
+SMALL = GemmConfig(block_n=128, parts=1, stages=5)
+LOW = GemmConfig(block_m=64, block_n=128, parts=1, stages=5, num_warps=4, maxnreg=255)
+
+
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize(
-    "config",
-    [
-        GemmConfig(),
-        GemmConfig(block_n=128, parts=1, stages=5),
-        GemmConfig(block_m=64, num_warps=4, maxnreg=255),
-        GemmConfig(block_m=64, block_n=128, parts=1, stages=5, num_warps=4, maxnreg=255),
-    ],
-    ids=["128x256", "128x128", "64x256", "64x128"],
+    ("config", "turned"),
+    [(GemmConfig(), False), (SMALL, True), (replace(LOW, block_n=256, parts=2, stages=4), True), (LOW, False)],
+    ids=["128x256 rows", "128x128 columns", "64x256 columns", "64x128 rows"],
 )
 def test_assembly(name, config, turned):
     kernel, arguments, constants = KERNELS[name]
