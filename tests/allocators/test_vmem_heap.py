@@ -160,7 +160,7 @@ def life(c, sources):
     call(lambda heap: heap.barrier_agreement())
     shared = call(lambda heap: heap.as_symmetric(sources[heap.rank]))
     call(lambda heap: heap.free(shared[heap.rank]), shared)
-    call(lambda heap: heap.allocate(16 * GRANULE, U8))  # needs the import's place
+    call(lambda heap: heap.allocate(6 * GRANULE, U8))  # needs the import's place
     return results
 
 
@@ -186,7 +186,7 @@ def little_garbage():
 def test_whichever_driver_call_fails_the_ranks_raise_the_same_and_go_on():
     number, num_calls = 1, 1000
     while number <= num_calls:
-        with Imports() as i:
+        with Imports(nbytes=6 * GRANULE) as i:
             c, driver = i.cluster, i.cluster.drivers[0]
             sources = i.tensors(0, (8,))
             before = len(driver.calls)
@@ -198,8 +198,8 @@ def test_whichever_driver_call_fails_the_ranks_raise_the_same_and_go_on():
             assert num_failures(results) == (number <= num_calls), number
             results.clear()
             c.barriers(2)
-            assert [heap.stats().free for heap in c.heaps] == [16 * GRANULE] * 2
-            again = c.each(lambda heap: heap.allocate(16 * GRANULE, U8).fill_(heap.rank + 1))
+            assert [heap.stats().free for heap in c.heaps] == [6 * GRANULE] * 2
+            again = c.each(lambda heap: heap.allocate(6 * GRANULE, U8).fill_(heap.rank + 1))
             assert seen_everywhere(c, again), number
             again.clear()
         number += 1
@@ -227,8 +227,8 @@ def test_a_growth_with_many_pieces_goes_in_parts():
 class Imports:
     """A cluster and, per rank, memory that is not the heap's."""
 
-    def __init__(self, *sizes):
-        self.cluster = Cluster(2, nbytes=16 * GRANULE)
+    def __init__(self, *sizes, nbytes=16 * GRANULE):
+        self.cluster = Cluster(2, nbytes=nbytes)
         self.pieces = [Expandable(driver, *(sizes or (2 * GRANULE, GRANULE))) for driver in self.cluster.drivers]
         self.mine = [sum(sizes or (3 * GRANULE,))] * 2
 
