@@ -156,7 +156,7 @@ class HeapClosedError(HeapError):
 
 # -- world ------------------------------------------------------------------------------------------------------------
 class RankMismatchError(IrisError, RuntimeError):
-    """The ranks differ in what must be alike: plugins, versions and sizes, the arguments of a call, or which call it is.
+    """The ranks differ in what must be alike: plugins, versions, sizes, the arguments of a call, or which call it is.
 
     The message shows the table.
     """
