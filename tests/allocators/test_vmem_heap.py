@@ -144,13 +144,15 @@ def test_a_failed_give_back_is_told_and_the_ranks_stay_together(which):
 
 
 def life(c, sources):
-    """Grow, import, free, give back, import again, grow again; what each call returned or raised, by rank."""
-    results = []
+    """Grow, import, free, give back, import again, grow again; what each call raised, by rank."""
+    errors = []
 
-    def call(function, given=None):
-        if given is None or all(isinstance(each, torch.Tensor) for each in given):
-            results.append(c.attempt(function))
-        return results[-1]
+    def call(function, given=()):
+        if not all(isinstance(each, torch.Tensor) for each in given):
+            return given
+        returned = c.attempt(function)
+        errors.append([each if isinstance(each, Exception) else None for each in returned])
+        return returned
 
     grown = call(lambda heap: heap.allocate(3 * GRANULE, U8))
     shared = call(lambda heap: heap.as_symmetric(sources[heap.rank]))
@@ -161,12 +163,12 @@ def life(c, sources):
     shared = call(lambda heap: heap.as_symmetric(sources[heap.rank]))
     call(lambda heap: heap.free(shared[heap.rank]), shared)
     call(lambda heap: heap.allocate(6 * GRANULE, U8))  # needs the import's place
-    return results
+    return errors
 
 
-def num_failures(results):
+def num_failures(errors):
     """How many calls failed; each has to raise the same on both ranks, and to name rank 0."""
-    failures = [pair for pair in results if any(isinstance(each, Exception) for each in pair)]
+    failures = [pair for pair in errors if any(pair)]
     for one, two in failures:
         assert isinstance(one, IrisError), one
         assert (type(one), str(one)) == (type(two), str(two))
@@ -191,12 +193,12 @@ def test_whichever_driver_call_fails_the_ranks_raise_the_same_and_go_on():
             sources = i.tensors(0, (8,))
             before = len(driver.calls)
             driver.fail_at = before + number
-            results = life(c, sources)
+            errors = life(c, sources)
             if len(driver.calls) < driver.fail_at:
                 num_calls = len(driver.calls) - before
             driver.fail_at = None
-            assert num_failures(results) == (number <= num_calls), number
-            results.clear()
+            assert num_failures(errors) == (number <= num_calls), number
+            errors.clear()
             c.barriers(2)
             assert [heap.stats().free for heap in c.heaps] == [6 * GRANULE] * 2
             again = c.each(lambda heap: heap.allocate(6 * GRANULE, U8).fill_(heap.rank + 1))
