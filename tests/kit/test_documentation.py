@@ -31,10 +31,13 @@ def test_the_example_passes(tmp_path):
     )
     assert done.returncode == 0, done.stdout
     passed, skipped = re.search(r"(\d+) passed, (\d+) skipped", done.stdout).groups()
-    assert int(passed) > 40
+    assert int(passed) > 80
     reasons = re.findall(r"^SKIPPED \[(\d+)\] \S+ (.*)$", done.stdout, re.MULTILINE)
-    assert sum(int(count) for count, _ in reasons) == int(skipped) == 8
+    assert sum(int(count) for count, _ in reasons) == int(skipped)
     assert {reason for _, reason in reasons} <= {
+        "'host' does not implement iris_plugin_diagnose",
+        "'host' does not provide growth",
+        "'host' does not provide import-tensor",
         "allocator 'host' does not work on cuda",
         "allocator 'host' does not work on hip",
     }
