@@ -9,6 +9,8 @@
     jobs, oracle, signatures, triton_programs
                 what runs on ranks; reading and writing memory without the code under test; comparing signatures;
                 the kernels of the stack suite for backends of Triton
+    device_functions, device_jobs
+                what the stack suite calls each device function with, and what must come of it; what it runs on ranks
     collective_cases, collective_jobs
                 the calls of the collective suite and what they must give; what it runs on ranks
 
