@@ -95,7 +95,6 @@ class Problem:
         else:
             self.product = torch.empty(*sample.shape[:2], dtype=DTYPE, device=ctx.device)
         self.flops = 2.0 * math.prod(sample.shape)
-        self.returned: torch.Tensor | None = None  # by an operator that makes its output itself
 
     def is_right(self) -> bool:
         """Whether every element of the output is what it must be."""
@@ -104,15 +103,6 @@ class Problem:
     def spoil(self) -> None:
         """Make the output wrong."""
         self.out.fill_(SPOILED)
-
-    def is_returned_right(self) -> bool:
-        """As `is_right`, of what was returned."""
-        return self.returned is not None and torch.equal(self.returned, self.want)
-
-    def spoil_returned(self) -> None:
-        """Make what was returned wrong."""
-        if self.returned is not None:
-            self.returned.fill_(SPOILED)
 
     def gemm(self) -> None:
         """The product alone."""
@@ -136,27 +126,45 @@ class Problem:
             torch.mm(self.a, self.b, out=self.out)
             dist.all_reduce(self.out)
 
-    def async_tp(self) -> Callable[[], None]:
-        """torch's operator, or AttributeError or RuntimeError where there is none."""
+
+class AsyncTp:
+    """torch's operator, which makes its output itself.  Each provider has its own: a graph's output stays where it is.
+
+    Args:
+        problem: the operands.
+
+    Raises:
+        AttributeError, RuntimeError: torch has no such operator, or it does not work here.
+    """
+
+    def __init__(self, problem: Problem) -> None:
         import torch.distributed._symmetric_memory as symmetric
 
-        name = dist.group.WORLD.group_name  # type: ignore[union-attr]
-        symmetric.enable_symm_mem_for_group(name)
-        operators = torch.ops.symm_mem
-        if self.op == "all_gather_matmul":
-            call = operators.fused_all_gather_matmul
-
-            def run() -> None:
-                _, (self.returned,) = call(self.a, [self.b], gather_dim=0, group_name=name)
-        elif self.op == "matmul_reduce_scatter":
-            call = operators.fused_matmul_reduce_scatter
-
-            def run() -> None:
-                self.returned = call(self.a, self.b, "sum", scatter_dim=0, group_name=name)
-        else:
+        self._problem = problem
+        self._group = dist.group.WORLD.group_name  # type: ignore[union-attr]
+        self._returned: torch.Tensor | None = None
+        symmetric.enable_symm_mem_for_group(self._group)
+        names = {"all_gather_matmul": "fused_all_gather_matmul", "matmul_reduce_scatter": "fused_matmul_reduce_scatter"}
+        if problem.op not in names:
             raise AttributeError("torch has no such operator")
-        run()
-        return run
+        self._operator = getattr(torch.ops.symm_mem, names[problem.op])
+        self()
+
+    def __call__(self) -> None:
+        a, b = self._problem.a, self._problem.b
+        if self._problem.op == "all_gather_matmul":
+            _, (self._returned,) = self._operator(a, [b], gather_dim=0, group_name=self._group)
+        else:
+            self._returned = self._operator(a, b, "sum", scatter_dim=0, group_name=self._group)
+
+    def is_right(self) -> bool:
+        """Whether every element is what it must be."""
+        return self._returned is not None and torch.equal(self._returned, self._problem.want)
+
+    def spoil(self) -> None:
+        """Make the output wrong."""
+        if self._returned is not None:
+            self._returned.fill_(SPOILED)
 
 
 def declare(state: State, ctx: Iris, op: str) -> None:
@@ -193,9 +201,8 @@ def declare(state: State, ctx: Iris, op: str) -> None:
             continue
         state.provider(f"cublas+nccl{suffix}", problem.pair, **checks, peer=not suffix)
         try:
-            call = problem.async_tp()
-            returned = {"check": problem.is_returned_right, "prepare": problem.spoil_returned}
-            state.provider(f"async-tp{suffix}", call, **returned)
+            peer = AsyncTp(problem)
+            state.provider(f"async-tp{suffix}", peer, check=peer.is_right, prepare=peer.spoil)
         except (AttributeError, RuntimeError, ImportError) as error:
             state.skip_provider(f"async-tp{suffix}", str(error).partition("\n")[0])
         bound = TARGETS.get((op, state["m"], state["weight"]), 1.0) if ctx.num_ranks == 8 else 1.0
