@@ -137,7 +137,6 @@ def said_of(device):
             "triton": Config(use_gluon=True, algorithm="two_shot"),
             "stages": Config(use_gluon=True, num_stages=3),
             "waves": Config(use_gluon=True, waves_per_eu=2),
-            "odd warps": Config(use_gluon=True, num_warps=3),
             "swizzle": Config(use_gluon=True, swizzle_size=8),
         }
         for name, config in configs.items():

@@ -208,7 +208,6 @@ def test_what_is_chosen_and_said(pool, num_ranks, device):
             "triton": "it is not written in Gluon",
             "stages": "it has no use for num_stages of the config",
             "waves": "waves_per_eu speaks of AMD GPUs",
-            "odd warps": "num_warps is 3, which is no power of two",
             "swizzle": "it has no use for swizzle_size of the config",
             "no gluon": "it is not written in Gluon",
         }.items():
