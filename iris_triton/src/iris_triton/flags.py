@@ -226,13 +226,13 @@ def _holds(seen, expected, cmp: tl.constexpr):
 
 
 @triton.constexpr_function
-def _scope_that_acquires(block, sem, scope, on_amd):
-    """The scope, or a larger one where the compiler would forget to acquire.
+def _scope_that_acquires(sem, scope, on_amd):
+    """The scope for a block, or a larger one where the compiler would forget to acquire.
 
     For AMD, Triton makes an atomic at device scope on a block of a kernel's own tensor one that addresses a buffer, and
     emits a release in place of the acquire (3.6 and 3.7).
     """
-    return "sys" if block and on_amd and sem == "acquire" else scope
+    return "sys" if on_amd and sem == "acquire" else scope
 
 
 @triton.jit
@@ -242,8 +242,7 @@ def poll(pointer, sem: tl.constexpr, scope: tl.constexpr):
     Adding nothing is the form that is uniform: one thread looks and tells the others, so no two of them disagree on
     whether to look again.
     """
-    where: tl.constexpr = _scope_that_acquires(pointer.type.is_block(), sem, scope, is_hip())
-    return tl.atomic_add(pointer, spread(0, pointer), sem=sem, scope=where)
+    return tl.atomic_add(pointer, spread(0, pointer), sem=sem, scope=scope)
 
 
 @triton.jit
@@ -332,7 +331,8 @@ def _spin_all(
     polls = 0
     late = polls != 0
     start = tl.cast(0, tl.int64)
-    while (_missing(poll(pointer, sem, scope), expected, cmp) > 0) & ~late:
+    where: tl.constexpr = _scope_that_acquires(sem, scope, is_hip())
+    while (_missing(poll(pointer, sem, where), expected, cmp) > 0) & ~late:
         polls += 1
         if timeout_ns > 0:  # noqa: SIM102
             if polls % _POLLS_PER_CLOCK == 0:
