@@ -147,12 +147,13 @@ class Tuner:
         wrong = tuple(f"{op} {label} at {where}: {problem}" for (op, label, where), problem in self._wrong.items())
         return Tuned(device_name(self._ctx), tuple(entries), wrong, tuple(self._passed_over))
 
-    def best_launches(self, point: Point, series: Series) -> dict[Launch, float] | None:
+    def best_launches(self, point: Point, series: Series, *, all_of_them: bool = False) -> dict[Launch, float] | None:
         """Measure a point.
 
         Args:
             point: the point.
             series: of the smaller points before it.
+            all_of_them: return also what is too slow for an entry: it tells tables of other places that it is.
 
         Returns:
             The best launch of each algorithm that is fast enough for an entry, in seconds, the fastest first; None if
@@ -163,12 +164,17 @@ class Tuner:
             self._passed_over.append(f"{point.op} at {point.where}: {reason}")
             return None
         try:
-            return self._best_launches(point, series)
+            fastest = self._fastest_launches(point, series)
         except HeapExhaustedError as error:  # on all ranks alike; what was measured before is kept
             self._passed_over.append(f"{point.op} at {point.where}: {error}")
             return None
+        if not fastest or all_of_them:
+            return fastest
+        best = next(iter(fastest.values()))
+        useful = [(launch, s) for launch, s in fastest.items() if s <= _USEFUL * best]
+        return dict(useful[:_MAX_ENTRIES])
 
-    def _best_launches(self, point: Point, series: Series) -> dict[Launch, float] | None:
+    def _fastest_launches(self, point: Point, series: Series) -> dict[Launch, float] | None:
         tunings = self._tunings(point)
         if len(tunings) < 2 and not series.before:
             self._passed_over.append(f"{point.op}: only {', '.join(tunings) or 'nothing'} can serve it")
@@ -191,8 +197,7 @@ class Tuner:
         best = next(iter(fastest.values()))
         series.learn({name: seconds / best for (name, _), seconds in fastest.items()})
         self._report(point, fastest)
-        useful = [(launch, s) for launch, s in fastest.items() if s <= _USEFUL * best]
-        return dict(useful[:_MAX_ENTRIES])
+        return fastest
 
     def _is_over(self) -> bool:
         """Whether the limit was reached: by rank 0's clock, so that all stop at the same point."""

@@ -231,8 +231,8 @@ def joined(
 ) -> list[Entry]:
     """Add algorithms that were measured elsewhere only, so that they do not lose for not having been measured here.
 
-    Times of two places compare only in relation to an algorithm that both have: the fastest of them here, which would
-    be taken without the new ones.
+    Times of two places compare only in relation to an algorithm that both have; where these disagree, the one counts
+    by which the new ones take longest.
 
     Args:
         found: what is known already.
@@ -249,8 +249,7 @@ def joined(
     both = here.keys() & there.keys()
     if not both:
         return found
-    link = min(both, key=lambda name: here[name].seconds)
-    unit = here[link].seconds / there[link].seconds * doubt
+    unit = max(here[name].seconds / there[name].seconds for name in both) * doubt
     new = [
         replace(each, seconds=each.seconds * unit)
         for name, each in there.items()

@@ -29,9 +29,10 @@ M_WEIGHT, GROUP_WEIGHT = 2.0, 0.5
 """How far away another shape is: M decides how short a product is, and counts more; twice the ranks are half as far as
 twice the size."""
 
-DOUBT, RELUCTANCE = 0.005, 0.15
-"""What was measured elsewhere only is said to take longer by the first part for each power of two, and by the second
-one where something was measured here: that is left for a clear gain only."""
+DOUBT, GROUP_DOUBT, RELUCTANCE = 0.005, 0.1, 0.15
+"""What was measured elsewhere only is said to take longer by the first part for each power of two, by the second for
+each one between the numbers of ranks (more ranks, shorter pieces), and by the third where something was measured here:
+that is left for a clear gain only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +94,14 @@ class FusedTable:
             apart = [abs(math.log2(mine / its)) for mine, its in zip(shape, request.shape, strict=True)]
             if max(apart) <= FAR:
                 distance = math.hypot(M_WEIGHT * apart[0], *apart[1:])
-                distance += GROUP_WEIGHT * abs(math.log2(size / request.group_size))
+                octaves = abs(math.log2(size / request.group_size))
+                distance += GROUP_WEIGHT * octaves
                 entries = [_entry(row, self, request) for row in sorted(there, key=lambda row: row.seconds)]
                 is_here = size == request.group_size and max(apart) <= NEAR
                 if not is_here:
                     where = "" if max(apart) <= NEAR else f"a product of {' x '.join(map(str, shape))}"
                     entries = [replace(e, config={}, note="; ".join(filter(None, (where, e.note)))) for e in entries]
-                found.append(_Point(distance, names.index(dtype), shape, is_here, tuple(entries), known))
+                found.append(_Point(distance, octaves, names.index(dtype), shape, is_here, tuple(entries), known))
         return found
 
 
@@ -108,6 +110,7 @@ class _Point(NamedTuple):
 
     Attributes:
         distance: from what is asked, in powers of two.
+        octaves: those between the numbers of ranks.
         rank_of_dtype: place of the rows' element type among those that speak of the request.
         shape: (m, n, k).
         is_here: it is near, with as many ranks.
@@ -116,6 +119,7 @@ class _Point(NamedTuple):
     """
 
     distance: float
+    octaves: float
     rank_of_dtype: int
     shape: tuple[int, int, int]
     is_here: bool
@@ -224,10 +228,15 @@ class FusedTables:
         points.sort(key=lambda point: (point.distance, point.rank_of_dtype))  # else as the folders lie
         found: list[Entry] = []
         known: set[str] = set()
+        places: set[Any] = set()
         for point in points:
+            place = (point.shape, point.distance, point.rank_of_dtype)
+            if place in places:  # measured again since, in a folder that counts more
+                continue
+            places.add(place)
             if abs(math.log2(point.shape[0] / points[0].shape[0])) > NEAR:
                 continue
-            doubt = DOUBT * point.distance + (RELUCTANCE if points[0].is_here else 0)
+            doubt = DOUBT * point.distance + GROUP_DOUBT * point.octaves + (RELUCTANCE if points[0].is_here else 0)
             found = joined(found, point.entries, known, 1 + doubt)
             known |= point.known
         return found

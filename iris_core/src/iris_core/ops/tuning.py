@@ -95,7 +95,8 @@ def tune_operations_on_this_rank(wanted: FusedTuneOptions, options: RunOptions) 
     rows: list[Measured] = []
     with tuner_of_this_rank(options) as tuner:
         for name, sample in wanted.samples(tuner.ctx.cur_rank, tuner.ctx.num_ranks):
-            for (algorithm, config), seconds in (tuner.best_launches(_Shape(name, sample), Series()) or {}).items():
+            point = _Shape(name, sample)
+            for (algorithm, config), seconds in (tuner.best_launches(point, Series(), all_of_them=True) or {}).items():
                 row = Measured(sample.op, name, sample.shape, sample.gather_dim, algorithm, seconds, dict(config))
                 rows.append(row)
         return tuner.found(rows)
