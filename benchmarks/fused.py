@@ -34,7 +34,6 @@ from iris_core.ops import FusedConfig
 from iris_core.ops.samples import SPOILED, FusedSample
 
 if TYPE_CHECKING:
-
     from iris_core import Iris
     from iris_core.bench import RunOptions, State
 

@@ -185,6 +185,11 @@ def test_eight_gpus_get_what_won_there(op, chosen, monkeypatch):
         assert algorithm.name == name, (op, nbytes, why)
 
 
+def test_launches_of_rare_kinds_can_be_dropped():
+    """A program whose lengths vary makes new kinds without end."""
+    assert all(each.drops_plans for each in (*fast_collectives(), *collectives()))
+
+
 def test_messages_of_powers_of_two_go_in_one_launch():
     """Two halves of what comes from eight members fit into a region of twice the message."""
     sizes = []

@@ -183,11 +183,13 @@ class Push(_Gluon):
         if options["uneven"] or not request.direct_out:  # of uneven calls, all members need it if one does
             landing, capacity = pieces(team, part, item, team.size, name=_LANDING)
         blocks = self._blocks(request, team, None if part is None else part * team.size, item, reduces=False)
+        words = torch.tensor(table, dtype=torch.int64, device=team.device)
         arguments = self._arguments(team, blocks, landing, capacity, inner, outer, item) | {
-            "table": torch.tensor(table, dtype=torch.int64, device=team.device),
+            "table": words,
             "DIRECT": request.direct_out,
         }
-        return Plan(BoundKernel(push, blocks.programs, arguments, PER_CALL, team.device, blocks.options), carrier)
+        kernel = BoundKernel(push, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
+        return Plan(kernel, carrier, memory=words)
 
 
 def _table(request: CollectiveRequest, parts: int) -> tuple[list[int], int | None]:
@@ -224,6 +226,8 @@ class PushBulk(_Gluon):
 
     uses = ("comm_sms", "num_warps", "threads_per_warp")
     measured_only = True
+    drops_plans = False
+    """The kernel's scratch memory comes with its first launch, and graphs know it."""
 
     def __init__(self, op: str) -> None:
         super().__init__(op, "gluon_bulk")

@@ -62,6 +62,7 @@ class PacketCollective:
 
     Attributes:
         measured_only: of those that CPU ranks emulate: the model knows GPUs.
+        drops_plans: a plan has regions of the team only, which stay, and which one made again finds.
 
     Args:
         op: the operation.
@@ -70,6 +71,7 @@ class PacketCollective:
         emulate: serve ranks on the CPU, too, however slowly: for tests of the protocol.
     """
 
+    drops_plans = True
     _measured_only = False
 
     def __init__(self, op: str, form: str, encoding: str, *, emulate: bool = False) -> None:
