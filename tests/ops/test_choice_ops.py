@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from iris_core import Iris
+from iris_core.ccl.choice import Chooser
 from iris_core.errors import ArgumentError, SettingsError, UnsupportedError
 from iris_core.ops import FusedConfig, FusedWorkspace
 from iris_core.ops.calls import OPS, Call, request_of
@@ -383,3 +384,20 @@ def test_an_unused_workspace():
     assert not workspace.matches("", (), torch.float32, 0)
     workspace.clear()
     assert repr(workspace).startswith("FusedWorkspace(operation=''")
+
+
+def test_calls_that_take_the_host_longer_than_the_device(tmp_path):
+    """Tables are measured in graphs; a call that is launched by the host takes what its launches take."""
+    by_name = {each.name: each for each in operations() if each.op == "all_gather_matmul"}
+    offered = [by_name["copy_engine"], by_name["fetch"]]
+    short, long = ((512, 7168, 4096), {"copy_engine": 50, "fetch": 60}), (LARGE, {"copy_engine": 600, "fetch": 700})
+    rows = [
+        measured(op="all_gather_matmul", gather_dim=0, shape=shape, algorithm=name, seconds=us * 1e-6, config={})
+        for shape, times in (short, long)
+        for name, us in times.items()
+    ]
+    write_fused_table(tmp_path / "table.json", "GPU", 8, {}, rows)
+    chooser = Chooser(offered, FusedTables([tmp_path], "GPU"), ())
+    for shape, name in (((512, 7168, 4096), "fetch"), (LARGE, "copy_engine")):
+        request = layer_request("all_gather_matmul", 0, shape[0], shape[1] * 8, shape[2], 8)
+        assert chooser._measured(request)[0].algorithm == name

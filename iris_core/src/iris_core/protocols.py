@@ -344,6 +344,7 @@ class FusedOperation(Protocol):
     Plugins of the entry-point group iris.collectives may bring one, like a `Collective`.  Optional members are those of
     a `Collective`; `tunings(request)` returns fields of FusedConfig.  `repeatable = False` says that results may differ
     from run to run: such an algorithm is to be `measured_only`, and `iris tune` leaves it out.
+    `host_seconds(request)` is what a call costs the CPU, where that may be longer than what it costs the device.
     """
 
     @property

@@ -151,7 +151,7 @@ class Chooser:
             else _supports(algorithm, request, config)
             for each, algorithm in known.items()
         }
-        for entry in self._tables.lookup(request):
+        for entry in self._measured(request):
             if left_out and entry.algorithm in left_out:
                 continue
             wish = _with_config(request, entry)
@@ -173,6 +173,21 @@ class Chooser:
         cheapest = min(modelled, key=lambda each: known[each].cost(request))
         why = "the cheapest by its model" if len(modelled) > 1 else "the only one that can"
         return Choice(known[cheapest], why, request)
+
+    def _measured(self, request: CollectiveRequest) -> list[Entry]:
+        """What the tables say, the fastest first: a call takes at least as long as it takes the CPU to ask for it.
+
+        Tables are measured in graphs; whether a call will be captured is not known when its algorithm is chosen.
+        """
+        entries = self._tables.lookup(request)
+        costs = {
+            name: each.host_seconds(request)
+            for name, each in self._by_op.get(request.op, {}).items()
+            if hasattr(each, "host_seconds")
+        }
+        if not costs:
+            return entries
+        return sorted(entries, key=lambda entry: max(entry.seconds, costs.get(entry.algorithm, 0.0)))
 
     def explain(
         self, request: CollectiveRequest, config: Config | None, left_out: Mapping[str, str] | None = None

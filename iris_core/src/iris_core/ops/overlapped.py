@@ -92,6 +92,10 @@ class Overlapped(Unfused):
         hidden = max(product, moving) + min(product, moving) / pieces
         return hidden + pieces * fixed_s(request, launches=2, meetings=2)
 
+    def host_seconds(self, request: FusedRequest) -> float:
+        """Estimate what a call costs the CPU: two launches and two waits for each piece (hosts of H200s)."""
+        return 0.0 if request.target.type is DeviceType.CPU else 6e-5 * len(self._bounds(request))
+
     def tunings(self, request: FusedRequest) -> list[dict[str, Any]]:
         """Return numbers of pieces that are worth measuring, the own choice first."""
         found: dict[int, dict[str, Any]] = {}

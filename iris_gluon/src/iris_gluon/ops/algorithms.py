@@ -479,6 +479,10 @@ class HopperCopyEngine(_HopperGather):
         meetings = 1 if self._pushes else 2
         return hidden + moving / max(others, 1) + fixed_s(request, launches=others + 3, meetings=meetings)
 
+    def host_seconds(self, request: FusedRequest) -> float:
+        """Estimate what a call costs the CPU: a copy and a word for each member (hosts of H200s)."""
+        return 0.0 if request.target.type is DeviceType.CPU else 3e-5 + 1.5e-5 * request.group_size
+
     def prepare(self, request: FusedRequest, host: Host) -> Any:
         """Find memory for A of all and for the words, bind the kernel."""
         on_cpu = request.target.type is DeviceType.CPU
