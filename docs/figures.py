@@ -25,7 +25,7 @@ class Figure:
         file: under benchmarks/results, without ".json".
         benchmark, provider, params: which result of it.
         shown: how its number is written; a format string over the result's fields.
-        beside: the same for the provider that it is compared with in that run, its `baseline` or best peer; may be
+        beside: the same for the provider that it is compared with in that run, its best peer or `baseline`; may be
             empty.
     """
 
@@ -128,7 +128,7 @@ def table() -> str:
     hosts: dict[str, set[str]] = {}
     for figure in FIGURES:
         own = find(figure, figure.provider)
-        other = own.get("baseline") or own.get("best_peer")
+        other = own.get("best_peer") or own.get("baseline")
         beside = figure.beside.format(**find(figure, other)) if figure.beside else ""
         file = f"[{figure.file}](benchmarks/results/{figure.file}.json)"
         lines.append(f"| {figure.what} | {figure.shown.format(**own)} | {beside} | {own['num_ranks']} | {file} |")
