@@ -70,7 +70,7 @@ def in_groups(device, sets, rounds, cases=IN_GROUPS, backend="triton"):
                 tensors = Tensors(ctx, case, members.index(ctx.cur_rank) if mine else 0, len(members))
                 if mine:
                     tensors.fill(turn)
-                    call(ctx, case, tensors, group)
+                    call(ctx, case, tensors, group if turn % 2 else list(members))
                     wrong += verify(case, tensors, turn, f" in group {members}")
         ctx.barrier()
     return wrong

@@ -55,11 +55,13 @@ class _Setting:
 
     Args:
         context: the open Iris.
-        group: a process group of torch.distributed; None for all ranks.
+        group: a process group of torch.distributed, or a list of ranks; None for all.
         config: of the operation that is the forward pass.
     """
 
-    def __init__(self, context: Iris, group: dist.ProcessGroup | None, config: FusedConfig | None = None) -> None:
+    def __init__(
+        self, context: Iris, group: dist.ProcessGroup | Sequence[int] | None, config: FusedConfig | None = None
+    ) -> None:
         self.ops = context.ops
         self.ccl = context.ccl
         self.members = context.ops.members_of(group)
@@ -271,7 +273,7 @@ def linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    group: dist.ProcessGroup | None = None,
+    group: dist.ProcessGroup | Sequence[int] | None = None,
 ) -> torch.Tensor:
     """Return x @ weight.T + bias, the own features of a layer that is divided by output features.
 
@@ -282,7 +284,7 @@ def linear(
         x: (..., in), the same on all members.
         weight: (out / W, in), this member's part.
         bias: (out / W,) or None.
-        group: a process group of torch.distributed; None for all ranks.
+        group: a process group of torch.distributed, or a list of ranks; None for all.
 
     Returns:
         (..., out / W).
@@ -301,7 +303,7 @@ def linear_all_gather(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    group: dist.ProcessGroup | None = None,
+    group: dist.ProcessGroup | Sequence[int] | None = None,
     config: FusedConfig | None = None,
 ) -> torch.Tensor:
     """Return all features of a layer that is divided by output features: (..., out).
@@ -326,7 +328,7 @@ def linear_all_reduce(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    group: dist.ProcessGroup | None = None,
+    group: dist.ProcessGroup | Sequence[int] | None = None,
     config: FusedConfig | None = None,
 ) -> torch.Tensor:
     """Return the sum of all members' x @ weight.T, + bias: (..., out), the same on all.
@@ -355,7 +357,7 @@ def all_gather_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    group: dist.ProcessGroup | None = None,
+    group: dist.ProcessGroup | Sequence[int] | None = None,
     config: FusedConfig | None = None,
 ) -> torch.Tensor:
     """Return the own features of a layer for the rows of all members: (rows, ..., out / W).
@@ -385,7 +387,7 @@ def linear_reduce_scatter(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    group: dist.ProcessGroup | None = None,
+    group: dist.ProcessGroup | Sequence[int] | None = None,
     config: FusedConfig | None = None,
 ) -> torch.Tensor:
     """Return this member's rows of the sum of all members' x @ weight.T, + bias: (rows / W, ..., out).
@@ -447,7 +449,7 @@ class _Parallel(torch.nn.Module):
         out_features: int,
         shape: Sequence[int],
         bias_features: int | None,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup | Sequence[int] | None,
         dtype: torch.dtype | None,
         config: FusedConfig | None,
     ) -> None:
@@ -515,7 +517,7 @@ class ColumnParallelLinear(_Parallel):
         context: the open Iris; the layer does not close it.
         in_features, out_features: of the whole layer; the ranks divide `out_features`.
         bias: whether there is one; it is divided like the output.
-        group: a process group of torch.distributed; None for all ranks.
+        group: a process group of torch.distributed, or a list of ranks; None for all.
         gather_output: return the features of all members instead of the own ones.
         sequence_parallel: x is this member's part of the first dimension, and is gathered; not with gather_output.
         dtype: of the parameters; torch's default if None.
@@ -546,7 +548,7 @@ class ColumnParallelLinear(_Parallel):
         out_features: int,
         bias: bool = True,
         *,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         gather_output: bool = False,
         sequence_parallel: bool = False,
         dtype: torch.dtype | None = None,
@@ -599,7 +601,7 @@ class RowParallelLinear(_Parallel):
         context: the open Iris; the layer does not close it.
         in_features, out_features: of the whole layer; the ranks divide `in_features`.
         bias: whether there is one; it is the same on all members, and added once.
-        group: a process group of torch.distributed; None for all ranks.
+        group: a process group of torch.distributed, or a list of ranks; None for all.
         input_is_parallel: x has this member's features; else it has all of them, and the layer takes its part.
         sequence_parallel: return this member's part of the first dimension instead of all of it.
         dtype: of the parameters; torch's default if None.
@@ -620,7 +622,7 @@ class RowParallelLinear(_Parallel):
         out_features: int,
         bias: bool = True,
         *,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         input_is_parallel: bool = True,
         sequence_parallel: bool = False,
         dtype: torch.dtype | None = None,
@@ -659,7 +661,9 @@ class RowParallelLinear(_Parallel):
         return function(self._context, x, self.weight, self.bias, group=self._group, config=self._config)
 
 
-def _division(layer: str, what: str, features: int, context: Iris, group: dist.ProcessGroup | None) -> int:
+def _division(
+    layer: str, what: str, features: int, context: Iris, group: dist.ProcessGroup | Sequence[int] | None
+) -> int:
     """Number of ranks that divide a layer's features."""
     size = len(context.ops.members_of(group))
     if features % size:

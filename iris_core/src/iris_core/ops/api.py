@@ -16,7 +16,7 @@ from iris_core.ops.precision import torch_allows_tf32
 from iris_core.ops.workspace import FusedWorkspace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch.distributed as dist
 
@@ -65,7 +65,8 @@ class Operations:
         async_op: return a handle (`wait()`, `is_completed()`) instead of running on the current stream.
         config: how to run; see `iris_core.ops.FusedConfig`.
         workspace: holds the plans and their local memory instead of the context; see `FusedWorkspace`.
-        group: a process group of torch.distributed with any ranks of this world, in any order; None for all.
+        group: a process group of torch.distributed with any ranks of this world, in any order, or a list of such ranks;
+            None for all.
 
     All return the workspace, which knows the call; with `async_op` the handle.
 
@@ -107,7 +108,7 @@ class Operations:
         config: FusedConfig | None = None,
         workspace: FusedWorkspace | None = None,
         *,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
     ) -> FusedWorkspace | Work:
         """Add up the products of all members; all get the same bits.  See `Operations`."""
         return self._run("matmul_all_reduce", output, A, B, bias, group, async_op, config, workspace)
@@ -122,7 +123,7 @@ class Operations:
         config: FusedConfig | None = None,
         workspace: FusedWorkspace | None = None,
         *,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         gather_dim: int = 1,
     ) -> FusedWorkspace | Work:
         """Multiply the shards of all members, put together, with this member's B.  See `Operations`.
@@ -144,7 +145,7 @@ class Operations:
         config: FusedConfig | None = None,
         workspace: FusedWorkspace | None = None,
         *,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         gather_dim: int = 0,
     ) -> FusedWorkspace | Work:
         """Give every member the products of all.  See `Operations`.
@@ -165,7 +166,7 @@ class Operations:
         config: FusedConfig | None = None,
         workspace: FusedWorkspace | None = None,
         *,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         layout: str = _TORCH,
     ) -> FusedWorkspace | Work:
         """Add up the products of all members; each gets its part of the sum.  See `Operations`.
@@ -189,7 +190,7 @@ class Operations:
         config: FusedConfig | None = None,
         workspace: FusedWorkspace | None = None,
         *,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
     ) -> FusedWorkspace:
         """Prepare a call without launching anything; the next such call exchanges nothing between hosts.
 
@@ -206,7 +207,7 @@ class Operations:
         config: FusedConfig | None = None,
         workspace: FusedWorkspace | None = None,
         *,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         gather_dim: int = 1,
     ) -> FusedWorkspace:
         """Prepare a call; see `matmul_all_reduce_preamble`."""
@@ -221,7 +222,7 @@ class Operations:
         config: FusedConfig | None = None,
         workspace: FusedWorkspace | None = None,
         *,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         gather_dim: int = 0,
     ) -> FusedWorkspace:
         """Prepare a call; see `matmul_all_reduce_preamble`."""
@@ -236,7 +237,7 @@ class Operations:
         config: FusedConfig | None = None,
         workspace: FusedWorkspace | None = None,
         *,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[int] | None = None,
         layout: str = _TORCH,
     ) -> FusedWorkspace:
         """Prepare a call; see `matmul_all_reduce_preamble`."""
@@ -276,7 +277,7 @@ class Operations:
         operation(asked, output, A, B, bias, **options)
         return asked.answer()
 
-    def members_of(self, group: dist.ProcessGroup | None = None) -> tuple[int, ...]:
+    def members_of(self, group: dist.ProcessGroup | Sequence[int] | None = None) -> tuple[int, ...]:
         """Return the ranks of this context's world that form a group, in the group's order.
 
         Raises:
@@ -293,7 +294,7 @@ class Operations:
         a: torch.Tensor,
         b: torch.Tensor,
         bias: torch.Tensor | None,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup | Sequence[int] | None,
         async_op: bool,
         config: FusedConfig | None,
         workspace: FusedWorkspace | None,
@@ -313,7 +314,7 @@ class Operations:
         a: torch.Tensor,
         b: torch.Tensor,
         bias: torch.Tensor | None,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup | Sequence[int] | None,
         config: FusedConfig | None,
         workspace: FusedWorkspace | None,
         gather_dim: int | None = None,
@@ -328,7 +329,7 @@ class Operations:
         a: torch.Tensor,
         b: torch.Tensor,
         bias: torch.Tensor | None,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup | Sequence[int] | None,
         config: FusedConfig | None,
         workspace: FusedWorkspace | None,
         gather_dim: int | None,
@@ -368,6 +369,8 @@ class Operations:
                     ):  # fmt: skip
                         check_apart(op, out, a, b, bias)  # one may lie in the gaps of the other
         except (AttributeError, TypeError):  # something is no tensor, or cannot be a key: the binder says what
+            if isinstance(group, list):
+                return self._find(op, out, a, b, bias, tuple(group), config, workspace, gather_dim, layout)
             key = None
         if bound is None:
             question = Question(op, out, a, b, bias, group, config, gather_dim, layout)
@@ -399,7 +402,7 @@ class _Asked(Operations):
         a: torch.Tensor,
         b: torch.Tensor,
         bias: torch.Tensor | None,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup | Sequence[int] | None,
         async_op: bool,
         config: FusedConfig | None,
         workspace: FusedWorkspace | None,

@@ -29,6 +29,8 @@ from iris_core.ops.workspace import FusedWorkspace
 from iris_core.types import DeviceType
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch.distributed as dist
 
     from iris_core.ccl.binding import Binder
@@ -46,7 +48,7 @@ class Question(NamedTuple):
     a: Any
     b: Any
     bias: Any
-    group: dist.ProcessGroup | None
+    group: dist.ProcessGroup | Sequence[int] | None
     config: FusedConfig | None
     gather_dim: int | None
     layout: str
@@ -177,7 +179,7 @@ class OperationBinder:
         """
         return self._left_out.setdefault((request.members, *calls.shared_facts(request).values()), {})
 
-    def members_of(self, group: dist.ProcessGroup | None) -> tuple[int, ...]:
+    def members_of(self, group: dist.ProcessGroup | Sequence[int] | None) -> tuple[int, ...]:
         """Return the world ranks of a group's members, in its order; all for None."""
         return self._binder.members_of(group)
 

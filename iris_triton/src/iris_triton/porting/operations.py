@@ -14,7 +14,7 @@ from iris_triton.porting.configs import FusedConfig, Obliging
 from iris_triton.porting.pending import Handle, UnderWay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
     import torch.distributed as dist
@@ -70,7 +70,7 @@ class PortedOperations(Operations):
     def __init__(self, binder: OperationBinder) -> None:
         super().__init__(binder)
         self.under_way = UnderWay()
-        self.meet: Callable[[dist.ProcessGroup | None], None] | None = None
+        self.meet: Callable[[dist.ProcessGroup | Sequence[int] | None], None] | None = None
         self._obliging = Obliging()
 
     matmul_all_reduce = _by_either_name(Operations.matmul_all_reduce)
@@ -85,7 +85,7 @@ class PortedOperations(Operations):
         a: torch.Tensor,
         b: torch.Tensor,
         bias: torch.Tensor | None,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup | Sequence[int] | None,
         async_op: bool,
         config: CoreFusedConfig | None,
         workspace: FusedWorkspace | None,
@@ -120,7 +120,7 @@ class PortedOperations(Operations):
         a: torch.Tensor,
         b: torch.Tensor,
         bias: torch.Tensor | None,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup | Sequence[int] | None,
         config: CoreFusedConfig | None,
         workspace: FusedWorkspace | None,
         gather_dim: int | None = None,
@@ -131,7 +131,7 @@ class PortedOperations(Operations):
         call = lambda c: prepare(op, out, a, b, bias, group, c, workspace, gather_dim, layout)
         return self._obliging.run(op, config, call, tiles=layout == _TILES)
 
-    def _layout(self, op: str, out: Any, a: Any, b: Any, group: dist.ProcessGroup | None, layout: str) -> str:
+    def _layout(self, op: str, out: Any, a: Any, b: Any, group: dist.ProcessGroup | Sequence[int] | None, layout: str) -> str:
         if op != "matmul_reduce_scatter":
             return layout
         return _scattered(out, a, b, len(self.members_of(group)), layout)
