@@ -131,7 +131,9 @@ class PortedOperations(Operations):
         call = lambda c: prepare(op, out, a, b, bias, group, c, workspace, gather_dim, layout)
         return self._obliging.run(op, config, call, tiles=layout == _TILES)
 
-    def _layout(self, op: str, out: Any, a: Any, b: Any, group: dist.ProcessGroup | Sequence[int] | None, layout: str) -> str:
+    def _layout(
+        self, op: str, out: Any, a: Any, b: Any, group: dist.ProcessGroup | Sequence[int] | None, layout: str
+    ) -> str:
         if op != "matmul_reduce_scatter":
             return layout
         return _scattered(out, a, b, len(self.members_of(group)), layout)
