@@ -77,9 +77,10 @@ def test_every_layout(target, source, dtype):
 
 
 def test_strided_outputs_are_written_by_16_bytes():
-    words, numbers = torch.int64, (1, 1, 1 << 40, 1 << 40, 1 << 40)
+    words, anything = torch.int64, 1 << 40
+    ranks, parts, bound = (1, 1, 1), (anything,) * 6, (anything, anything)  # of equal parts there is no table
     sides = ((), (), (4, 8192, 7168), (7168, 28672, 1))
-    arguments = (torch.bfloat16, torch.bfloat16, words, torch.uint8, words, words, *numbers, *sides)
+    arguments = (torch.bfloat16, torch.bfloat16, words, torch.uint8, None, words, *ranks, *parts, *bound, *sides)
     constants = {"SIZE": 4, "SOURCE": "direct", "SHARED": True, "IN_DIMS": 0, "OUT_DIMS": 3, "BLOCK": 2048}
     text = assembly(compile_for(pull, arguments, constants, "sm_90"))
     assert re.search(r"st\.global\.v4\.b32", text)

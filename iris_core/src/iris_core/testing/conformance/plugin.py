@@ -174,10 +174,13 @@ class PluginConformance:
             load_plugin_settings(info.name, cls, {"no_such_setting": 1})
 
     # -- host tier ----------------------------------------------------------------------------------------------------
-    def test_host_diagnosis(self, plugin: Any, pool: RankPool, installed: PluginRecord) -> None:
+    def test_host_diagnosis(
+        self, request: pytest.FixtureRequest, plugin: Any, info: PluginInfo, pool: RankPool
+    ) -> None:
         """What `iris doctor` shows of it: findings with a subject and a text, with devices and without any."""
         if not hasattr(plugin, "iris_plugin_diagnose"):
-            pytest.skip(f"{installed.name!r} does not implement iris_plugin_diagnose")
+            pytest.skip(f"{info.name!r} does not implement iris_plugin_diagnose")
+        installed: PluginRecord = request.getfixturevalue("installed")
         ((nowhere, here),) = pool.run(jobs.diagnose, 1, self.kind, installed.qualified_name)
         for subject, _, text, data in (*nowhere, *here):
             assert subject.strip(), "a finding has no subject"
