@@ -30,6 +30,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.ops.calls import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,7 +82,7 @@ def _bias_grad(grad: torch.Tensor, wanted: bool) -> torch.Tensor | None:
     return grad.sum(0, dtype=torch.float32).to(grad.dtype) if wanted else None
 
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = tuple(getattr(torch, name) for name in PLAIN)
 
 
 def _check(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, features: int) -> None:
@@ -471,9 +472,8 @@ class _Parallel(torch.nn.Module):
         generator, and each member goes on from there by its own.  A bias that all members share becomes 0.  To begin
         with a layer that is not divided, `load_whole`.
         """
-        members = self._context.ops.members_of(self._group)
         generator = torch.Generator(self.weight.device)
-        generator.manual_seed(int(torch.randint(1 << 48, ())) + members.index(self._context.cur_rank))
+        generator.manual_seed(int(torch.randint(1 << 48, ())) + _Setting(self._context, self._group).rank)
         bound = self.in_features**-0.5
         with torch.no_grad():
             self.weight.uniform_(-bound, bound, generator=generator)
@@ -488,12 +488,11 @@ class _Parallel(torch.nn.Module):
             raise ArgumentError(f"{name}: the whole weight is {whole}, not {tuple(weight.shape)}")
         if bias is not None and tuple(bias.shape) != whole[:1]:
             raise ArgumentError(f"{name}: the whole bias is {whole[:1]}, not {tuple(bias.shape)}")
-        members = self._context.ops.members_of(self._group)
-        own = members.index(self._context.cur_rank)
+        setting = _Setting(self._context, self._group)
         with torch.no_grad():
-            self.weight.copy_(weight.chunk(len(members), dim)[own])
+            self.weight.copy_(weight.chunk(setting.size, dim)[setting.rank])
             if self.bias is not None and bias is not None:
-                self.bias.copy_(bias.chunk(len(members))[own] if self._divides_bias else bias)
+                self.bias.copy_(bias.chunk(setting.size)[setting.rank] if self._divides_bias else bias)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A layer with parameters of its own, of the same context and group."""

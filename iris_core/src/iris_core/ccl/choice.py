@@ -130,6 +130,7 @@ class Chooser:
             UnsupportedError: none does, or the one that was named does not; with the reasons.
             ArgumentError: the one that was named does not exist, or is named twice.
         """
+        left_out = left_out or {}
         known = self._by_op.get(request.op, {})
         name, by = config.named(request.op) if config is not None else (None, "")
         if name is not None and config is not None and config.use_gluon and by != "algorithm":
@@ -146,13 +147,11 @@ class Chooser:
                 raise UnsupportedError(f"{request.op}: algorithm {name!r} cannot serve this call: {answer.reason}")
             return Choice(known[name], f"named by {by}={name!r}", request)
         answers = {
-            each: Availability.no(left_out[each])
-            if left_out and each in left_out
-            else _supports(algorithm, request, config)
+            each: Availability.no(left_out[each]) if each in left_out else _supports(algorithm, request, config)
             for each, algorithm in known.items()
         }
         for entry in self._measured(request):
-            if left_out and entry.algorithm in left_out:
+            if entry.algorithm in left_out:
                 continue
             wish = _with_config(request, entry)
             if entry.algorithm in known and _supports(known[entry.algorithm], wish, config):
