@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from ccl_cases import OPS, Case, expected
 from jobs_ccl import Tensors, bits, call, verify
-from jobs_common import environment
+from jobs_common import environment, soon
 
 from iris_core import Iris
 from iris_core.ccl import Config, ReduceOp
@@ -310,7 +310,7 @@ def stays_away(device):
 
     Afterwards all put the team back to its beginning, and go on.
     """
-    with environment(IRIS_DEVICE_TIMEOUT="0.5"), Iris("8MiB", device=device) as ctx:
+    with environment(IRIS_DEVICE_TIMEOUT=soon(device)), Iris("8MiB", device=device) as ctx:
         x, y = ctx.ones(6, 4), ctx.zeros(6, 4)
         ctx.ccl.all_reduce(y, x)
         ctx.barrier()

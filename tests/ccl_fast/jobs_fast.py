@@ -8,7 +8,7 @@ import jobs_ccl
 import torch
 import torch.distributed as dist
 from ccl_cases import Case
-from jobs_common import environment
+from jobs_common import environment, soon
 
 from iris_core import Iris
 from iris_core.ccl import Config
@@ -110,7 +110,7 @@ def leave_one_out(device, algorithm, op):
     """Rank 0 does not come in time; the others say that they waited, and in which call.  After a reset all is well."""
     case = Case(op, "float32", shape=(40,), config={"algorithm": algorithm})
     with (
-        environment(IRIS_TRITON__EMULATE_FAST="1", IRIS_DEVICE_TIMEOUT="0.5"),
+        environment(IRIS_TRITON__EMULATE_FAST="1", IRIS_DEVICE_TIMEOUT=soon(device)),
         Iris("24MiB", device=device) as ctx,
     ):
         tensors = jobs_ccl.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)

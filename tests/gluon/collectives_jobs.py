@@ -8,7 +8,7 @@ import jobs_sequences
 import torch
 from ccl_cases import Case
 from jobs_ccl import bits
-from jobs_common import environment
+from jobs_common import environment, soon
 
 from iris_core import Iris
 from iris_core.ccl import Config
@@ -85,7 +85,7 @@ def same_bits(device, dtypes, reductions, numel):
 def stays_away(device, algorithm):
     """A rank that does not call: what the others are told; then all go on, in both languages."""
     config = Config(algorithm=algorithm)
-    with environment(IRIS_DEVICE_TIMEOUT="0.5"), Iris("8MiB", device=device, backend="gluon") as ctx:
+    with environment(IRIS_DEVICE_TIMEOUT=soon(device)), Iris("8MiB", device=device, backend="gluon") as ctx:
         x, y = ctx.ones(6, 4), ctx.zeros(6, 4)
         ctx.ccl.all_reduce(y, x, config=config)
         ctx.barrier()
