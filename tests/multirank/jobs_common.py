@@ -21,7 +21,7 @@ def environment(**variables):
 
 def soon(device):
     """A bound for waits that are going to fail, in seconds: as short as the compilation on another rank allows."""
-    return "0.5" if device == "cpu" else "6"
+    return "0.5" if device == "cpu" else "10"
 
 
 def compile_together(ctx, launches):
