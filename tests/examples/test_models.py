@@ -35,7 +35,8 @@ def run(pool, name, num_ranks, *args, device="cpu", path=None):
     """Call `main(*args)` of an example; every rank checks its own result and says so."""
     lines = pool.run(jobs_examples.call, num_ranks, str(path or EXAMPLES / name), "main", args, device)
     for rank, line in enumerate(lines):
-        where = "cpu" if device == "cpu" else f"cuda:{rank}"
+        # with --ranks-per-gpu, some ranks share a GPU
+        where = "cpu" if device == "cpu" else f"cuda:{rank % torch.cuda.device_count()}"
         assert line.startswith(f"rank {rank} of {num_ranks} on {where}"), line
         if name in LINES:
             assert re.fullmatch(rf"rank {rank} of {num_ranks} on {where}{LINES[name]}(; [\d.]+ us.*)?", line), line
