@@ -236,7 +236,7 @@ def test_logging_has_the_rank_in_the_record(ctx, caplog):
 def test_a_device_error_is_raised_once(monkeypatch):
     monkeypatch.setenv("IRIS_DEVICE_TIMEOUT", "1")
     with Iris("1MiB", device="cpu") as ctx:
-        status = ctx._status
+        status = ctx._reports.words
         status[:8].copy_(torch.tensor([1, 0, 3, 0x1000, 42, 7, 3, 0]))
         with pytest.raises(DeviceTimeoutError, match=r"program 3: a wait for the word at 0x1000 to be >= 42 .* was 7"):
             ctx.barrier()
@@ -245,7 +245,7 @@ def test_a_device_error_is_raised_once(monkeypatch):
 
 def late(ctx):
     """Leave in the status words what a wait writes that has reached its bound."""
-    ctx._status[:8].copy_(torch.tensor([1, 0, 3, 0x1000, 42, 7, 3, 0]))
+    ctx._reports.words[:8].copy_(torch.tensor([1, 0, 3, 0x1000, 42, 7, 3, 0]))
 
 
 def test_closing_raises_what_no_barrier_has(monkeypatch):

@@ -1,7 +1,7 @@
 """The host API: one `Iris` per rank opens the world, owns the heap and closes everything again.
 
-The path of a context: connect to the world -> choose plugins -> agree with the other ranks -> allocator -> heap ->
-backend -> context tensor -> (tensors, kernels, barriers) -> close.
+The path of a context: open the heap (`iris_core.opening`) -> collectives and operations -> (tensors, kernels, barriers)
+-> close.
 """
 
 from __future__ import annotations
@@ -12,23 +12,18 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from iris_core import bootstrap, device_context, selection
+from iris_core import devices, opening
 from iris_core.ccl.api import Collectives
 from iris_core.ccl.binding import Binder
-from iris_core.device_barrier import DeviceBarriers
-from iris_core.errors import DeviceError, HeapClosedError, IrisError, PeerLostError
-from iris_core.heap import SymmetricHeap
+from iris_core.errors import HeapClosedError, PeerLostError
 from iris_core.logs import rank_logger, set_logger_level
 from iris_core.observers import notify
 from iris_core.ops.api import Operations
 from iris_core.ops.binding import OperationBinder
 from iris_core.registry import default_registry
-from iris_core.settings import check_options, load_plugin_settings, load_settings, warn_unknown_variables
-from iris_core.stream_order import TorchStreams
-from iris_core.system_area import SystemArea
+from iris_core.settings import load_settings, warn_unknown_variables
 from iris_core.tensors import TensorFactories
 from iris_core.tracing.recorder import Tracing
-from iris_core.types import CreateRequest, DeviceTarget, DeviceType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -36,15 +31,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from iris_core.protocols import Allocator, DeviceBackend
-    from iris_core.registry import PluginRecord, Registry
-    from iris_core.selection import Plan
-    from iris_core.settings import IrisSettings
     from iris_core.types import HeapStats
-
-
-_SYSTEM_NBYTES_GPU = 64 << 20  # the defaults of IRIS_SYSTEM_SIZE
-_SYSTEM_NBYTES_CPU = 8 << 20
 
 
 class Iris(TensorFactories):
@@ -108,60 +95,34 @@ class Iris(TensorFactories):
             set_logger_level(settings.log_level)
         registry = default_registry()
         warn_unknown_variables(registry.names())
-        options = dict(options or {})
         self.settings = settings
+        # a weak method: the heap must not keep a dropped context alive
+        on_allocated = weakref.WeakMethod(self._allocated)
         with contextlib.ExitStack() as undo:
-            self._world: bootstrap.World = bootstrap.connect(group, settings.barrier_timeout)
-            undo.callback(self._world.close)
-            self._log = rank_logger(self._world.rank, self._world.world_size)
-            self._plan: Plan = self._everywhere(
-                "choosing plugins", lambda: _choose(registry, settings, options, self._world.rank)
-            )
-            plan = self._plan
-            self.target: DeviceTarget = plan.target
-            facts = plan_facts(plan, int(settings.heap_size)) | {"system_size": str(self._system_nbytes())}
-            bootstrap.check_agreement(self._world, facts)
-            self.device = self.target.torch_device
-            if self.target.type is not DeviceType.CPU:
-                import torch
-
-                torch.cuda.set_device(self.target.index)
-            self._allocator: Allocator = self._everywhere(
-                f"creating allocator {plan.allocator.name!r}", lambda: self._create(plan.allocator, options)
-            )
-            undo.callback(self._allocator.close)
-            self.backend: DeviceBackend = self._everywhere(
-                f"creating backend {plan.backend.name!r}", lambda: self._create(plan.backend, options)
-            )
-            # weak methods: the heap must not keep a dropped context alive
-            on_allocated, synchronize = weakref.WeakMethod(self._allocated), weakref.WeakMethod(self._synchronize)
-            self.heap = SymmetricHeap(
-                self._allocator,
-                self._world,
+            opened = opening.open_heap(
+                settings,
+                dict(options or {}),
+                group,
                 on_allocated=lambda *block: _call(on_allocated, *block),
-                synchronize=lambda: _call(synchronize),
-                usable_nbytes=self._usable_nbytes(),
-                streams=None if plan.target.type is DeviceType.CPU else TorchStreams(plan.target.index),
-                device=self.device,
+                undo=undo,
             )
-            self._everywhere("opening the heap", self.heap.open)
-            undo.callback(self.heap.close)
-            undo.callback(self.backend.detach)  # before the next steps: any may fail on another rank alone
-            self._system_area = SystemArea(self.heap)
-            self._device_barriers = DeviceBarriers(
-                self.heap, self._system_area, self._world, self.backend, plan.backend.name
-            )
-            self._everywhere("clearing the system area", self._clear_system_area)
-            self._everywhere("making the device context", self._make_context)
-            self._everywhere("attaching the backend", lambda: self.backend.attach(self.heap))
+            self._world, self._plan, self._reports = opened.world, opened.plan, opened.reports
+            self._system_area, self._device_barriers = opened.system_area, opened.device_barriers
+            self._context = opened.context_tensor
+            self._log = rank_logger(self._world.rank, self._world.world_size)
+            self.target = opened.plan.target
+            self.device = self.target.torch_device
+            self.backend = opened.backend
+            self.heap = opened.heap
+            make = opened.maker.create
             collectives = Binder(
                 self,
-                self.heap,
-                self._system_area,
-                self._world,
-                self._spec,
-                create=lambda context, record: context._create(record, options),
-                provides=self._allocator.info.provides,
+                opened.heap,
+                opened.system_area,
+                opened.world,
+                opened.spec,
+                create=lambda _, record: make(record),
+                provides=opened.allocator.info.provides,
             )
             undo.callback(collectives.close)
             self._ccl = self._collectives(collectives)
@@ -176,67 +137,6 @@ class Iris(TensorFactories):
         # A context that is dropped without close() still gives everything back, without waiting for the others.
         self._finalizer = weakref.finalize(self, _close_here, closing, self._pid)
         notify("iris_opened", context=self)
-
-    def _everywhere(self, what: str, step: Callable[[], Any]) -> Any:
-        """Run a local step; if it fails on any rank, every rank raises instead of waiting for the failed one."""
-        problem: BaseException | None = None
-        result = None
-        try:
-            result = step()
-        except Exception as e:  # noqa: BLE001 - re-raised below, after the other ranks know
-            problem = e
-        if isinstance(problem, PeerLostError | TimeoutError):
-            raise problem  # the exchange below could only fail again
-        answers = self._world.all_gather_object(None if problem is None else f"{type(problem).__name__}: {problem}")
-        if problem is not None:
-            raise problem
-        failed = [f"rank {rank}: {text}" for rank, text in enumerate(answers) if text is not None]
-        if failed:
-            raise IrisError(f"{what} failed on other ranks:\n" + "\n".join(failed))
-        return result
-
-    def _create(self, record: PluginRecord, options: Mapping[str, Mapping[str, Any]]) -> Any:
-        registry = default_registry()
-        given = options.get(record.name, {})
-        settings = load_plugin_settings(record.name, registry.settings_class(record), given)
-        request = CreateRequest(
-            target=self.target,
-            rank=self._world.rank,
-            world_size=self._world.world_size,
-            heap_nbytes=int(self.settings.heap_size) + self._system_nbytes(),
-            settings=settings,
-        )
-        return registry.create(record, request)
-
-    def _usable_nbytes(self) -> int:
-        """The size that was asked for, in whole granules; what the allocator made beyond it is the system area."""
-        granule = self._allocator.granularity
-        wanted = -(-int(self.settings.heap_size) // granule) * granule
-        return min(wanted, self._allocator.nbytes - self._system_nbytes())
-
-    def _system_nbytes(self) -> int:
-        if self.settings.system_size is not None:
-            return int(self.settings.system_size)
-        return _SYSTEM_NBYTES_CPU if self.target.type is DeviceType.CPU else _SYSTEM_NBYTES_GPU
-
-    def _clear_system_area(self) -> None:
-        self._system_area.clear()
-        self._synchronize()  # a peer may store there as soon as it is open
-
-    def _make_context(self) -> None:
-        import torch
-
-        timeout_s = self.settings.device_timeout
-        self._status = torch.zeros(device_context.STATUS_WORDS, dtype=torch.int64, device=self.device)
-        self._spec = device_context.ContextSpec(
-            rank=self._world.rank,
-            world_size=self._world.world_size,
-            heap_bases=self.heap.heap_bases,
-            timeout_ns=0 if timeout_s is None else max(1, int(timeout_s * 1e9)),
-            status_ptr=self._status.data_ptr(),
-            device=self.device,
-        )
-        self._context = self.backend.make_context(self._spec)
 
     def _allocated(self, offset_bytes: int, nbytes: int) -> None:
         notify("iris_allocated", context=self, offset_bytes=offset_bytes, nbytes=nbytes)
@@ -285,11 +185,7 @@ class Iris(TensorFactories):
 
     def get_cu_count(self) -> int:
         """Return the number of the device's compute units (SMs, CUs); on the CPU, of cores this process may use."""
-        if self.target.type is DeviceType.CPU:
-            return len(os.sched_getaffinity(0))
-        import torch
-
-        return int(torch.cuda.get_device_properties(self.target.index).multi_processor_count)
+        return devices.num_compute_units(self.target)
 
     def get_heap_bases(self) -> torch.Tensor:
         """Return every rank's heap base as this process sees it: int64[num_ranks] on the device.
@@ -360,12 +256,12 @@ class Iris(TensorFactories):
         self._check_open()
         if stream is not None and not hasattr(stream, "synchronize"):
             raise TypeError(f"barrier: stream must be a torch stream or None, not {type(stream).__name__}")
-        self._synchronize(stream)
+        devices.synchronize(self.target, stream)
         if group is None:
             self.heap.barrier_agreement(device_idle=stream is None)
         else:
             self._world.subgroup(group).barrier()
-        self._raise_device_errors(stream)
+        self._reports.check(self._ccl, stream)
 
     def device_barrier(
         self, group: dist.ProcessGroup | None = None, *, stream: Any = None, sem: str = "release"
@@ -403,46 +299,6 @@ class Iris(TensorFactories):
         if stream is not None and not hasattr(stream, "synchronize"):
             raise TypeError(f"device_barrier: stream must be a torch stream or None, not {type(stream).__name__}")
         self._device_barriers.launch(group, stream, sem)
-
-    def _synchronize(self, stream: Any = None) -> None:
-        if stream is not None:
-            stream.synchronize()
-        elif self.target.type is not DeviceType.CPU:
-            import torch
-
-            torch.cuda.synchronize(self.target.index)
-
-    def _raise_device_errors(self, stream: Any = None) -> None:
-        error = self._device_error(stream)
-        if error is not None:
-            self._status.zero_()
-            raise error
-
-    def _device_error(self, stream: Any = None) -> DeviceError | None:
-        """What this rank's kernels have reported, as an error."""
-        import torch
-
-        with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
-            words = self._status.tolist()
-        late: DeviceError | None = None
-        if self.settings.device_timeout is not None:  # else waits are unbounded, and none can have given up
-            late = device_context.status_error(words, self._ccl.describe_wait)
-        if different := self._ccl.describe_mismatch(words):
-            error = DeviceError(different)
-            error.__cause__ = late  # who calls differently may come late, too
-            return error
-        return late
-
-    def _device_error_so_far(self) -> DeviceError | None:
-        """The same without waiting for the device: what runs there may never end, and the device may have failed."""
-        import torch
-
-        try:
-            busy = self.target.type is not DeviceType.CPU and not torch.cuda.current_stream(self.target.index).query()
-            return None if busy else self._device_error()
-        except RuntimeError as e:
-            self.debug(f"nothing is known of what kernels have reported: {e}")
-            return None
 
     def broadcast(self, value: Any, src: int = 0, *, source_rank: int | None = None) -> Any:
         """Return rank `src`'s value on every rank.
@@ -666,11 +522,11 @@ class Iris(TensorFactories):
         try:
             if os.getpid() == self._pid:
                 if synchronize:
-                    self._synchronize()
-                    error = self._device_error()
+                    devices.synchronize(self.target)
+                    error = self._reports.error(self._ccl)
                     self._world.barrier()
                 else:
-                    error = self._device_error_so_far()
+                    error = self._reports.error_so_far(self._ccl, self._log)
         except (PeerLostError, TimeoutError) as e:
             self.warning(f"closing without the other ranks: {e}")
         finally:
@@ -719,77 +575,6 @@ def _call(method: weakref.WeakMethod[Callable[..., None]], *args: Any) -> None:
     alive = method()
     if alive is not None:
         alive(*args)
-
-
-def plan_facts(plan: Plan, heap_nbytes: int) -> dict[str, str]:
-    """What must be equal on all ranks, for `bootstrap.check_agreement`."""
-    import torch
-
-    import iris_core
-
-    return {
-        "iris-core": iris_core.__version__,
-        "torch": torch.__version__,
-        "heap_size": str(heap_nbytes),
-        "device type": plan.target.type.value,
-        "device architecture": plan.target.arch or "any",
-        "allocator": f"{plan.allocator.name} ({plan.allocator.distribution} {plan.allocator.version})",
-        "backend": f"{plan.backend.name} ({plan.backend.distribution} {plan.backend.version})",
-        "context layout": str(device_context.CONTEXT_LAYOUT),
-    }
-
-
-def _choose(registry: Registry, settings: IrisSettings, options: Mapping[str, Mapping[str, Any]], rank: int) -> Plan:
-    plan = selection.select(registry, settings, targets=device_targets(settings.device, rank))
-    check_options(registry, options, (plan.allocator, plan.backend), stacklevel=5)  # whoever made the context
-    return plan
-
-
-def device_targets(device: str | None, rank: int) -> list[DeviceTarget]:
-    """Return the devices that a rank may use, the preferred one first.
-
-    Args:
-        device: "cpu", "cuda", "cuda:1", or None for any.
-        rank: this rank; LOCAL_RANK, where set, decides which GPU it gets.
-
-    Raises:
-        DeviceError: the device does not exist here.
-    """
-    import torch
-
-    cpu = DeviceTarget(DeviceType.CPU)
-    if device is not None:
-        try:
-            wanted = torch.device(device)
-        except RuntimeError as e:
-            raise DeviceError(f"device {device!r} is no device of torch: say 'cpu', 'cuda' or 'cuda:1'") from e
-        if wanted.type == "cpu":
-            return [cpu]
-        if wanted.type != "cuda":
-            raise DeviceError(f"device {device!r} is not supported: say 'cpu', 'cuda' or 'cuda:1'")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device is None and count == 0:
-        return [cpu]
-    if count == 0:
-        raise DeviceError(f"device {device!r} was asked for, but torch sees no GPU here; device='cpu' always works")
-    index = int(os.environ.get("LOCAL_RANK", rank)) % count
-    if device is not None and wanted.index is not None:
-        index = wanted.index
-    if index >= count:
-        raise DeviceError(f"device {device!r} was asked for, but there are only {count} GPUs here")
-    gpu = _gpu_target(index)
-    return [gpu] if device is not None else [gpu, cpu]
-
-
-def _gpu_target(index: int) -> DeviceTarget:
-    import torch
-
-    properties = torch.cuda.get_device_properties(index)
-    if torch.version.hip is not None:
-        arch = str(properties.gcnArchName).split(":")[0]
-        warp_size = int(getattr(properties, "warp_size", 64))
-        return DeviceTarget(DeviceType.HIP, index, arch, warp_size)
-    return DeviceTarget(DeviceType.CUDA, index, f"sm_{properties.major}{properties.minor}", 32)
 
 
 def _broadcastable(value: Any) -> Any:

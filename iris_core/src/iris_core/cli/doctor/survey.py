@@ -185,6 +185,7 @@ def _block(registry: Any) -> None:
 
 def _choice(survey: Survey) -> None:
     """What Iris() would choose here."""
+    from iris_core.devices import device_targets
     from iris_core.registry import default_registry
     from iris_core.selection import select
     from iris_core.settings import load_settings
@@ -195,8 +196,6 @@ def _choice(survey: Survey) -> None:
         settings = load_settings()
     except IrisError:
         return  # the same
-    from iris_core.api import device_targets
-
     try:
         plan = select(default_registry(), settings, targets=device_targets(settings.device, 0))
     except IrisError as error:

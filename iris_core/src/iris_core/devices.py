@@ -1,0 +1,78 @@
+"""The devices of this process, as torch sees them: which of them a rank may use, what they are, and waiting for them.
+
+Importing this module imports no torch: what looks for devices may be the first to need it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from iris_core.errors import DeviceError
+from iris_core.types import DeviceTarget, DeviceType
+
+
+def device_targets(device: str | None, rank: int) -> list[DeviceTarget]:
+    """Return the devices that a rank may use, the preferred one first.
+
+    Args:
+        device: "cpu", "cuda", "cuda:1", or None for any.
+        rank: this rank; LOCAL_RANK, where set, decides which GPU it gets.
+
+    Raises:
+        DeviceError: the device does not exist here.
+    """
+    import torch
+
+    cpu = DeviceTarget(DeviceType.CPU)
+    if device is not None:
+        try:
+            wanted = torch.device(device)
+        except RuntimeError as e:
+            raise DeviceError(f"device {device!r} is no device of torch: say 'cpu', 'cuda' or 'cuda:1'") from e
+        if wanted.type == "cpu":
+            return [cpu]
+        if wanted.type != "cuda":
+            raise DeviceError(f"device {device!r} is not supported: say 'cpu', 'cuda' or 'cuda:1'")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device is None and count == 0:
+        return [cpu]
+    if count == 0:
+        raise DeviceError(f"device {device!r} was asked for, but torch sees no GPU here; device='cpu' always works")
+    index = int(os.environ.get("LOCAL_RANK", rank)) % count
+    if device is not None and wanted.index is not None:
+        index = wanted.index
+    if index >= count:
+        raise DeviceError(f"device {device!r} was asked for, but there are only {count} GPUs here")
+    gpu = _gpu_target(index)
+    return [gpu] if device is not None else [gpu, cpu]
+
+
+def _gpu_target(index: int) -> DeviceTarget:
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    if torch.version.hip is not None:
+        arch = str(properties.gcnArchName).split(":")[0]
+        warp_size = int(getattr(properties, "warp_size", 64))
+        return DeviceTarget(DeviceType.HIP, index, arch, warp_size)
+    return DeviceTarget(DeviceType.CUDA, index, f"sm_{properties.major}{properties.minor}", 32)
+
+
+def num_compute_units(target: DeviceTarget) -> int:
+    """Return how many compute units (SMs, CUs) a device has; on the CPU, how many cores this process may use."""
+    if target.type is DeviceType.CPU:
+        return len(os.sched_getaffinity(0))
+    import torch
+
+    return int(torch.cuda.get_device_properties(target.index).multi_processor_count)
+
+
+def synchronize(target: DeviceTarget, stream: Any = None) -> None:
+    """Wait for all work of a device, or of `stream` alone; on the CPU a kernel is finished when its launch returns."""
+    if stream is not None:
+        stream.synchronize()
+    elif target.type is not DeviceType.CPU:
+        import torch
+
+        torch.cuda.synchronize(target.index)

@@ -1,0 +1,247 @@
+"""Opening: from a context's arguments to a heap that all ranks share, on all of them or on none.
+
+The path: connect to the world -> choose plugins -> agree with the other ranks -> allocator -> backend -> heap -> system
+area -> context tensor -> the backend is attached.  Every step that can fail on one rank alone is followed by an
+exchange, so the others raise, too (`everywhere`).
+
+Nothing here knows the context that it is done for: a context holds what was opened, and never the other way round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+
+import iris_core
+from iris_core import bootstrap, device_context, selection
+from iris_core.device_barrier import DeviceBarriers
+from iris_core.devices import device_targets, synchronize
+from iris_core.errors import IrisError, PeerLostError
+from iris_core.heap import SymmetricHeap
+from iris_core.registry import default_registry
+from iris_core.reports import KernelReports
+from iris_core.settings import check_options, load_plugin_settings
+from iris_core.stream_order import TorchStreams
+from iris_core.system_area import SystemArea
+from iris_core.types import CreateRequest, DeviceType
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Callable, Mapping
+
+    import torch.distributed as dist
+
+    from iris_core.protocols import Allocator, DeviceBackend
+    from iris_core.registry import PluginRecord
+    from iris_core.selection import Plan
+    from iris_core.settings import IrisSettings
+    from iris_core.types import DeviceTarget
+
+    Options = Mapping[str, Mapping[str, Any]]
+
+T = TypeVar("T")
+
+_SYSTEM_NBYTES_GPU = 64 << 20  # the defaults of IRIS_SYSTEM_SIZE
+_SYSTEM_NBYTES_CPU = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes what plugins offer for this rank.
+
+    Attributes:
+        world: the ranks.
+        target: this rank's device.
+        settings: of the context.
+        options: settings of plugins by plugin name.
+    """
+
+    world: bootstrap.World
+    target: DeviceTarget
+    settings: IrisSettings
+    options: Options
+
+    def create(self, record: PluginRecord) -> Any:
+        """Return a plugin's allocator, backend or algorithm."""
+        registry = default_registry()
+        given = self.options.get(record.name, {})
+        settings = load_plugin_settings(record.name, registry.settings_class(record), given)
+        request = CreateRequest(
+            target=self.target,
+            rank=self.world.rank,
+            world_size=self.world.world_size,
+            heap_nbytes=int(self.settings.heap_size) + self.system_nbytes,
+            settings=settings,
+        )
+        return registry.create(record, request)
+
+    @property
+    def system_nbytes(self) -> int:
+        """Size of the system area in bytes."""
+        if self.settings.system_size is not None:
+            return int(self.settings.system_size)
+        return _SYSTEM_NBYTES_CPU if self.target.type is DeviceType.CPU else _SYSTEM_NBYTES_GPU
+
+    def usable_nbytes(self, allocator: Allocator) -> int:
+        """The size that was asked for, in whole granules; what the allocator made beyond it is the system area."""
+        granule = allocator.granularity
+        wanted = -(-int(self.settings.heap_size) // granule) * granule
+        return min(wanted, allocator.nbytes - self.system_nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a context is made of.
+
+    Attributes:
+        world: the ranks.
+        plan: the plugins and the device, and why they were chosen.
+        maker: for plugins that are made later.
+        allocator: of the heap.
+        backend: attached to the heap.
+        heap: open.
+        system_area: of the heap.
+        device_barriers: of this rank.
+        reports: where kernels of this rank report.
+        spec: what the context tensor says.
+        context_tensor: what kernels decode.
+    """
+
+    world: bootstrap.World
+    plan: Plan
+    maker: Maker
+    allocator: Allocator
+    backend: DeviceBackend
+    heap: SymmetricHeap
+    system_area: SystemArea
+    device_barriers: DeviceBarriers
+    reports: KernelReports
+    spec: device_context.ContextSpec
+    context_tensor: torch.Tensor
+
+
+def open_heap(
+    settings: IrisSettings,
+    options: Options,
+    group: dist.ProcessGroup | None,
+    *,
+    on_allocated: Callable[[int, int], None],
+    undo: contextlib.ExitStack,
+) -> Opened:
+    """Open everything that a context needs before there are collectives.
+
+    Collective: every rank calls it with the same arguments.
+
+    Args:
+        settings: of the context.
+        options: settings of plugins by plugin name; what has no effect is warned about at the line that called the
+            caller.
+        group: the process group whose ranks share the heap; all ranks if None.
+        on_allocated: called with (offset_bytes, nbytes) after every allocation.
+        undo: gets what closes each thing that was opened; for the caller to close, also after an error.
+
+    Raises:
+        IrisError: see `iris_core.Iris`.
+    """
+    world = bootstrap.connect(group, settings.barrier_timeout)
+    undo.callback(world.close)
+    plan = everywhere(world, "choosing plugins", lambda: _choose(settings, options, world.rank))
+    target = plan.target
+    maker = Maker(world, target, settings, options)
+    facts = plan_facts(plan, int(settings.heap_size)) | {"system_size": str(maker.system_nbytes)}
+    bootstrap.check_agreement(world, facts)
+    if target.type is not DeviceType.CPU:
+        torch.cuda.set_device(target.index)
+    allocator: Allocator = everywhere(
+        world, f"creating allocator {plan.allocator.name!r}", lambda: maker.create(plan.allocator)
+    )
+    undo.callback(allocator.close)
+    backend: DeviceBackend = everywhere(
+        world, f"creating backend {plan.backend.name!r}", lambda: maker.create(plan.backend)
+    )
+    heap = SymmetricHeap(
+        allocator,
+        world,
+        on_allocated=on_allocated,
+        synchronize=lambda: synchronize(target),
+        usable_nbytes=maker.usable_nbytes(allocator),
+        streams=None if target.type is DeviceType.CPU else TorchStreams(target.index),
+        device=target.torch_device,
+    )
+    everywhere(world, "opening the heap", heap.open)
+    undo.callback(heap.close)
+    undo.callback(backend.detach)  # before the next steps: any may fail on another rank alone
+    area = SystemArea(heap)
+    barriers = DeviceBarriers(heap, area, world, backend, plan.backend.name)
+    everywhere(world, "clearing the system area", lambda: _clear(area, target))
+    reports, spec, tensor = everywhere(
+        world, "making the device context", lambda: _make_context(world, heap, backend, target, settings.device_timeout)
+    )
+    everywhere(world, "attaching the backend", lambda: backend.attach(heap))
+    return Opened(world, plan, maker, allocator, backend, heap, area, barriers, reports, spec, tensor)
+
+
+def everywhere(world: bootstrap.World, what: str, step: Callable[[], T]) -> T:
+    """Run a local step; if it fails on any rank, every rank raises instead of waiting for the failed one.
+
+    Collective: every rank calls it.
+    """
+    problem: BaseException | None = None
+    result = None
+    try:
+        result = step()
+    except Exception as e:  # noqa: BLE001 - re-raised below, after the other ranks know
+        problem = e
+    if isinstance(problem, PeerLostError | TimeoutError):
+        raise problem  # the exchange below could only fail again
+    answers = world.all_gather_object(None if problem is None else f"{type(problem).__name__}: {problem}")
+    if problem is not None:
+        raise problem
+    failed = [f"rank {rank}: {text}" for rank, text in enumerate(answers) if text is not None]
+    if failed:
+        raise IrisError(f"{what} failed on other ranks:\n" + "\n".join(failed))
+    return cast("T", result)
+
+
+def plan_facts(plan: Plan, heap_nbytes: int) -> dict[str, str]:
+    """What must be equal on all ranks, for `bootstrap.check_agreement`."""
+    return {
+        "iris-core": iris_core.__version__,
+        "torch": torch.__version__,
+        "heap_size": str(heap_nbytes),
+        "device type": plan.target.type.value,
+        "device architecture": plan.target.arch or "any",
+        "allocator": f"{plan.allocator.name} ({plan.allocator.distribution} {plan.allocator.version})",
+        "backend": f"{plan.backend.name} ({plan.backend.distribution} {plan.backend.version})",
+        "context layout": str(device_context.CONTEXT_LAYOUT),
+    }
+
+
+def _choose(settings: IrisSettings, options: Options, rank: int) -> Plan:
+    registry = default_registry()
+    plan = selection.select(registry, settings, targets=device_targets(settings.device, rank))
+    # the level: _choose, the step, everywhere, open_heap, the context, and whoever made that
+    check_options(registry, options, (plan.allocator, plan.backend), stacklevel=6)
+    return plan
+
+
+def _clear(area: SystemArea, target: DeviceTarget) -> None:
+    area.clear()
+    synchronize(target)  # a peer may store there as soon as it is open
+
+
+def _make_context(
+    world: bootstrap.World, heap: SymmetricHeap, backend: DeviceBackend, target: DeviceTarget, timeout_s: float | None
+) -> tuple[KernelReports, device_context.ContextSpec, torch.Tensor]:
+    reports = KernelReports(target, timeout_s)
+    spec = device_context.ContextSpec(
+        rank=world.rank,
+        world_size=world.world_size,
+        heap_bases=heap.heap_bases,
+        timeout_ns=reports.timeout_ns,
+        status_ptr=reports.words.data_ptr(),
+        device=target.torch_device,
+    )
+    return reports, spec, backend.make_context(spec)
