@@ -29,7 +29,8 @@ def pytest_collection_modifyitems(config, items):
     if not config.getoption("exhaustive"):
         skip = pytest.mark.skip(reason="only with --exhaustive (make test-all)")
         for item in items:
-            if item.get_closest_marker("exhaustive"):
+            device = getattr(item, "callspec", None) and item.callspec.params.get("device")
+            if any(mark.kwargs.get("device", device) == device for mark in item.iter_markers("exhaustive")):
                 item.add_marker(skip)
 
 

@@ -3,6 +3,7 @@
 import pytest
 from ccl_cases import moving_cases, place_cases, reducing_cases, shape_cases, way_cases
 from jobs_ccl import run_cases
+from rank_counts import rank_counts
 
 
 def check(pool, num_ranks, device, cases, turns):
@@ -15,7 +16,7 @@ def check(pool, num_ranks, device, cases, turns):
         assert wrong == []
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("num_ranks", rank_counts(1, 2, 3, 8, seldom=[4]))
 def test_dtypes_and_reductions(pool, num_ranks, device):
     check(pool, num_ranks, device, [*reducing_cases({4: 3, 8: 1}.get(num_ranks)), *moving_cases()], turns=1)
 
@@ -25,11 +26,11 @@ def test_shapes(pool, num_ranks, device):
     check(pool, num_ranks, device, shape_cases(), turns=1)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 def test_places(pool, num_ranks, device):
     check(pool, num_ranks, device, place_cases(), turns=1)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", rank_counts(1, 3, seldom=[2]))
 def test_ways(pool, num_ranks, device):
     check(pool, num_ranks, device, way_cases(num_ranks), turns=2)

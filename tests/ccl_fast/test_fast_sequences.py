@@ -4,6 +4,7 @@ import pytest
 from ccl_cases import Case
 from fast_cases import ENCODINGS, algorithms
 from jobs_fast import SMALL, leave_one_out, plan_again, run_group, run_mixed
+from rank_counts import rank_counts
 
 
 def kinds(encodings):
@@ -15,15 +16,24 @@ def kinds(encodings):
                 yield Case(op, "float32", shape=shape, config=config)
 
 
-@pytest.mark.parametrize(
-    "num_ranks", [2, pytest.param(3, marks=pytest.mark.exhaustive), pytest.param(4, marks=pytest.mark.exhaustive), 8]
-)
-@pytest.mark.parametrize("encodings", [*((each,) for each in ENCODINGS), ENCODINGS], ids="+".join)
-def test_back_to_back(pool, some, encodings, num_ranks, device):
-    calls = (30 if num_ranks < 4 else 8) if device == "cpu" else 2000
-    cases = some(kinds(encodings), 11 if num_ranks == 8 else 4, num_ranks)
+def check_back_to_back(pool, num_ranks, device, encodings, cases, calls):
     for wrong in pool.run(run_mixed, num_ranks, device, cases, calls, len(encodings), SMALL):
         assert wrong == []
+
+
+@pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[3, 4, 8]))
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_back_to_back(pool, some, encoding, num_ranks, device):
+    cases = some(kinds([encoding]), 11 if num_ranks == 8 else 4, num_ranks)
+    check_back_to_back(pool, num_ranks, device, [encoding], cases, 12 if device == "cpu" else 2000)
+
+
+@pytest.mark.parametrize("num_ranks", rank_counts(2, 8, seldom=[3, 4]))
+@pytest.mark.parametrize("encodings", [ENCODINGS], ids="+".join)
+def test_encodings_in_turn(pool, some, encodings, num_ranks, device):
+    cases = some(kinds(encodings), 11 if num_ranks == 8 else 4, num_ranks)
+    calls = (30 if num_ranks < 4 else 8) if device == "cpu" else 2000
+    check_back_to_back(pool, num_ranks, device, encodings, cases, calls)
 
 
 @pytest.mark.parametrize("members", [(2, 0), (3, 1, 0)])

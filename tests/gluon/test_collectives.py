@@ -18,6 +18,7 @@ from collectives_jobs import (
     same_bits,
     stays_away,
 )
+from rank_counts import rank_counts
 from triton.runtime import _allocation
 
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
@@ -52,7 +53,7 @@ def check(pool, num_ranks, device, cases, turns=1):
 
 
 # -- against torch ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_ranks", rank_counts(1, 2, 4, seldom=[3]))
 def test_dtypes_and_reductions(pool, num_ranks, device):
     cases = [*reducing_cases(4 if num_ranks == 2 else 1), *moving_cases()]
     check(pool, num_ranks, device, ours(cases if num_ranks == 2 else cases[num_ranks % 3 :: 2]))
@@ -63,7 +64,7 @@ def test_shapes(pool, num_ranks, device):
     check(pool, num_ranks, device, ours(shape_cases()))
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 def test_places(pool, num_ranks, device):
     first, second = ALGORITHMS["all_reduce"]
     other = {first: second, second: first}
@@ -76,14 +77,14 @@ def test_places(pool, num_ranks, device):
     check(pool, num_ranks, device, [*cases, *both][num_ranks % 2 :: 2])
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", rank_counts(1, 3, seldom=[2]))
 def test_ways(pool, num_ranks, device):
     cases = list(ours(way_cases(num_ranks)))
     turns = 1 if num_ranks == 2 else 2
     check(pool, num_ranks, device, cases if num_ranks == 2 else cases[num_ranks % 2 :: 2], turns)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 def test_columns(pool, num_ranks, device):
     """Rows that are whole vectors and rows that are not, on the heap and off it, of every width of elements."""
     cases = [
@@ -128,7 +129,7 @@ def test_the_copy_unit(pool, num_ranks, device):
 
 
 # -- beside Triton ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 def test_the_same_bits_as_in_triton(pool, num_ranks, device):
     dtypes = ("float32", "bfloat16", "float16", "float64", "int8")
     results = pool.run(same_bits, num_ranks, device, dtypes, ("sum", "product", "avg"), 1003)

@@ -2,9 +2,10 @@
 
 import pytest
 from jobs_atomics import LEGAL, run_atomic, run_contention
+from rank_counts import rank_counts
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("num_ranks", rank_counts(1, 2, 8, seldom=[4]))
 @pytest.mark.parametrize("op", list(LEGAL))
 def test_every_dtype_mask_sem_and_scope(pool, op, num_ranks, device):
     # compiling takes the time on GPUs: there, two ranks try each order with every dtype, the others with one

@@ -2,11 +2,12 @@
 
 import pytest
 from jobs_rma import run_rma
+from rank_counts import rank_counts
 
 OPS = ["load", "store", "get", "put", "copy"]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("num_ranks", rank_counts(1, 2, 8, seldom=[4]))
 @pytest.mark.parametrize("op", OPS)
 def test_every_dtype_mask_and_hint(pool, op, num_ranks, device):
     problems = [line for lines in pool.run(run_rma, num_ranks, op, False, device) for line in lines]
