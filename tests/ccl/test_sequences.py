@@ -16,6 +16,7 @@ from jobs_sequences import (
     refused,
     stays_away,
 )
+from rank_counts import rank_counts
 
 
 def all_right(results):
@@ -29,7 +30,7 @@ def test_groups_of_any_ranks_in_any_order(pool, num_ranks, device):
     all_right(pool.run(in_groups, num_ranks, device, sets, 5))
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 8])
+@pytest.mark.parametrize("num_ranks", rank_counts(2, 3, seldom=[8]))
 def test_back_to_back(pool, num_ranks, device):
     calls = 10_000 if device == "cuda" else 60
     all_right(pool.run(back_to_back, num_ranks, device, calls, 24 if device == "cuda" else 12, False, timeout_s=300.0))

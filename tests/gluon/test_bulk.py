@@ -78,7 +78,12 @@ def test_a_partition_of_one_warp_copies():
 
 
 DTYPES = [torch.bool, torch.int8, torch.bfloat16, torch.float32, torch.int64]
-SPREAD = [(dtype, num_ranks) for dtype in DTYPES for num_ranks in (1, 2)]
+ALONE = [
+    pytest.param(dtype, 1, marks=pytest.mark.exhaustive(device="cpu"))
+    for dtype in DTYPES
+    if not dtype.is_floating_point
+]
+SPREAD = [*ALONE, (torch.bfloat16, 1), (torch.float32, 1), *((dtype, 2) for dtype in DTYPES)]
 SPREAD += [(torch.bool, 4), (torch.float32, 4), (torch.bfloat16, 8)]
 
 

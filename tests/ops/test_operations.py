@@ -13,6 +13,7 @@ from ops_cases import (
     thinned,
     variant_cases,
 )
+from rank_counts import rank_counts
 
 
 def check(pool, num_ranks, device, cases, turns=1):
@@ -23,7 +24,7 @@ def check(pool, num_ranks, device, cases, turns=1):
         assert wrong == []
 
 
-@pytest.mark.parametrize("num_ranks", [4, 8])
+@pytest.mark.parametrize("num_ranks", rank_counts(4, seldom=[8]))
 def test_everything_on_many_ranks(pool, num_ranks, device):
     check(pool, num_ranks, device, all_cases(num_ranks))
 
