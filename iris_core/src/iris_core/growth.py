@@ -1,4 +1,4 @@
-"""Growing the heap on all ranks or on none."""
+"""Backing the heap with memory, when it opens and when it grows: on all ranks or on none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Growth:
     """Commits memory that peers have to map.
 
     Args:
-        allocator: has `Capability.GROWTH`.
+        allocator: has `Capability.GROWTH` where `run` is called.
         world: the ranks.
         history: this rank's history.
         peers: to be told of the new memory.
@@ -33,6 +33,23 @@ class Growth:
         self._history = history
         self._peers = peers
         self._residency = residency
+
+    def at_opening(self, offset: int, nbytes: int) -> None:
+        """Back the system area with memory, before the peers are mapped.
+
+        Collective: every rank calls it.  If it fails on one rank, it raises on all.
+
+        Raises:
+            HeapExhaustedError: some rank's device has no room.
+            HeapError: some rank could not get memory for another reason.
+        """
+        error: Exception | None = None
+        try:
+            self._residency.commit(offset, nbytes)
+        except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
+            error = e
+        outcomes = [ok for (ok,) in self._world.all_gather_ints([error is None])]
+        raise_failure(self._world, error, outcomes, "could not get memory for the heap's system area")
 
     def run(self, offset: int, nbytes: int, alignment: int, label: Label) -> None:
         """Back a range with memory.
@@ -64,8 +81,7 @@ class Growth:
             )
             oks = [report.ok for report in reports]
             raise_failure(self._world, error, oks, f"could not get memory for {format_label(label)}")
-            if any(report.dirty for report in reports):
-                self._peers.exchange()
+            self._peers.exchange_if_dirty(reports)
         except BaseException as e:
             try:
                 self._residency.take_back(offset, nbytes)

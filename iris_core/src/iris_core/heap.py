@@ -5,40 +5,25 @@ sub-allocator: the same calls on every rank give the same offsets, and an alloca
 grows or runs out.
 
 Nothing is reused before all ranks agree that nobody needs it, because a peer that has not reached its own free may
-still write to the block (`iris_core.blocks` has the states).  They agree at every barrier of the whole world and when
-an allocation finds no room.  In a world of one rank there is nobody to ask: a freed block is free at once, a dropped
-one at the next allocation.  Either way nobody gets a block that a stream may still use (`iris_core.stream_order`).
+still write to the block: `iris_core.blocks` has the states, `iris_core.reclaiming` the agreement.
 
 One thread allocates and frees; only the release of dropped tensors may come from any thread.
 """
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import torch
 
-from iris_core.agreement import (
-    History,
-    Label,
-    Op,
-    Passed,
-    Report,
-    agree,
-    agree_on_tensor,
-    format_label,
-    raise_failure,
-)
+from iris_core.agreement import History, Label, Op, Passed, agree, agree_on_tensor
 from iris_core.arguments import same_device
 from iris_core.blocks import BlockTable, Record, Scope
 from iris_core.errors import (
     DeviceError,
     HeapClosedError,
     HeapError,
-    HeapExhaustedError,
     LayoutError,
     NotOnHeapError,
     UnsupportedError,
@@ -46,6 +31,7 @@ from iris_core.errors import (
 from iris_core.growth import Growth
 from iris_core.importing import TensorImporter
 from iris_core.peers import PeerMap
+from iris_core.reclaiming import Reclaimer
 from iris_core.residency import Residency
 from iris_core.stream_order import StreamOrder
 from iris_core.suballocator import MIN_ALIGNMENT, SubAllocator, check_alignment
@@ -92,7 +78,6 @@ class SymmetricHeap:
         self._allocator = allocator
         self._world = world
         self._on_allocated = on_allocated
-        self._synchronize = synchronize
         self._order = StreamOrder(streams)
         self._device = device
         self._base = allocator.base_ptr
@@ -103,7 +88,18 @@ class SymmetricHeap:
         self._peers = PeerMap(allocator, world)
         self._growth = Growth(allocator, world, self._history, self._peers, self._residency)
         self._importer = TensorImporter(
-            allocator, world, self._history, self._table, self._peers, self._residency, self._sub, self._reserve
+            allocator, world, self._history, self._table, self._peers, self._residency, self._sub
+        )
+        self._reclaimer = Reclaimer(
+            world,
+            self._history,
+            self._table,
+            self._sub,
+            peers=self._peers,
+            residency=self._residency,
+            order=self._order,
+            importer=self._importer,
+            synchronize=synchronize,
         )
         self._live: tuple[int, tuple[Block, ...]] = (-1, ())  # `live_blocks()` as of a version
         self._open = False
@@ -123,21 +119,10 @@ class SymmetricHeap:
         """
         if self._open or self._closed:
             raise HeapError("a heap is opened once")
-        self._commit_system_area()
+        if self.system_nbytes:
+            self._growth.at_opening(self._usable, self.system_nbytes)
         self._peers.open()
         self._open = True
-
-    def _commit_system_area(self) -> None:
-        """Back the system area with memory on all ranks, or on none."""
-        if not self.system_nbytes:
-            return
-        error: Exception | None = None
-        try:
-            self._residency.commit(self._usable, self.system_nbytes)
-        except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
-            error = e
-        outcomes = [ok for (ok,) in self._world.all_gather_ints([error is None])]
-        raise_failure(self._world, error, outcomes, "could not get memory for the heap's system area")
 
     def close(self) -> None:
         """Release the peers' heaps and then the own one.  Idempotent; tensors that still live stay valid memory.
@@ -159,7 +144,7 @@ class SymmetricHeap:
             PeerAccessError: some rank could not map a peer's heap.
         """
         self._check_open()
-        self._exchange_if_dirty(agree(self._world, self._history, Op.REFRESH, dirty=self._peers.dirty))
+        self._peers.exchange_if_dirty(agree(self._world, self._history, Op.REFRESH, dirty=self._peers.dirty))
 
     # -- allocating ---------------------------------------------------------------------------------------------------
     def allocate(self, num_elements: int, dtype: torch.dtype, alignment: int = MIN_ALIGNMENT) -> torch.Tensor:
@@ -281,7 +266,7 @@ class SymmetricHeap:
         if passed.offset >= 0:
             return external
         if extent is not None:
-            record, out = self._importer.run(external.detach(), label, extent)
+            record, out = self._importer.run(external.detach(), label, extent, self._reclaimer.reserve)
             self._register(record, Op.IMPORT, self._allocator.granularity)
             return out
         return self.empty_strided(passed.shape, passed.stride, external.dtype, label).copy_(external.detach())
@@ -311,7 +296,7 @@ class SymmetricHeap:
             )
         self._order.check_not_capturing("as_symmetric")
         if Capability.IMPORT_TENSOR in self._allocator.info.provides and external.numel():
-            self._wait_for_device()  # memory may be taken off the heap to make room for the tensor's
+            self._reclaimer.wait_for_device()  # memory may be taken off the heap to make room for the tensor's
             extent = self._importer.extent(external.detach())
             return Passed(-1, shape, external.stride(), str(dtype)), extent, label
         like = torch.empty_like(external, device="meta")  # what torch makes of strides that are not dense
@@ -322,8 +307,8 @@ class SymmetricHeap:
         self._check_open()
         self._order.check_not_capturing(label[0])
         if self._table.has_released and self._world.world_size == 1:
-            self._reclaim_dropped()
-        offset = self._reserve(nbytes, alignment, label)
+            self._reclaimer.reclaim_dropped()
+        offset = self._reclaimer.reserve(nbytes, alignment, label)
         number, on_release = self._table.next_number()
         try:
             if self._residency.needs_growth(offset, nbytes):
@@ -347,39 +332,6 @@ class SymmetricHeap:
         if self._on_allocated is not None:
             self._on_allocated(record.offset, record.nbytes)
 
-    def _reserve(self, nbytes: int, alignment: int, label: Label) -> int:
-        """Find an offset; ask the other ranks for memory that nobody needs any more before giving up.
-
-        The free lists are equal on all ranks, so all find no room at the same call and all come to the agreement.
-        """
-        sub = self._sub
-        try:
-            return sub.allocate(nbytes, alignment)
-        except HeapExhaustedError as e:
-            if e.requested_bytes > sub.nbytes:
-                raise self._exhausted(e, alignment, label) from None
-        for collect in (False, True):  # collecting garbage takes long, so only when the rest was not enough
-            if collect:
-                gc.collect()  # tensors in reference cycles
-            self._settle(*self._step(Op.ALLOCATE, nbytes, alignment, label, wait=True))
-            try:
-                return sub.allocate(nbytes, alignment)
-            except HeapExhaustedError as e:
-                error = e
-        raise self._exhausted(error, alignment, label) from None
-
-    def _exhausted(self, e: HeapExhaustedError, alignment: int, label: Label) -> HeapExhaustedError:
-        waiting = sum(self._sub.size_of(self._table.live[number].offset) for number in self._table.votes)
-        held = f" {waiting} bytes have been dropped by some ranks but not by all." if waiting else ""
-        return HeapExhaustedError(
-            f"Heap out of memory: {format_label(label)} needs {e.requested_bytes} bytes (alignment {alignment}), but "
-            f"of the heap's {self._sub.nbytes} bytes {e.free_bytes} are free, {e.largest_free_bytes} of them in one "
-            f"piece.{held} Free tensors with free() or scope(), or open the context with a larger heap_size.",
-            requested_bytes=e.requested_bytes,
-            free_bytes=e.free_bytes,
-            largest_free_bytes=e.largest_free_bytes,
-        )
-
     # -- freeing ------------------------------------------------------------------------------------------------------
     def free(self, tensor: torch.Tensor) -> None:
         """Give a tensor's block back; the tensor and its views must not be used afterwards.
@@ -399,7 +351,7 @@ class SymmetricHeap:
             HeapClosedError: the heap is closed.
         """
         self._check_open()
-        self._retire(self._table.find(tensor, "free"))
+        self._reclaimer.retire(self._table.find(tensor, "free"))
 
     def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
         """Say that kernels on another stream use a tensor, so that its block is not reused before they are done.
@@ -441,7 +393,7 @@ class SymmetricHeap:
                 result = scope.keep(heap.allocate(16, torch.float32))
         """
         self._check_open()
-        return Scope(self._table, self._retire, lambda: not self._closed)
+        return Scope(self._table, self._reclaimer.retire, lambda: not self._closed)
 
     def barrier_agreement(self, *, device_idle: bool = True) -> None:
         """Compare histories, and free what all ranks have freed or dropped and no stream uses any more.
@@ -462,130 +414,7 @@ class SymmetricHeap:
             HeapClosedError: the heap is closed.
         """
         self._check_open()
-        gave_back, error = self._step(Op.BARRIER, device_idle=device_idle)
-        try:
-            if self._residency.can_decommit:
-                gave_back |= self._residency.release_idle(self._order.unfenced(self._sub.free_blocks()))
-        except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
-            error, gave_back = error or e, True
-        self._settle(gave_back, error)
-
-    def _settle(self, gave_back: bool, error: Exception | None) -> None:
-        """Where memory was given back, agree that all ranks have done so: only then it is free, and asked for again.
-
-        Args:
-            gave_back: whether there may have been any; equal on all ranks.
-            error: why this rank could not.
-        """
-        if not gave_back:
-            return
-        reports = agree(self._world, self._history, Op.REFRESH, ok=error is None, dirty=self._peers.dirty)
-        raise_failure(self._world, error, [report.ok for report in reports], "could not give memory back")
-        self._exchange_if_dirty(reports)
-
-    def _retire(self, record: Record) -> None:
-        """Free a live block: at once in a world of one, else when all ranks agree."""
-        self._order.check_not_capturing("free")
-        self._table.retire(record)
-        self._order.end(record)
-        if self._world.world_size == 1:
-            self._settle(*self._recycle(self._table.take_pending(1)))
-
-    def _recycle(self, records: Sequence[Record]) -> tuple[bool, Exception | None]:
-        """Make blocks free that no rank refers to any more.
-
-        Returns:
-            Whether memory of others may go, equal on all ranks, and why this rank could not let go of it: an error is
-            raised when the steps that all ranks take together are done (`_settle`).
-        """
-        imports = []
-        imported = any(record.source is not None for record in records)
-        error: Exception | None = None
-        try:
-            if imported:
-                self._wait_for_device()  # for what is mapped there, and for whoever gets the source's memory
-        except Exception as e:  # noqa: BLE001 - returned; the device has failed, so nothing runs there any more
-            error = e
-        for record in records:
-            if record.source is None:
-                self._order.fence(record.offset, record.offset + self._sub.free(record.offset), record)
-            elif size := self._importer.release(record):
-                imports.append((record.offset, record.offset + size))
-        try:
-            self._residency.decommit(imports)  # somebody else's memory is mapped there
-        except Exception as e:  # noqa: BLE001 - returned
-            error = error or e
-        return imported, error
-
-    def _reclaim_dropped(self) -> None:
-        """In a world of one, free what was dropped."""
-        records = [self._table.discard(number) for number in self._table.dropped()]
-        for record in records:
-            self._order.end(record)
-        self._settle(*self._recycle(records))
-
-    def _wait_for_device(self) -> None:
-        if self._synchronize is not None:
-            self._synchronize()
-            self._order.device_is_idle(self._table.pending)
-
-    def _step(
-        self,
-        op: Op,
-        nbytes: int = 0,
-        alignment: int = 0,
-        label: Label = (),
-        *,
-        wait: bool = False,
-        device_idle: bool = False,
-    ) -> tuple[bool, Exception | None]:
-        """Take a step with all ranks: compare, free what nobody needs, map what is new.  Returns what `_recycle` does.
-
-        Which blocks become free must be equal on all ranks, but streams are each rank's own.  So every rank says how
-        many of the freed blocks, the oldest first, it no longer uses, and the smallest number counts; a dropped block
-        is spoken of only when it is no longer used.
-        """
-        table, world, order = self._table, self._world, self._order
-        error: Exception | None = None
-        dropped: list[int] = []
-        num_idle = 0
-        try:
-            if wait:
-                self._wait_for_device()
-            dropped = table.dropped()
-            if wait or device_idle:
-                order.device_is_idle([*table.pending, *(table.live[number] for number in dropped)])
-            else:
-                dropped = [number for number in dropped if order.is_idle(table.live[number])]
-            num_idle = sum(1 for _ in takewhile(order.is_idle, table.pending))
-        except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
-            error = e
-        reports = agree(
-            world,
-            self._history,
-            op,
-            nbytes=nbytes,
-            alignment=alignment,
-            label=label,
-            ok=error is None,
-            dirty=self._peers.dirty,
-            num_dropped=len(dropped),
-            num_idle=num_idle,
-        )
-        raise_failure(world, error, [report.ok for report in reports], "could not ask its device what it still uses")
-        freed = table.take_pending(min(report.num_idle for report in reports))
-        longest = max(report.num_dropped for report in reports)
-        if longest:
-            everyone = world.all_gather_ints(dropped + [0] * (longest - len(dropped)))
-            table.announce(dropped)
-            freed += [table.discard(number) for number in table.count_votes(everyone, world.world_size)]
-        outcome = self._recycle(freed)
-        self._exchange_if_dirty(reports)
-        return outcome
-
-    def _exchange_if_dirty(self, reports: Sequence[Report]) -> None:
-        if any(report.dirty for report in reports):
-            self._peers.exchange()
+        self._reclaimer.at_barrier(device_idle=device_idle)
 
     def check_peers(self) -> None:
         """Raise PeerLostError if the process of a peer has ended.  Local and cheap."""

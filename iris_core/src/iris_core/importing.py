@@ -63,7 +63,6 @@ class TensorImporter:
         peers: to be told of the new memory.
         residency: to be told that the range is in use.
         sub: the free list.
-        reserve: finds an offset for (nbytes, alignment, label).
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class TensorImporter:
         peers: PeerMap,
         residency: Residency,
         sub: SubAllocator,
-        reserve: Callable[[int, int, Label], int],
     ) -> None:
         self._granularity = allocator.granularity
         self._base = allocator.base_ptr
@@ -86,7 +84,6 @@ class TensorImporter:
         self._peers = peers
         self._residency = residency
         self._sub = sub
-        self._reserve = reserve
         self._holders: dict[int, int] = {}  # offset of a block -> live and pending imports in it
 
     def extent(self, external: torch.Tensor) -> Extent:
@@ -99,15 +96,23 @@ class TensorImporter:
         there = self._allocator.imported_at(external)
         return Extent(size, delta, -1 if there is None else there)
 
-    def run(self, external: torch.Tensor, label: Label, extent: Extent) -> tuple[Record, torch.Tensor]:
+    def run(
+        self, external: torch.Tensor, label: Label, extent: Extent, reserve: Callable[[int, int, Label], int]
+    ) -> tuple[Record, torch.Tensor]:
         """Import a tensor; the caller adds the record to history and table.
 
         Collective: every rank calls it, after all could tell their extents.  If it fails on one rank, it raises on all
         and nothing has changed.
+
+        Args:
+            external: what is imported.
+            label: the call.
+            extent: what this rank's tensor asks of the heap.
+            reserve: finds an offset for (nbytes, alignment, label).
         """
         place = self._agree_on_place(extent)
         size, is_new = place.nbytes, place.shared < 0
-        offset = self._reserve(size, self._granularity, label) if is_new else place.shared
+        offset = reserve(size, self._granularity, label) if is_new else place.shared
         number, on_release = self._table.next_number()
         out = external
         error: Exception | None = None
@@ -128,8 +133,7 @@ class TensorImporter:
                 label=label,
             )
             raise_failure(self._world, error, [report.ok for report in reports], CANNOT_IMPORT)
-            if any(report.dirty for report in reports):
-                self._peers.exchange()
+            self._peers.exchange_if_dirty(reports)
         except BaseException as e:
             if is_new:
                 self._sub.free(offset)  # first of all: the free lists must stay equal on all ranks

@@ -14,6 +14,7 @@ from iris_core.types import Capability
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from iris_core.agreement import Report
     from iris_core.bootstrap import World
     from iris_core.protocols import Allocator, SupportsGrowth
     from iris_core.types import Segment
@@ -70,6 +71,11 @@ class PeerMap:
         while self._exchange_part():
             pass
         self._generation = generation
+
+    def exchange_if_dirty(self, reports: Iterable[Report]) -> None:
+        """Exchange if any rank has said in a step that it has something new.  Collective: see `exchange`."""
+        if any(report.dirty for report in reports):
+            self.exchange()
 
     def _exchange_part(self) -> bool:
         """Exchange what one export describes; whether some rank has more."""
