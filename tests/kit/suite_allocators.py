@@ -1,44 +1,31 @@
-"""The kit on every mutant of an allocator or of a plugin; run by test_mutants in a process of its own."""
+"""The kit on every mutant of an allocator or of a plugin; run by test_mutants in another process."""
 
 import pytest
-from kit_mutants import growing, heavy
+from kit_mutants import growing, heavy, killers
+from kit_mutants.killers import RUN_ALL, functions_about
 from kit_mutants.plugins import ALLOCATORS, GROWING, PLUGINS
 
 from iris_core.testing import AllocatorConformance, PluginConformance
 from iris_core.types import PluginKind
 
+PASSED = {"test_static_info_is_complete", "test_static_hooks_are_valid", "test_host_size_and_alignment"}
+"""What mutants pass, if it is not about their mistakes."""
+COSTLY = {"test_static_import_is_light", "test_peers_in_other_processes", "test_host_tensors_outlive_close"}
+"""Each costs processes or jobs: only for the mutants that it is there for."""
 
-def suite(base, name, plugin, **attributes):
-    """A third party's test class, as docs/conformance_kit.md shows it."""
+
+def suite(base, name, plugin, about=None, **attributes):
+    """A third party's test class, as docs/conformance_kit.md shows it; for a mutant, some of the tests."""
+    if about is None:
+        left_out = {"test_static_import_is_light"}  # nobody but "heavy" is wrong in that
+    else:
+        tests = {test for test in dir(base) if test.startswith("test_")}
+        left_out = (COSTLY if RUN_ALL else tests - PASSED) - functions_about(about)
     fixture = pytest.fixture(lambda self: plugin)
-    return type(f"Test_{name}", (base,), {"plugin": fixture, "num_cycles": 20, **attributes})
+    return type(f"Test_{name}", (base,), {"plugin": fixture, "num_cycles": 20, **dict.fromkeys(left_out), **attributes})
 
 
-# each test in a worker costs a job: only the mutants that it is there for
-IN_WORKERS = {
-    "right-allocator",
-    "owns-peers",
-    "copied-tensor",
-    "release-at-close",
-    "close-takes-memory",
-    "short-export",
-    "wrong-peer",
-    "own-peer",
-    "shifted-peer",
-    "snapshot-peer",
-}
-
-
-class _InWorkers(AllocatorConformance):
-    test_static_import_is_light = None  # costs a process each, and no allocator here is wrong in that
-
-
-class _Quick(_InWorkers):
-    test_peers_in_other_processes = None
-    test_host_tensors_outlive_close = None
-
-
-class _Growing(_Quick):
+class _Growing(AllocatorConformance):
     """What only allocators that grow and import do; the rest of "vmem" passes in tests/allocators."""
 
     @pytest.fixture
@@ -53,14 +40,11 @@ for _name in dir(AllocatorConformance):
         setattr(_Growing, _name, None)
 
 
-class _LightPlugin(PluginConformance):
-    test_static_import_is_light = None
-
-
 for _name, _plugin in ALLOCATORS.items():
-    globals()[f"Test_{_name}"] = suite(_InWorkers if _name in IN_WORKERS else _Quick, _name, _plugin)
+    globals()[f"Test_{_name}"] = suite(AllocatorConformance, _name, _plugin, killers.ALLOCATORS.get(_name))
 for _name, _plugin in GROWING.items():
     globals()[f"Test_{_name}"] = suite(_Growing, _name, _plugin, heap_nbytes=4 << 20)
 for _name, _plugin in {**PLUGINS, "heavy": heavy.plugin}.items():
-    _base = PluginConformance if _name == "heavy" else _LightPlugin
-    globals()[f"Test_{_name}"] = suite(_base, _name, _plugin, kind=PluginKind.ALLOCATOR)
+    globals()[f"Test_{_name}"] = suite(
+        PluginConformance, _name, _plugin, killers.PLUGINS[_name], kind=PluginKind.ALLOCATOR
+    )

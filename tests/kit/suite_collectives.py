@@ -2,6 +2,7 @@
 
 import pytest
 from kit_mutants.collectives import KILLERS
+from kit_mutants.killers import functions_about
 from kit_mutants.plugins import COLLECTIVES
 
 from iris_core.testing import CollectiveConformance
@@ -21,7 +22,7 @@ def suite(name, plugin, tests):
 
 for _name, _plugin in COLLECTIVES.items():
     if _name in KILLERS:
-        _tests = ALWAYS | {f"test_{killer.partition('[')[0]}" for killer in KILLERS[_name]}
+        _tests = ALWAYS | functions_about(KILLERS[_name])
     else:
         _tests = TESTS if _name in ("right-all-reduce", "right-push") else OF_EACH_OP
     globals()[f"Test_{_name}"] = suite(_name, _plugin, _tests - {"test_static_import_is_light"})

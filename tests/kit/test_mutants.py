@@ -1,7 +1,9 @@
 """The kit fails on plugins that are wrong: each mutant at the tests that are about its mistake.
 
-The mutants stand in kit_mutants.  All of them run in three processes, for allocators, backends and collectives; the
-tests here look at the reports.  A mutant may fail further tests, but skips none that the right plugin does not skip.
+The mutants stand in kit_mutants.  They run in two processes, one for allocators and backends, which keep a core busy,
+and one for collectives, which mostly wait; the tests here look at the reports.  A mutant may fail further tests, but
+skips none that the right plugin does not skip.  Allocators, plugins and backends by themselves run the tests that are
+about their mistakes and a few others, which they pass; with --exhaustive all of them.
 """
 
 import os
@@ -15,75 +17,13 @@ from kit_mutants.backends import OPTIONAL
 from kit_mutants.collectives import KILLERS as COLLECTIVES
 from kit_mutants.device import FAMILIES
 from kit_mutants.growing import KILLERS as GROWING
+from kit_mutants.killers import ALLOCATORS, BACKENDS, PLUGINS
 
 from iris_core.testing.conformance.device_functions import NAMES
 from iris_core.testing.dist_info import install_distribution
 
 HERE = pathlib.Path(__file__).parent
 
-ALLOCATORS = {
-    "crooked-base": ["host_size_and_alignment[4096]"],
-    "short-heap": ["host_size_and_alignment[4096]"],
-    "odd-granularity": ["host_size_and_alignment[1]"],
-    "restless-generation": ["host_description_never_changes"],
-    "one-memory": ["host_heaps_do_not_overlap"],
-    "owns-the-end": ["host_owns_is_exact"],
-    "owns-peers": ["peers_mapping_is_not_owned", "peers_in_other_processes"],
-    "swapped-parameters": ["static_protocol"],
-    "untold-capability": ["static_optional_protocols_match_capabilities"],
-    "plain-error": ["host_impossible_size_is_an_error"],
-    "shifted-tensor": ["host_tensor_lies_where_it_was_asked_for", "host_tensor_is_the_memory"],
-    "shared-storage": ["host_tensor_has_a_storage_of_its_own"],
-    "copied-tensor": ["host_tensor_is_the_memory", "host_tensors_outlive_close"],
-    "overlapping-tensors": ["host_disjoint_tensors_do_not_touch_each_other"],
-    "release-twice": ["host_release_is_told_once_after_the_last_view"],
-    "release-never": ["host_release_is_told_once_after_the_last_view"],
-    "release-early": ["host_release_is_told_once_after_the_last_view"],
-    "release-at-close": ["host_release_is_told_once_after_the_last_view", "host_tensors_outlive_close"],
-    "release-by-place": ["host_release_is_told_for_each_tensor"],
-    "commit-clears": ["host_commit_is_idempotent"],
-    "decommit-too-much": ["host_decommit_gives_memory_back"],
-    "close-once": ["host_close_is_idempotent"],
-    "usable-after-close": ["host_use_after_close_is_an_error"],
-    "close-takes-memory": ["host_tensors_outlive_close"],
-    "leaky-descriptor": ["host_nothing_leaks"],
-    "leaky-mapping": ["host_nothing_leaks"],
-    "short-export": ["peers_export_describes_the_whole_heap", "peers_in_other_processes"],
-    "export-opens": ["peers_exported_descriptors_stay_the_allocators"],
-    "wrong-peer": ["peers_see_the_same_bytes", "peers_in_other_processes"],
-    "own-peer": ["peers_see_the_same_bytes", "peers_in_other_processes"],
-    "shifted-peer": ["peers_see_the_same_bytes", "peers_in_other_processes"],
-    "snapshot-peer": ["peers_see_the_same_bytes", "peers_in_other_processes"],
-    "import-again": ["peers_import_twice_is_harmless"],
-    "leaky-import": ["peers_import_twice_is_harmless", "host_nothing_leaks"],
-    "kept-descriptors": ["peers_descriptors_are_taken_over", "peers_nonsense_is_refused"],
-    "leaky-error": ["peers_nonsense_is_refused"],
-}
-PLUGINS = {
-    "required-settings": ["static_settings_have_defaults_and_descriptions"],
-    "undescribed-settings": ["static_settings_have_defaults_and_descriptions"],
-    "no-reason": ["static_probe_answers_for_every_device"],
-    "wrong-argument": ["static_hooks_are_valid"],
-    "other-name": ["static_entry_point_names_the_plugin"],
-    "no-summary": ["static_info_is_complete"],
-    "raising-diagnosis": ["host_diagnosis"],
-    "wordless-diagnosis": ["host_diagnosis"],
-    "heavy": ["static_import_is_light"],
-}
-BACKENDS = {
-    "swapped-words": ["host_context_words[third-of-four]", "host_context_words[alone]"],
-    "no-timeout": ["host_context_words[third-of-four]"],
-    "credulous": ["host_context_refuses_contradictions"],
-    "detach-once": ["host_attach_and_detach"],
-    "renamed-parameter": ["static_protocol"],
-    "no-cases": ["compile_cases_are_described"],
-    "vain-hope": ["compile_cases_compile[sm_90]", "compile_cases_compile[gfx942]"],
-    "no-signal": ["static_device_functions_exist", "static_device_function[signal]"],
-    "swapped-ranks": ["static_device_function[load]", "static_device_function[wait]"],
-    "swapped-method": ["static_device_method[store]"],
-    "deaf-tracing": ["host_trace_is_set_in_place"],
-    "own-words": ["static_optional_protocol[SupportsSelfTest]"],
-}
 STACKS = {
     "short-put": ["world_ring_put_with_signal[host]"],
     "short-store": ["world_all_to_all_store[host]"],
@@ -120,7 +60,7 @@ def entry_points():
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory):
+def reports(request, tmp_path_factory):
     """Outcome by mutant and test, from all processes."""
     folder = tmp_path_factory.mktemp("mutants")
     site = folder / "site"
@@ -131,21 +71,15 @@ def reports(tmp_path_factory):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("IRIS_", "PYTEST_"))}
     environment["OMP_NUM_THREADS"] = "1"
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), str(HERE), os.environ.get("PYTHONPATH")]))
+    if request.config.getoption("exhaustive"):
+        environment["KIT_MUTANTS_RUN_ALL"] = "1"
     running = {}
-    for suite in ("suite_allocators", "suite_backends", "suite_collectives"):
-        report = folder / f"{suite}.xml"
+    for suites in (("suite_allocators", "suite_backends"), ("suite_collectives",)):
+        report = folder / f"{suites[0]}.xml"
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "-c", str(folder / "pytest.ini")]
         # native: pytest's own tracebacks parse the suites' sources again for each failure, and most tests fail here
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "--tb=native",
-            f"--junitxml={report}",
-            "-p",
-            "no:cacheprovider",
-        ]
-        command += ["-c", str(folder / "pytest.ini"), str(HERE / f"{suite}.py")]
+        command += ["--tb=native", "-p", "no:cacheprovider", "-p", "no:logging"]
+        command += [str(HERE / f"{suite}.py") for suite in suites]
         running[report] = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     found = {}
     for report, process in running.items():
