@@ -5,9 +5,11 @@ import pytest
 from .host_jobs import many_cycles
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_nothing_is_left_of_100000_cycles(pool, num_ranks):
-    for before, after, mapped in pool.run(many_cycles, num_ranks, 100_000):
+@pytest.mark.parametrize(
+    ("num_ranks", "cycles"), [(1, 100_000), (2, 20_000), pytest.param(2, 100_000, marks=pytest.mark.exhaustive)]
+)
+def test_nothing_is_left_of_many_cycles(pool, num_ranks, cycles):
+    for before, after, mapped in pool.run(many_cycles, num_ranks, cycles):
         assert after == before
         assert after[0][:3] == (0, 0, 0)
         assert mapped < 8 << 20, "the interpreter may ask for a little"
