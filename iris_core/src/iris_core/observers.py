@@ -5,7 +5,6 @@ An observer that fails to load or that raises is logged with its name and hurts 
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import PluginError
@@ -58,15 +57,21 @@ class Observers:
                 logger.exception("%s raised in %s", record.label, hook)
 
 
-@functools.lru_cache(maxsize=1)
-def _current(registry: Registry, revision: int) -> Observers:
-    return Observers(registry)
+_latest: tuple[Registry, int, Observers] | None = None
+"""Of this process: the registry, its revision then, and its observers."""
+
+
+def _current() -> Observers:
+    global _latest
+    registry = default_registry()
+    if _latest is None or _latest[0] is not registry or _latest[1] != registry.revision:
+        _latest = registry, registry.revision, Observers(registry)
+    return _latest[2]
 
 
 def is_watched(hook: str) -> bool:
     """Whether any observer of this process implements a hook; cheap, for what happens often."""
-    registry = default_registry()
-    return _current(registry, registry.revision).watched(hook)
+    return _current().watched(hook)
 
 
 def notify(hook: str, **arguments: Any) -> None:
@@ -79,5 +84,4 @@ def notify(hook: str, **arguments: Any) -> None:
     Example:
         >>> notify("iris_allocated", context=ctx, offset_bytes=0, nbytes=256)
     """
-    registry = default_registry()
-    _current(registry, registry.revision).notify(hook, **arguments)
+    _current().notify(hook, **arguments)

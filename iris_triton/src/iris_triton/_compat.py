@@ -8,6 +8,7 @@ Everything here is private to Triton and may move in any release; the table says
     comparisons with Python numbers   typed like tensors               typed like scalars
     block pointers                    builder operations    in Python  removed
     bool arguments of launches        refused by the stock interpreter accepted
+    launcher of CUDA kernels          takes them   takes their tuple and signature
 
 Importing it undoes TRITON_INTERPRET=1: kernels stay `JITFunction`s, and the CPU executor runs those.
 """
@@ -189,21 +190,33 @@ def launcher_of(compiled: Any, grid: int) -> Callable[[int, Sequence[Any]], None
     """
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     hooks = triton.knobs.runtime
+    quick, more = _without_scratch(run)
 
     def launch(stream: int, values: Sequence[Any]) -> None:
         enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
-        if _has_calls(enter) or _has_calls(leave):  # a profiler listens
+        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):  # a profiler listens; a chain may be empty
             described = compiled.launch_metadata((grid, 1, 1), stream, *values)
             run(grid, 1, 1, stream, function, metadata, described, enter, leave, *values)
         else:
-            run(grid, 1, 1, stream, function, metadata, None, None, None, *values)
+            quick(grid, 1, 1, stream, function, *more, metadata, None, None, None, *values)
 
     return launch
 
 
-def _has_calls(hook: Any) -> bool:
-    """Whether a hook of launches does anything: a chain may be empty."""
-    return bool(getattr(hook, "calls", hook))
+_CUDA_LAUNCHER_OF_3_6 = ("self", "gridX", "gridY", "gridZ", "stream", "function", "args")
+
+
+def _without_scratch(launcher: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """The compiled function behind a launcher, and what it takes besides; the launcher itself where that is not known.
+
+    The launcher computes at each call how much scratch memory a kernel needs, which is a sixth of all that Python does
+    for a launch, and most kernels need none.
+    """
+    if type(launcher).__name__ != "CudaLauncher" or launcher.global_scratch_size or launcher.profile_scratch_size:
+        return launcher, ()
+    if tuple(inspect.signature(type(launcher).__call__).parameters) != _CUDA_LAUNCHER_OF_3_6:
+        return launcher, ()
+    return launcher.launch, (launcher.launch_cooperative_grid, launcher.launch_pdl, None, None)
 
 
 # -- builtins of the language -----------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from iris_core.ccl.binding import Binder, Question
 from iris_core.ccl.calls import ALIGNMENT_NBYTES, OPS, TORCH
 from iris_core.ccl.work import DoneWork
@@ -16,7 +18,6 @@ from iris_core.errors import ArgumentError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
     import torch.distributed as dist
 
     from iris_core.ccl.choice import Explanation
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from iris_core.ccl.reduce_op import ReduceOp
     from iris_core.ccl.team import Team
     from iris_core.protocols import Work
+
+_COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 
 
 class Collectives:
@@ -390,7 +393,8 @@ class Collectives:
                 out_device: Any = None
                 relation: Any = None
                 dtype = inp.dtype
-                lazy = inp.is_neg() or (dtype.is_complex and inp.is_conj())
+                has_parts = dtype in _COMPLEX
+                lazy = inp.is_neg() or (has_parts and inp.is_conj())
                 places = in_at
                 if out is inp:
                     relation = 0
@@ -399,7 +403,7 @@ class Collectives:
                     places |= out_at
                     out_on_heap = self._low <= out_at < self._high
                     out_shape, out_dtype, out_device = out.shape, out.dtype, out.get_device()
-                    lazy = lazy or out.is_neg() or (out_dtype.is_complex and out.is_conj())
+                    lazy = lazy or out.is_neg() or (has_parts and out.is_conj())  # other dtypes are refused
                     out_dense = out.is_contiguous() or out.stride()
                     distance = in_at - out_at  # matters where they overlap; else only that they do not
                     if distance < out.nbytes if distance >= 0 else -distance < inp.nbytes:

@@ -104,6 +104,7 @@ class Bound:
             self._launch = self._launch_with_memory
         self.plan = plan
         self._order = order
+        self._run = partial(order.run, self._launch, plan)
         self._context = context
         self._nbytes = nbytes
 
@@ -112,7 +113,7 @@ class Bound:
         if is_watched("iris_collective"):
             self._tell()
         self._team.latest = self._latest
-        work = self._order.run(self._launch, self.plan, *tensors)
+        work = self._run(*tensors)
         if work is not None:
             work.wait()
 

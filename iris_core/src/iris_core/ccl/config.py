@@ -121,7 +121,7 @@ class Config:
         object.__setattr__(self, "_hash", hash(tuple(getattr(self, field.name) for field in fields(self))))
 
     def __hash__(self) -> int:
-        return int(self.__dict__["_hash"])
+        return self._hash  # type: ignore[attr-defined,no-any-return]  # set above, in a frozen object
 
     def named(self, op: str) -> tuple[str | None, str]:
         """Return the algorithm that this config names for an operation, and by which field; (None, "") if none.

@@ -56,7 +56,8 @@ class Registry:
     def __init__(self, *, search_path: Sequence[str] | None = None, block: Iterable[str] = ()) -> None:
         self._lock = threading.RLock()  # importing a plugin may come back here
         self._blocked: frozenset[str] = frozenset()
-        self._revision = 0
+        self.revision = 0
+        """Grows whenever plugins are registered, unregistered, blocked or unblocked."""
         self._records = discover(search_path)
         self._settle()
         self.block(block)
@@ -71,11 +72,6 @@ class Registry:
     def names(self) -> tuple[str, ...]:
         """Return the names of all plugins, sorted, each once.  Imports nothing."""
         return tuple(sorted({record.name for record in self._records}))
-
-    @property
-    def revision(self) -> int:
-        """Grows whenever plugins are registered, unregistered, blocked or unblocked."""
-        return self._revision
 
     def resolve(self, kind: PluginKind, name: str) -> PluginRecord:
         """Return the one plugin that a name means.  Imports nothing.
@@ -172,7 +168,7 @@ class Registry:
 
     def _settle(self) -> None:
         """Derive who is blocked and who conflicts; what was loaded before stays loaded."""
-        self._revision += 1
+        self.revision += 1
         for record in self._records:
             if record.block_names & self._blocked:
                 record.state, record.reason = PluginState.BLOCKED, "IRIS_BLOCK names it"
