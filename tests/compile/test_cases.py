@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from targets import case_targets
 
 from iris_core.types import DeviceType
 from iris_triton import language
@@ -14,17 +15,7 @@ CASES = {case.name: case for case in compile_cases()}
 KINDS = {"cuda": DeviceType.CUDA, "hip": DeviceType.HIP}
 
 
-def combinations():
-    """Every case for every target; the suite takes one target of each vendor, from case to case another one."""
-    vendors = {kind: [name for name, gpu in TARGETS.items() if gpu.backend == kind] for kind in KINDS}
-    for i, name in enumerate(CASES):
-        chosen = {targets[i % len(targets)] for targets in vendors.values()}
-        for target in TARGETS:
-            marks = [pytest.mark.exhaustive] * (target not in chosen)
-            yield pytest.param(name, target, marks=marks, id=f"{name}-{target}")
-
-
-@pytest.mark.parametrize(("name", "target"), list(combinations()))
+@pytest.mark.parametrize(("name", "target"), case_targets(CASES))
 def test_assembly(name, target):
     case = CASES[name]
     text = assembly(compile_for(case.kernel, case.args, {**case.kwargs, **case.options}, target))

@@ -7,6 +7,7 @@ import gluon_programs
 import pytest
 import torch
 from jobs_sync import BLOCK
+from targets import case_targets
 
 from iris_core.types import DeviceType
 from iris_gluon import IrisDeviceCtx, language
@@ -20,8 +21,7 @@ INT32, INT64 = torch.int32, torch.int64
 FUNCTIONS = {name: getattr(language, name) for name in language.__all__}
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "target"), case_targets(CASES))
 def test_assembly(name, target):
     case = CASES[name]
     text = assembly(compile_for(case.kernel, case.args, {**case.kwargs, **case.options}, target))

@@ -1,0 +1,25 @@
+"""Targets to compile something for."""
+
+import pytest
+
+from iris_triton.compile_only import TARGETS
+
+
+def case_targets(names):
+    """Values of ("name", "target") for `pytest.mark.parametrize`: every case for every target.
+
+    The suite takes one target of each vendor, from case to case another one; with --exhaustive it takes all.
+
+    Args:
+        names: of the cases.
+    """
+    vendors = {}
+    for target, gpu in TARGETS.items():
+        vendors.setdefault(gpu.backend, []).append(target)
+    values = []
+    for i, name in enumerate(names):
+        chosen = {targets[i % len(targets)] for targets in vendors.values()}
+        for target in TARGETS:
+            marks = [] if target in chosen else [pytest.mark.exhaustive]
+            values.append(pytest.param(name, target, marks=marks, id=f"{name}-{target}"))
+    return values
