@@ -10,6 +10,7 @@ import time
 import pytest
 
 from iris_core import bench
+from iris_core.bench import registry
 from iris_core.bench.options import RunOptions
 from iris_core.errors import PeerLostError
 from iris_core.launch import RankError
@@ -27,12 +28,27 @@ def on_ranks(monkeypatch):
     return lambda pattern="", options=OPTIONS: bench.run(bench.registered(pattern=pattern), options, name="ranks")
 
 
-def test_two_ranks(on_ranks):
-    report = on_ranks()
+@pytest.fixture(scope="module")
+def report():
+    """Of one run with all benchmarks of both files: starting ranks takes longer than what they measure here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_registry", {})
+        patch.setattr(sys, "path", list(sys.path))
+        for name in ("rank_benchmarks", "rank_signals"):
+            bench.load(str(HERE / f"{name}.py"))
+        return bench.run(bench.registered(), OPTIONS, name="ranks")
+
+
+def of_file(report, name):
+    """The results of one file's benchmarks."""
+    return [each for each in report.results if each.benchmark.startswith(f"{name}.")]
+
+
+def test_two_ranks(report):
     assert report.run["num_ranks"] == 2
     assert (report.run["allocator"], report.run["device"]) == ("host", "cpu")
     assert report.run["device_timeout_s"] == OPTIONS.device_timeout_s
-    right, wrong, alone, *frees = report.results
+    right, wrong, alone, *frees = of_file(report, "rank_benchmarks")
     assert right.params == {"nbytes": 8}
     first, second = right.local_us
     assert 2000 <= first < second == pytest.approx(right.time_us, rel=0.5)
@@ -91,12 +107,9 @@ def test_rma_on_cpu_ranks(tmp_path):
         assert each_way == {(0, 1), (1, 0)}
 
 
-def test_signals_by_copies_come_in_turn(monkeypatch):
+def test_signals_by_copies_come_in_turn(report):
     """The protocol of the copy engine's latency, whose copies need a GPU."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    bench.load(str(HERE / "rank_signals.py"))
-    options = RunOptions(num_ranks=2, device="cpu", heap_size="1MiB", rounds=1)
-    (result,) = bench.run(bench.registered(), options, name="signals").results
+    (result,) = of_file(report, "rank_signals")
     assert (result.error, result.verified) == ("", True)
     assert [us is not None for us in result.local_us] == [True, True]
 

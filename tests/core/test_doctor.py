@@ -279,11 +279,13 @@ def test_a_survey_that_crashes_keeps_what_it_had(monkeypatch, site):
     assert signal.SIGSEGV == 11
 
 
-def test_a_survey_that_hangs_is_ended(monkeypatch, site):
-    site.provider("mine", source=diagnosing("mine", "import time; time.sleep(600)"))
+def test_a_survey_that_hangs_is_ended(monkeypatch, site, over_when):
+    body = "import pathlib, time; pathlib.Path(__file__).with_name('hangs').touch(); time.sleep(600)"
+    site.provider("mine", source=diagnosing("mine", body))
     monkeypatch.setenv("PYTHONPATH", str(site.folder))
-    taken = survey.take_survey(15)
-    assert taken.findings[-1].text.startswith("examining plugins did not end within 15 s")
+    over_when(site.folder / "hangs")
+    taken = survey.take_survey(60)
+    assert taken.findings[-1].text.startswith("examining plugins did not end within 60 s")
 
 
 def test_without_torch_there_is_no_self_test(capsys, monkeypatch, here, clean_environment):

@@ -104,7 +104,9 @@ def test_the_mistake_of_the_tutorial_is_found(tmp_path):
     example = (DOCS.parent / "examples" / "02_store.py").read_text()
     assert "`inbox + i + 1000`" in (DOCS / "tutorial.md").read_text()
     mistaken = tmp_path / "mistaken.py"
-    mistaken.write_text(example.replace("ctx.store(inbox + i,", "ctx.store(inbox + i + 1000,"))
+    assert "iris_core.run(main, 4)" in example  # two are enough to see it
+    text = example.replace("iris_core.run(main, 4)", "iris_core.run(main, 2)")
+    mistaken.write_text(text.replace("ctx.store(inbox + i,", "ctx.store(inbox + i + 1000,"))
     done = run(mistaken)
     assert done.returncode != 0
     assert re.search(r"OutOfBoundsError: kernel 'send', program \(\d, 0, 0\), lane \d+: store", done.stderr)
