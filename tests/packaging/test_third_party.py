@@ -84,7 +84,7 @@ def test_it_is_chosen_by_name_and_by_nothing_else(with_example):
     assert automatic == str({"allocator": "host", "backend": "triton"})
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_its_demonstration_is_right(with_example, ranks):
     choice = ("--backend", "example", "--allocator", "example", "--ranks", ranks)
     (row,) = json.loads(output(with_example.run("iris", "demo", "--json", *choice)))["rows"]
