@@ -8,6 +8,7 @@ gloo group of our own, so the user's group (NCCL, say) and its stream are never 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import operator
 import os
@@ -17,7 +18,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from iris_core import frames
+from iris_core import frames, whereabouts
 from iris_core.agreement import name_ranks
 from iris_core.errors import (
     CollectiveTimeoutError,
@@ -28,6 +29,7 @@ from iris_core.errors import (
     UnsupportedError,
 )
 from iris_core.fdchannel import FdChannel
+from iris_core.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -162,10 +164,24 @@ class TorchWorld:
             raise GroupError("this process is not a member of the process group that was passed as group=")
         members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
         name = _next_name(dist.distributed_c10d._get_default_store(), "" if group is None else group.group_name, rank)
-        self._open(name, rank, members, timeout_s)
+        self._whereabouts: Whereabouts | None = None
+        with contextlib.suppress(OSError):  # without it, messages say less
+            self._whereabouts = Whereabouts(rank)
+        with contextlib.ExitStack() as undo:
+            if self._whereabouts is not None:
+                undo.callback(self._whereabouts.close)
+            self._open(name, rank, members, timeout_s, None, range(len(members)))
         self._owns_default_group = owns_default_group
 
-    def _open(self, name: str, rank: int, members: Sequence[int], timeout_s: float) -> None:
+    def _open(
+        self,
+        name: str,
+        rank: int,
+        members: Sequence[int],
+        timeout_s: float,
+        parent: TorchWorld | None,
+        ranks: Sequence[int],
+    ) -> None:
         """Make the gloo group and get to know the members.
 
         By hand: new_group wants either everybody to take part, or that all have made equally many groups before.
@@ -175,6 +191,8 @@ class TorchWorld:
             rank: this process in the world.
             members: its ranks in the default group.
             timeout_s: bound of every exchange in seconds.
+            parent: the world that these ranks are some of; None if they are not.
+            ranks: what the members are called in messages: their ranks in the parent.
         """
         import torch.distributed as dist
 
@@ -188,6 +206,14 @@ class TorchWorld:
         self._subworlds: dict[tuple[int, ...], TorchWorld] = {}
         self._calls = 0
         self._pidfds: dict[int, int] = {}
+        self._left_alone = False  # whether gloo may still be at work for us
+        self._root: TorchWorld = self if parent is None else parent._root
+        self._ranks = tuple(ranks)
+        self._slot: int | None = None
+        if parent is not None:
+            self._whereabouts = parent._whereabouts
+            if parent is parent._root and parent._slot is not None:
+                self._meet()
         store = dist.distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
         timeout = datetime.timedelta(seconds=timeout_s)
         self._group = self._guard(
@@ -195,15 +221,57 @@ class TorchWorld:
         )
         self._channel: FdChannel | None = None
         # one machine: pids mean something to each other only on the same host and in the same pid namespace
-        home = (_host_id(), os.getpid())
+        home = (_host_id(), os.getpid(), None if self._whereabouts is None else self._whereabouts.address)
         homes = self.all_gather_object(home)
-        self._hosts = [host for host, _ in homes]
+        self._hosts = [host for host, _, _ in homes]
         self.same_host = len(set(self._hosts)) == 1
-        self._pids = [pid for _, pid in homes]
+        self._pids = [pid for _, pid, _ in homes]
         if self.same_host:
             for rank, pid in enumerate(self._pids):
                 if rank != self.rank:
                     self._pidfds[rank] = _pidfd(rank, pid)
+        if parent is None:
+            self._watch([address for _, _, address in homes])
+
+    def _watch(self, addresses: Sequence[whereabouts.Address | None]) -> None:
+        """Know where the ranks are from now on, if all of them can.  Collective: every rank calls it."""
+        known = [address for address in addresses if address is not None]
+        own = self._whereabouts
+        works = own is not None and self.same_host and len(known) == self.world_size and own.connect(known)
+        slot = own.slot(self._ranks) if works and own is not None else None
+        if all(yes for (yes,) in self.all_gather_ints([slot is not None])):
+            self._slot = slot
+
+    def _meet(self) -> None:
+        """Wait until all members open this world.  gloo would wait as well, but nobody could look around meanwhile."""
+        own, me, members = self._whereabouts, self._ranks[self.rank], self._ranks
+        assert own is not None
+        slot = own.slot(members)
+        if slot is None:
+            raise UnsupportedError(f"rank {me}: there are too many groups of ranks")
+        self._slot, self._calls = slot, own.calls(me, members) + 1
+        call = self._calls
+        own.enter(slot, call, frames.place())
+        now = time.monotonic()
+        end, look, pause = now + self._timeout_s, now + whereabouts.FIRST_LOOK_S, 0.0002
+        try:
+            while own.missing(members, call):
+                now = time.monotonic()
+                if now >= end:
+                    raise self._late("opening the world")
+                if now >= look:
+                    lost = [rank for rank in self._root.lost_peers() if rank in members]
+                    if lost:
+                        raise _lost(me, lost, "while this rank still needed")
+                    self._look()
+                    look = now + whereabouts.NEXT_LOOK_S
+                time.sleep(pause)
+                pause = min(1.5 * pause, 0.005)
+            if gave_up := own.gave_up(members, call):
+                raise self._left_by(gave_up)
+        except BaseException:
+            own.fail()
+            raise
 
     # -- exchanges ----------------------------------------------------------------------------------------------------
     def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]:
@@ -279,14 +347,19 @@ class TorchWorld:
         """
         import torch
 
+        if self._slot is not None and self._whereabouts is not None:
+            self._whereabouts.enter(self._slot, self._calls + 1, frames.place())
         mine = torch.zeros(frames.WORDS, dtype=torch.int64, device="cpu")
         mine[: 2 + len(words)] = torch.tensor([int(kind), size, *words], dtype=torch.int64, device="cpu")
         everyone = self._gather(what, mine).tolist()
         if frames.alike(everyone):
             return [row[1 if sized else 2 :] for row in everyone]
-        place = frames.where_called().encode()[: frames.PLACE_NBYTES]
-        rows = self._gather_padded(what, place, frames.PLACE_NBYTES)
-        raise frames.mismatch([row.rstrip(b"\0").decode(errors="replace") for row in rows])
+        gave_up = [self._ranks[index] for index, row in enumerate(everyone) if row[0] == frames.Kind.GIVEN_UP]
+        if gave_up:
+            raise self._left_by(gave_up)
+        rows = self._gather_padded(what, frames.place(), frames.PLACE_NBYTES)
+        places = [row.rstrip(b"\0").decode(errors="replace") for row in rows]
+        raise frames.mismatch(dict(zip(self._ranks, places, strict=True)))
 
     def _gather_padded(self, what: str, mine: bytes, nbytes: int) -> list[bytes]:
         """Exchange bytes; all come back with this size."""
@@ -297,9 +370,79 @@ class TorchWorld:
 
     def _gather(self, what: str, mine: torch.Tensor) -> torch.Tensor:
         everyone = mine.new_empty(self.world_size, *mine.shape)
-        rows = list(everyone.unbind(0))
-        self._guard(what, lambda: self._group.allgather([rows], [mine]).wait())
+        self._guard(what, lambda: self._await(mine, everyone))
         return everyone
+
+    def _await(self, mine: torch.Tensor, everyone: torch.Tensor) -> None:
+        """Gather tensors, and look where the others are while that takes long.
+
+        Raises:
+            RankMismatchError: it can never end.
+        """
+        work = self._group.allgather([list(everyone.unbind(0))], [mine])
+        if self._slot is None:
+            work.wait()
+            return
+        pause = whereabouts.FIRST_LOOK_S
+        while True:
+            try:
+                work.wait(datetime.timedelta(seconds=pause))
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # raises what there is, unless it has only just ended
+                    return
+            pause = whereabouts.NEXT_LOOK_S
+            try:
+                self._look()
+            except RankMismatchError:
+                self._leave_alone()
+                raise
+
+    def _look(self) -> None:
+        """Raise RankMismatchError if this rank waits for others for ever; the same on all of them."""
+        assert self._whereabouts is not None
+        verdict = self._whereabouts.look()
+        if verdict is not None:
+            raise self._stuck(verdict)
+
+    def _left_by(self, ranks: Sequence[int]) -> RankMismatchError:
+        """The error of this rank, where others have given up the exchange to which it has come."""
+        assert self._whereabouts is not None
+        for verdict in self._whereabouts.verdicts_of(ranks):
+            return self._stuck(verdict)  # they were quicker to notice
+        return frames.too_late(self._ranks[self.rank], ranks, self._whereabouts.describe_verdict(ranks[0]))
+
+    def _stuck(self, verdict: whereabouts.Verdict) -> RankMismatchError:
+        """Give up what ranks wait for that are stuck, this one among them; returns the error for it."""
+        root = self._root
+        assert self._whereabouts is not None
+        self._whereabouts.tell(verdict)
+        for members, call in verdict.exchanges:
+            if root.rank in members:
+                world = root if members == root._ranks else root._subworlds.get(members)
+                if world is not None and world._calls < call:
+                    world._give_up()
+                self._whereabouts.give_up(members, call)
+        return frames.stuck(verdict.text)
+
+    def _give_up(self) -> None:
+        """Come to the next exchange, so that the ranks stay in step there, and those that come later hear of it."""
+        import torch
+
+        self._calls += 1
+        mine = torch.zeros(frames.WORDS, dtype=torch.int64, device="cpu")
+        mine[0] = int(frames.Kind.GIVEN_UP)
+        everyone = mine.new_empty(self.world_size, *mine.shape)
+        self._group.allgather([list(everyone.unbind(0))], [mine])
+        self._leave_alone()
+
+    def _leave_alone(self) -> None:
+        """Wait no longer for what gloo does: it ends when the last member comes, or at the time-out."""
+        if not self._left_alone:
+            # the destructor of the group would wait for it as well, even at the end of the process
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        self._left_alone = True
 
     def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
         """Gather every rank's segments, passing descriptors between the processes.
@@ -389,7 +532,9 @@ class TorchWorld:
         if members not in self._subworlds:
             world = TorchWorld.__new__(TorchWorld)
             name = f"{self._name}/ranks {','.join(map(str, members))}"  # of this world: made once, so nobody else's
-            world._open(name, members.index(self.rank), [self._members[member] for member in members], self._timeout_s)
+            ranks = [self._ranks[member] for member in members]
+            theirs = [self._members[member] for member in members]
+            world._open(name, members.index(self.rank), theirs, self._timeout_s, self, ranks)
             self._subworlds[members] = world
         return self._subworlds[members]
 
@@ -414,11 +559,7 @@ class TorchWorld:
         """Raise PeerLostError if a peer's process has ended."""
         lost = self.lost_peers()
         if lost:
-            raise PeerLostError(
-                f"rank {self.rank}: {name_ranks(lost)} ended while this rank still needed {_them(lost)}; "
-                "look at the output of that process for the first error",
-                ranks=lost,
-            )
+            raise _lost(self._ranks[self.rank], [self._ranks[each] for each in lost], "while this rank still needed")
 
     def close(self) -> None:
         """Close descriptors; destroy the groups that were made here."""
@@ -435,30 +576,43 @@ class TorchWorld:
     def _guard(self, what: str, call: Any) -> Any:
         """Run one exchange; turn gloo's errors into ours, naming the ranks that are missing."""
         self._calls += 1
+        if self._slot is not None and self._whereabouts is not None:
+            self._whereabouts.arrive(self._slot, self._calls)
         start = time.monotonic()
         try:
             return call()
-        except (RuntimeError, ValueError) as e:
+        except BaseException as e:
+            if self._slot is not None and self._whereabouts is not None:
+                self._whereabouts.fail()
+            if isinstance(e, IrisError) or not isinstance(e, RuntimeError | ValueError):
+                raise
+            me = self._ranks[self.rank]
             if getattr(self, "_pidfds", None):
                 # a peer's connection is reset a moment before its process is gone
                 deadline = time.monotonic() + 1.0
                 while not (lost := self.lost_peers()) and time.monotonic() < deadline:
                     time.sleep(0.02)
                 if lost:
-                    raise PeerLostError(
-                        f"rank {self.rank}: {name_ranks(lost)} ended during {what}; "
-                        "look at the output of that process for the first error",
-                        ranks=lost,
-                    ) from e
+                    raise _lost(me, [self._ranks[each] for each in lost], f"during {what}") from e
             if time.monotonic() - start >= 0.9 * self._timeout_s or "timed out" in str(e).lower():
-                missing = self._missing()
-                who = name_ranks(missing) if missing else "some rank"
-                raise CollectiveTimeoutError(
-                    f"rank {self.rank}: {what} did not complete within {self._timeout_s:g} s; {who} did not arrive. "
-                    "Either that rank failed, or it does not make the same calls, or IRIS_BARRIER_TIMEOUT is too short",
-                    missing_ranks=missing,
-                ) from e
-            raise PeerLostError(f"rank {self.rank}: {what} failed because a peer is gone: {e}") from e
+                raise self._late(what) from e
+            raise PeerLostError(f"rank {me}: {what} failed because a peer is gone: {e}") from e
+
+    def _late(self, what: str) -> CollectiveTimeoutError:
+        """The error of an exchange that took too long."""
+        if self._slot is not None and self._whereabouts is not None:
+            missing = self._whereabouts.missing(self._ranks, self._calls)
+            where = "".join(f"\n  {self._whereabouts.describe(rank)}" for rank in missing)
+        else:
+            missing, where = [self._ranks[index] for index in self._missing()], ""
+        who = name_ranks(missing) if missing else "some rank"
+        among = "" if self is self._root else f" of {name_ranks(self._ranks)}"
+        reasons = "Either that rank failed, or it does not make the same calls, or IRIS_BARRIER_TIMEOUT is too short"
+        return CollectiveTimeoutError(
+            f"rank {self._ranks[self.rank]}: {what}{among} did not complete within {self._timeout_s:g} s; "
+            f"{who} did not arrive{':' + where + chr(10) if where else '. '}{reasons}",
+            missing_ranks=missing,
+        )
 
     def _missing(self) -> list[int]:
         """After a time-out: who else reached this exchange?  Uses the store, which works when collectives do not."""
@@ -582,8 +736,13 @@ def _check_rank(rank: int, world_size: int) -> None:
         raise ValueError(f"there is no rank {rank} in a world of {world_size} (0 to {world_size - 1})")
 
 
-def _them(ranks: Sequence[int]) -> str:
-    return "it" if len(ranks) == 1 else "them"
+def _lost(rank: int, lost: Sequence[int], when: str) -> PeerLostError:
+    if when.endswith("needed"):
+        when += " it" if len(lost) == 1 else " them"
+    return PeerLostError(
+        f"rank {rank}: {name_ranks(lost)} ended {when}; look at the output of that process for the first error",
+        ranks=lost,
+    )
 
 
 def _host_id() -> str:

@@ -15,7 +15,8 @@ from iris_core.agreement import name_ranks
 from iris_core.errors import RankMismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from types import CodeType
 
 WORDS = 16
 """Integers of 64 bits in a frame: the kind, the size, and what fits."""
@@ -34,6 +35,7 @@ class Kind(enum.IntEnum):
     OBJECTS = 2
     BROADCAST = 3
     BARRIER = 4
+    GIVEN_UP = 5  # of a rank that only lets the others know; see `whereabouts`
 
 
 def alike(frames: Sequence[Sequence[int]]) -> bool:
@@ -44,26 +46,68 @@ def alike(frames: Sequence[Sequence[int]]) -> bool:
 
 def where_called() -> str:
     """Say which function of Iris was called last by somebody else, and where; for messages."""
+    return place().decode(errors="replace")
+
+
+def place() -> bytes:
+    """The same, encoded and cut to the room there is; quick, because every exchange asks."""
     frame, inner = sys._getframe(1), None
     while frame.f_globals.get("__name__", "").startswith("iris_"):
         if frame.f_back is None:
-            return frame.f_code.co_name
+            return frame.f_code.co_name.encode()[:PLACE_NBYTES]
         frame, inner = frame.f_back, frame
     assert inner is not None
-    return f"{inner.f_code.co_name}(), called at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    key = frame.f_code, frame.f_lineno, inner.f_code.co_name
+    found = _places.get(key)
+    if found is None:
+        if len(_places) >= _MOST_PLACES:
+            _places.clear()
+        text = f"{inner.f_code.co_name}(), called at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        found = _places[key] = text.encode()[:PLACE_NBYTES]
+    return found
 
 
-def mismatch(places: Sequence[str]) -> RankMismatchError:
+_MOST_PLACES = 4096  # each holds a code object
+_places: dict[tuple[CodeType, int, str], bytes] = {}
+
+
+def mismatch(places: Mapping[int, str]) -> RankMismatchError:
     """The error of ranks that are in different exchanges.
 
     Args:
-        places: of each rank, what `where_called` has said there.
+        places: by rank, what `where_called` has said there.
     """
     by_place: dict[str, list[int]] = {}
-    for rank, place in enumerate(places):
-        by_place.setdefault(place, []).append(rank)
-    lines = "".join(f"\n  {name_ranks(ranks)}: {place}" for place, ranks in by_place.items())
+    for rank, where in places.items():
+        by_place.setdefault(where, []).append(rank)
+    lines = "".join(f"\n  {name_ranks(ranks)}: {where}" for where, ranks in by_place.items())
     return RankMismatchError(
         f"the ranks are in different calls that all of them take part in:{lines}\nIf one of them went on after an "
         "error, the others were still waiting for it; if a call lies inside `if rank == ...`, all ranks must make it."
+    )
+
+
+def stuck(found: str) -> RankMismatchError:
+    """The error of ranks that wait for each other in different exchanges.
+
+    Args:
+        found: where each of them is, in lines.
+    """
+    return RankMismatchError(
+        f"these ranks wait for each other and cannot go on:{found}\nAll members of a group must make its calls, in the "
+        "same order as those of other groups that they are in, and name the same members."
+    )
+
+
+def too_late(rank: int, ranks: Sequence[int], found: str) -> RankMismatchError:
+    """The error of a rank that comes to an exchange after others have given it up.
+
+    Args:
+        rank: this rank.
+        ranks: those that gave it up.
+        found: where the ranks were that waited for each other, in lines.
+    """
+    return RankMismatchError(
+        f"rank {rank} came to an exchange that {name_ranks(ranks)} had given up, because ranks waited for each other "
+        f"and could not go on:{found}"
     )
