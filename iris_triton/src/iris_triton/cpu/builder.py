@@ -21,6 +21,7 @@ from iris_triton.cpu import access, atomics, elementwise, numerics
 from iris_triton.cpu.entries import find_assembly
 from iris_triton.cpu.libdevice import call_libdevice
 from iris_triton.cpu.state import current, program_info
+from iris_triton.cpu.typefacts import block_type
 from iris_triton.cpu.values import (
     Array,
     Handle,
@@ -32,7 +33,7 @@ from iris_triton.cpu.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from iris_triton.cpu.access import Window
 
@@ -72,6 +73,10 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
                 f"the CPU executor does not implement the operation {name.removeprefix('create_')!r}"
             )
         raise AttributeError(name)
+
+    def get_block_ty(self, dtype: Any, shape: Sequence[int]) -> Any:
+        """Return a block type, the same object every time."""
+        return block_type(dtype, tuple(shape))
 
     @staticmethod
     def _convert_fp8e4b15(value: Any, dst_type: Any, rounding: Any, _semantic: Any) -> Any:

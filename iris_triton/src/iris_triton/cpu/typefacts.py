@@ -117,6 +117,8 @@ class TypeFacts:
         found = self.blocks.get(form)
         if found is None:
             found = self.blocks[form] = form.of(self.scalar)
+            # Casts ask for it; making a type anew takes longer than converting a short block.
+            found.with_element_ty = lambda scalar: facts_of(scalar).block(form)
         return found
 
     def like(self, form: Form | None) -> Any:
