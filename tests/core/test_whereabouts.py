@@ -61,7 +61,7 @@ def test_a_rank_that_has_not_come_yet_is_waited_for(ranks):
     for _ in range(4):
         assert look(ranks[0], ranks[1]) == [None, None]
     assert ranks[0].missing(ALL, 1) == [2]
-    assert ranks[0].describe(2) == "rank 2 has not taken part in any exchange yet"
+    assert ranks[0].describe(2) == "rank 2 has not taken part in any exchange between hosts yet"
 
 
 def test_a_rank_that_has_been_in_the_exchange_is_not_missed(ranks):
@@ -73,7 +73,7 @@ def test_a_rank_that_has_been_in_the_exchange_is_not_missed(ranks):
         assert look(ranks[0], ranks[1]) == [None, None]
     assert (
         ranks[1].describe(0)
-        == "rank 0 waits for nobody: its last exchange, barrier(), called at train.py:1, is finished"
+        == "rank 0 is in no exchange between hosts: its last one, barrier(), called at train.py:1, is finished"
     )
 
 
@@ -124,7 +124,7 @@ def test_a_rank_that_left_with_an_error_is_not_stuck(ranks):
     ranks[1].fail()
     for _ in range(4):
         assert look(ranks[0]) == [None]
-    assert ranks[0].describe(1) == "rank 1 has left barrier(), called at train.py:1 with an error, and waits for nobody"
+    assert ranks[0].describe(1) == "rank 1 has left barrier(), called at train.py:1, with an error"
 
 
 def test_what_was_given_up_counts(ranks):

@@ -71,7 +71,8 @@ def test_a_rank_that_waits_for_nobody(pool, num_ranks, device):
     (kind, text, _), other = pool.run(jobs.busy, num_ranks, device)
     assert kind == "CollectiveTimeoutError"
     assert (
-        "rank 1 did not arrive:\n  rank 1 waits for nobody: its last exchange, barrier(), called at jobs_dead" in text
+        "did not arrive:\n  rank 1 is in no exchange between hosts: its last one, barrier(), called at jobs_dead"
+        in text
     )
     assert text.count(", is finished\n") == 1
     assert other is None
@@ -81,7 +82,7 @@ def test_a_rank_that_has_left_with_an_error(pool):
     (kind, text, _), _ = pool.run(jobs.busy_after_an_error, 2)
     assert kind == "CollectiveTimeoutError"
     assert "rank 1 has left subworld(), called at jobs_deadlocks.py:" in text
-    assert " with an error, and waits for nobody" in text
+    assert ", with an error\n" in text
 
 
 @pytest.mark.parametrize("where", ["opening", "exchange"])

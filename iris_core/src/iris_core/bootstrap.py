@@ -46,6 +46,7 @@ class World(Protocol):
     """The ranks that share one heap.  Every method but the attributes and `check_peers` is collective.
 
     Ranks that are in different methods, or bring different numbers of integers, get a RankMismatchError, all of them.
+    So may ranks that wait for each other in the worlds of different groups.
     """
 
     rank: int

@@ -158,7 +158,7 @@ class HeapClosedError(HeapError):
 class RankMismatchError(IrisError, RuntimeError):
     """The ranks differ in what must be alike: plugins, versions, sizes, the arguments of a call, or which call it is.
 
-    The message shows the table.
+    Or they wait for each other in calls of different groups.  The message shows the table.
     """
 
 
@@ -167,7 +167,7 @@ class GroupError(IrisError, RuntimeError):
 
 
 class CollectiveTimeoutError(IrisError, TimeoutError):
-    """A host collective did not complete in time.
+    """A host collective did not complete in time; the message says where the missing ranks are, as far as known.
 
     Attributes:
         missing_ranks: the ranks that did not arrive, as far as known.

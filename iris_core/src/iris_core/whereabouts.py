@@ -289,13 +289,13 @@ class Whereabouts:
         page = self._pages[rank]
         record = page.record()
         if record is None:
-            return f"rank {rank} has not taken part in any exchange yet"
+            return f"rank {rank} has not taken part in any exchange between hosts yet"
         if record.state == _FAILED:
-            return f"rank {rank} has left {record.place} with an error, and waits for nobody"
+            return f"rank {rank} has left {record.place}, with an error"
         members = page.members_of(record.slot)
         if self._missing_for(rank, record):
             return f"rank {rank} waits in {record.place}, among {name_ranks(members)}"
-        return f"rank {rank} waits for nobody: its last exchange, {record.place}, is finished"
+        return f"rank {rank} is in no exchange between hosts: its last one, {record.place}, is finished"
 
     def look(self) -> Verdict | None:
         """Look for ranks that wait for each other, for the second time or later in this exchange; None if all is well.
