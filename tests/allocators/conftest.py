@@ -8,7 +8,7 @@ import pytest
 from iris_core.testing import RankPool
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def pool():
     root = str(Path(__file__).parents[2])
     sys.path.append(root)

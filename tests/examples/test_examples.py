@@ -160,10 +160,18 @@ def test_on_other_numbers_of_ranks(run_example, name, count):
     assert [line[: len(f"rank {rank} ")] for rank, line in enumerate(lines)] == [f"rank {r} " for r in range(count)]
 
 
-@pytest.mark.parametrize("name", ["13_message_passing_gluon.py", "24_gluon_gemm_all_scatter.py"])
-def test_on_five_ranks(run_example, name):
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("13_message_passing_gluon.py", 4),
+        ("24_gluon_gemm_all_scatter.py", 3),
+        pytest.param("13_message_passing_gluon.py", 5, marks=pytest.mark.exhaustive),
+        pytest.param("24_gluon_gemm_all_scatter.py", 5, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_on_more_ranks(run_example, name, count):
     """Those that no test gives other sizes."""
-    assert len(run_example(ROOT / "examples" / name, 5)) == 5
+    assert len(run_example(ROOT / "examples" / name, count)) == count
 
 
 def test_message_passing_under_torchrun():
