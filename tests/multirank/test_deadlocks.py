@@ -107,3 +107,7 @@ def test_many_groups_and_random_delays(pool):
     assert len({calls for calls, _ in results}) == 1
     assert results[0][0] >= 40
     assert max(slow for _, slow in results) > 1.0
+
+
+def test_closed_worlds_leave_no_descriptors(pool):
+    assert pool.run(jobs.open_and_close, 2, 5) == [0, 0]

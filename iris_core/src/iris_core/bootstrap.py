@@ -208,12 +208,12 @@ class TorchWorld:
         self._calls = 0
         self._pidfds: dict[int, int] = {}
         self._left_alone = False  # whether gloo may still be at work for us
-        self._root: TorchWorld = self if parent is None else parent._root
+        self._parent = parent
         self._ranks = tuple(ranks)
         self._slot: int | None = None
         if parent is not None:
             self._whereabouts = parent._whereabouts
-            if parent is parent._root and parent._slot is not None:
+            if parent._parent is None and parent._slot is not None:
                 self._meet()
         store = dist.distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
         timeout = datetime.timedelta(seconds=timeout_s)
@@ -400,6 +400,11 @@ class TorchWorld:
                 self._leave_alone()
                 raise
 
+    @property
+    def _root(self) -> TorchWorld:
+        """The world of the whole context."""
+        return self if self._parent is None else self._parent._root
+
     def _look(self) -> None:
         """Raise RankMismatchError if this rank waits for others for ever; the same on all of them."""
         assert self._whereabouts is not None
@@ -569,6 +574,7 @@ class TorchWorld:
         for fd in self._pidfds.values():
             os.close(fd)
         self._pidfds.clear()
+        self._slot = self._whereabouts = None  # descriptors, too
         self._group = None
         if self._owns_default_group and self._dist.is_initialized():
             self._dist.destroy_process_group()
