@@ -114,6 +114,28 @@ def busy_after_an_error():
     return attempt(world.subworld((0, 1, 2) if world.world_size > 2 else (0, 1)).barrier)
 
 
+def comes_again():
+    """Rank 0 gives up opening a group, as rank 1 is late, and tries again; later it computes while rank 1 waits."""
+    world = connect(None, 30.0)
+    rank, members = world.rank, (1, 0)
+    said = "nothing"
+    if rank == 0:
+        world._timeout_s = 0.3
+        said = attempt(lambda: world.subworld(members))[0]
+        world._timeout_s = 30.0
+    else:
+        time.sleep(1)
+    pair = world.subworld(members)
+    if rank == 1:
+        time.sleep(1.2)  # rank 0 has looked for it
+    pair.barrier()
+    if rank == 0:
+        time.sleep(2)
+    after = attempt(world.barrier)[:2]
+    world.close()
+    return said, after
+
+
 def dies(where):
     """The last rank dies while the others wait for it: when they open a group's world, or in an exchange."""
     world = connect(None, 30.0)

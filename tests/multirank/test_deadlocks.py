@@ -85,6 +85,12 @@ def test_a_rank_that_has_left_with_an_error(pool):
     assert ", with an error\n" in text
 
 
+def test_a_group_that_is_opened_at_the_second_attempt(pool):
+    """The ranks count its exchanges alike, or one would look as if it still waited there for the other."""
+    results = pool.run(jobs.comes_again, 2)
+    assert results == [("CollectiveTimeoutError", ("nothing", "")), ("nothing", ("nothing", ""))]
+
+
 @pytest.mark.parametrize("where", ["opening", "exchange"])
 def test_a_rank_that_dies(pool, where):
     with pytest.raises(PeerLostError) as caught:

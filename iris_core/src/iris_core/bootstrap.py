@@ -222,17 +222,22 @@ class TorchWorld:
         )
         self._channel: FdChannel | None = None
         # one machine: pids mean something to each other only on the same host and in the same pid namespace
-        home = (_host_id(), os.getpid(), None if self._whereabouts is None else self._whereabouts.address)
-        homes = self.all_gather_object(home)
-        self._hosts = [host for host, _, _ in homes]
+        address = None if self._whereabouts is None else self._whereabouts.address
+        count = self._calls
+        homes = self.all_gather_object((_host_id(), os.getpid(), address, count))
+        # A member that had given up waiting for the others here, and came again, has counted more than they.
+        self._calls += max(calls for *_, calls in homes) - count
+        if self._slot is not None and self._whereabouts is not None:
+            self._whereabouts.arrive(self._slot, self._calls)
+        self._hosts = [host for host, *_ in homes]
         self.same_host = len(set(self._hosts)) == 1
-        self._pids = [pid for _, pid, _ in homes]
+        self._pids = [pid for _, pid, *_ in homes]
         if self.same_host:
             for rank, pid in enumerate(self._pids):
                 if rank != self.rank:
                     self._pidfds[rank] = _pidfd(rank, pid)
         if parent is None:
-            self._watch([address for _, _, address in homes])
+            self._watch([theirs for _, _, theirs, _ in homes])
 
     def _watch(self, addresses: Sequence[whereabouts.Address | None]) -> None:
         """Know where the ranks are from now on, if all of them can.  Collective: every rank calls it."""
