@@ -1,9 +1,13 @@
 """Where ranks are, with the pages of several ranks in one process."""
 
+import mmap
+import os
 import threading
 
 import pytest
+import torch.distributed as dist
 
+from iris_core.bootstrap import TorchWorld
 from iris_core.whereabouts import Whereabouts
 
 PAIR, ALL, OTHERS = (0, 1), (0, 1, 2), (1, 2)
@@ -17,6 +21,13 @@ def ranks():
     yield made
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def one_rank_group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def come(rank, members, call):
@@ -153,3 +164,35 @@ def test_groups_without_end():
     assert one.slot((0, 1)) == 0
     one.give_up((0, number + 1), 1)  # of no use, and no error
     one.close()
+
+
+def test_without_memory_to_share_no_descriptor_is_left(monkeypatch):
+    def fail(*_, **__):
+        raise OSError(12, "no room")
+
+    descriptors = []
+    create = os.memfd_create
+    monkeypatch.setattr(os, "memfd_create", lambda name: descriptors.append(create(name)) or descriptors[-1])
+    monkeypatch.setattr(mmap, "mmap", fail)
+    with pytest.raises(OSError, match="no room"):
+        Whereabouts(0)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(*descriptors)
+
+
+def test_a_python_without_memfd_opens_worlds_all_the_same(monkeypatch, one_rank_group):
+    """Python lacks it where it was built for an old C library, as conda's are; GPUs do not need it."""
+    monkeypatch.delattr(os, "memfd_create")
+    world = TorchWorld(None, 10.0)
+    assert world.all_gather_object("here") == ["here"]
+    world.close()
+
+
+def test_places_in_files_with_the_same_lines_are_told_apart():
+    def place_in(path):
+        names = {"__name__": "__main__"}
+        exec(compile("from iris_core.frames import where_called\nsaid = where_called()", path, "exec"), names)
+        return names["said"]
+
+    assert place_in("/some/train.py") == "where_called(), called at train.py:2"
+    assert place_in("/some/tune.py") == "where_called(), called at tune.py:2"

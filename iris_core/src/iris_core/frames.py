@@ -16,7 +16,6 @@ from iris_core.errors import RankMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import CodeType
 
 WORDS = 16
 """Integers of 64 bits in a frame: the kind, the size, and what fits."""
@@ -57,7 +56,7 @@ def place() -> bytes:
             return frame.f_code.co_name.encode()[:PLACE_NBYTES]
         frame, inner = frame.f_back, frame
     assert inner is not None
-    key = frame.f_code, frame.f_lineno, inner.f_code.co_name
+    key = frame.f_code.co_filename, frame.f_lineno, inner.f_code.co_name
     found = _places.get(key)
     if found is None:
         if len(_places) >= _MOST_PLACES:
@@ -67,8 +66,8 @@ def place() -> bytes:
     return found
 
 
-_MOST_PLACES = 4096  # each holds a code object
-_places: dict[tuple[CodeType, int, str], bytes] = {}
+_MOST_PLACES = 4096
+_places: dict[tuple[str, int, str], bytes] = {}
 
 
 def mismatch(places: Mapping[int, str]) -> RankMismatchError:

@@ -188,9 +188,15 @@ class Whereabouts:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
+        if not hasattr(os, "memfd_create"):  # Python was built for an old C library
+            raise OSError("this Python has no os.memfd_create")
         self._fd = os.memfd_create("iris-whereabouts")
-        os.ftruncate(self._fd, _NBYTES)
-        self._own = _Page(mmap.mmap(self._fd, _NBYTES))
+        try:
+            os.ftruncate(self._fd, _NBYTES)
+            self._own = _Page(mmap.mmap(self._fd, _NBYTES))
+        except BaseException:
+            self.close()
+            raise
         self._own.words[_TOKEN] = secrets.randbits(62)
         self._pages: dict[int, _Page] = {rank: self._own}
         self._number = 0
