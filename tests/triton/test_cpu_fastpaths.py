@@ -1,7 +1,9 @@
 """Fast paths hold the same as the semantic layer: values and types, for all operators, dtypes and shapes."""
 
+import copy
 import itertools
 import operator
+import pickle
 
 import numpy as np
 import pytest
@@ -111,3 +113,12 @@ def test_python_values_are_left_to_python():
         assert DIALECT.helpers[name](7, tl.constexpr(3)) == python(7, 3)
     assert DIALECT.helpers["eq"](tl.float32, tl.float32) is True
     assert DIALECT.helpers["is"](tl.constexpr(None), None)
+
+
+@pytest.mark.parametrize("type_", [tl.float32, tl.pointer_type(tl.float32)], ids=str)
+def test_types_can_be_copied_after_kernels_have_used_them(type_):
+    """What fast paths keep on Triton's own types must not hinder programs that pass them to other processes."""
+    used = block_type(type_, (8,))
+    for again in (pickle.loads(pickle.dumps(type_)), copy.deepcopy(type_)):
+        assert again == type_
+        assert block_type(again, (8,)) == used

@@ -112,6 +112,10 @@ class TypeFacts:
         else:
             self.kind = SLOW
 
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """Copies of a type, in other processes, too, have no facts yet: forms are compared as objects."""
+        return _no_facts, ()
+
     def block(self, form: Form) -> Any:
         """The block type with this scalar type, the same object every time, so that comparing types is cheap."""
         found = self.blocks.get(form)
@@ -124,6 +128,10 @@ class TypeFacts:
     def like(self, form: Form | None) -> Any:
         """The type of this scalar type and a form; the scalar type itself for None."""
         return self.scalar if form is None else self.block(form)
+
+
+def _no_facts() -> None:
+    """What `facts_of` takes for a type that has been asked for nothing."""
 
 
 def facts_of(type_: Any) -> TypeFacts:
