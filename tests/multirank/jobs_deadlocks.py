@@ -1,6 +1,7 @@
 """Rank jobs: groups that the ranks do not name alike, and ranks that wait for each other for ever."""
 
 import contextlib
+import gc
 import os
 import random
 import time
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from jobs_common import environment
 
 from iris_core import Iris
-from iris_core.bootstrap import connect
+from iris_core.bootstrap import TorchWorld, connect
 from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError
 
 
@@ -213,6 +214,25 @@ def open_and_close(times):
         if number == 1:
             before = _num_descriptors()
     return _num_descriptors() - before
+
+
+def fail_to_open(times):
+    """How many more descriptors are open after worlds failed to open, at their very last exchange."""
+    watch, said, before = TorchWorld._watch, [], 0
+    TorchWorld._watch = _fail
+    try:
+        for number in range(times + 2):
+            said.append(attempt(lambda: connect(None, 30.0))[0])
+            gc.collect()
+            if number == 1:
+                before = _num_descriptors()
+    finally:
+        TorchWorld._watch = watch
+    return set(said), _num_descriptors() - before
+
+
+def _fail(*_):
+    raise PeerLostError("gone", ranks=[0])
 
 
 def _num_descriptors():

@@ -117,3 +117,7 @@ def test_many_groups_and_random_delays(pool):
 
 def test_closed_worlds_leave_no_descriptors(pool):
     assert pool.run(jobs.open_and_close, 2, 5) == [0, 0]
+
+
+def test_worlds_that_fail_to_open_leave_no_descriptors(pool):
+    assert pool.run(jobs.fail_to_open, 2, 4) == [({"PeerLostError"}, 0)] * 2

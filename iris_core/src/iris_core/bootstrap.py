@@ -232,12 +232,16 @@ class TorchWorld:
         self._hosts = [host for host, *_ in homes]
         self.same_host = len(set(self._hosts)) == 1
         self._pids = [pid for _, pid, *_ in homes]
-        if self.same_host:
-            for rank, pid in enumerate(self._pids):
-                if rank != self.rank:
-                    self._pidfds[rank] = _pidfd(rank, pid)
-        if parent is None:
-            self._watch([theirs for _, _, theirs, _ in homes])
+        try:
+            if self.same_host:
+                for rank, pid in enumerate(self._pids):
+                    if rank != self.rank:
+                        self._pidfds[rank] = _pidfd(rank, pid)
+            if parent is None:
+                self._watch([theirs for _, _, theirs, _ in homes])
+        except BaseException:
+            self._close_pidfds()  # nobody gets this world to close it
+            raise
 
     def _watch(self, addresses: Sequence[whereabouts.Address | None]) -> None:
         """Know where the ranks are from now on, if all of them can.  Collective: every rank calls it."""
@@ -576,14 +580,17 @@ class TorchWorld:
         """Close descriptors; destroy the groups that were made here."""
         while self._subworlds:
             self._subworlds.popitem()[1].close()
-        for fd in self._pidfds.values():
-            os.close(fd)
-        self._pidfds.clear()
+        self._close_pidfds()
         self._slot = self._whereabouts = None  # descriptors, too
         self._group = None
         if self._owns_default_group and self._dist.is_initialized():
             self._dist.destroy_process_group()
         self._owns_default_group = False
+
+    def _close_pidfds(self) -> None:
+        for fd in self._pidfds.values():
+            os.close(fd)
+        self._pidfds.clear()
 
     def _guard(self, what: str, call: Any) -> Any:
         """Run one exchange; turn gloo's errors into ours, naming the ranks that are missing."""
