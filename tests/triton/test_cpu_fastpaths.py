@@ -119,6 +119,7 @@ def test_python_values_are_left_to_python():
 def test_types_can_be_copied_after_kernels_have_used_them(type_):
     """What fast paths keep on Triton's own types must not hinder programs that pass them to other processes."""
     used = block_type(type_, (8,))
+    wrap(np.zeros(1, numpy_dtype(type_)), type_)
     for again in (pickle.loads(pickle.dumps(type_)), copy.deepcopy(type_)):
         assert again == type_
         assert block_type(again, (8,)) == used

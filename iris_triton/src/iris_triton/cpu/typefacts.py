@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import triton.language as tl
 
-from iris_triton.cpu.values import element_nbytes, numpy_dtype
+from iris_triton.cpu.values import element_nbytes, nothing, numpy_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,7 +114,7 @@ class TypeFacts:
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         """Copies of a type, in other processes, too, have no facts yet: forms are compared as objects."""
-        return _no_facts, ()
+        return nothing, ()
 
     def block(self, form: Form) -> Any:
         """The block type with this scalar type, the same object every time, so that comparing types is cheap."""
@@ -128,10 +128,6 @@ class TypeFacts:
     def like(self, form: Form | None) -> Any:
         """The type of this scalar type and a form; the scalar type itself for None."""
         return self.scalar if form is None else self.block(form)
-
-
-def _no_facts() -> None:
-    """What `facts_of` takes for a type that has been asked for nothing."""
 
 
 def facts_of(type_: Any) -> TypeFacts:

@@ -9,13 +9,16 @@ bit patterns (uint16, uint8).  A scalar is an array of shape (1,).  Arrays are n
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton.language as tl
 from numpy.typing import NDArray
 
 from iris_core.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Array = NDArray[Any]
 
@@ -115,6 +118,17 @@ def bit_view(data: Array, target: np.dtype[Any]) -> Array:
 _new = tl.tensor.__new__
 
 
+def nothing() -> None:
+    """What a copy of a type, perhaps in another process, has of all that is kept on the type here."""
+
+
+class _Fields(dict[str, Any]):
+    """Attributes of a type's tensors; some cannot be copied, but the type must be."""
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return nothing, ()
+
+
 def wrap(data: Array, type_: Any) -> Any:
     """Make a tensor around an array."""
     return wrap_handle(Handle(data, type_.scalar), type_)
@@ -124,7 +138,7 @@ def wrap_handle(handle: Any, type_: Any) -> Any:
     """Make a tensor.  Much cheaper than the constructor, which computes shape and size anew for every tensor."""
     fields = type_.__dict__.get("_iris_fields")
     if fields is None:
-        fields = dict(tl.tensor(None, type_).__dict__)
+        fields = _Fields(tl.tensor(None, type_).__dict__)
         type_._iris_fields = fields
     tensor = _new(tl.tensor)
     tensor.__dict__.update(fields)
