@@ -122,8 +122,13 @@ def nothing() -> None:
     """What a copy of a type, perhaps in another process, has of all that is kept on the type here."""
 
 
-class _Fields(dict[str, Any]):
+class _Fields:
     """Attributes of a type's tensors; some cannot be copied, but the type must be."""
+
+    __slots__ = ("attributes",)
+
+    def __init__(self, attributes: dict[str, Any]) -> None:
+        self.attributes = attributes
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return nothing, ()
@@ -141,6 +146,6 @@ def wrap_handle(handle: Any, type_: Any) -> Any:
         fields = _Fields(tl.tensor(None, type_).__dict__)
         type_._iris_fields = fields
     tensor = _new(tl.tensor)
-    tensor.__dict__.update(fields)
+    tensor.__dict__.update(fields.attributes)
     tensor.handle = handle
     return tensor
