@@ -226,9 +226,7 @@ class TorchWorld:
         count = self._calls
         homes = self.all_gather_object((_host_id(), os.getpid(), address, count))
         # A member that had given up waiting for the others here, and came again, has counted more than they.
-        self._calls += max(calls for *_, calls in homes) - count
-        if self._slot is not None and self._whereabouts is not None:
-            self._whereabouts.arrive(self._slot, self._calls)
+        self._count_calls(max(calls for *_, calls in homes) - count)
         self._hosts = [host for host, *_ in homes]
         self.same_host = len(set(self._hosts)) == 1
         self._pids = [pid for _, pid, *_ in homes]
@@ -594,9 +592,7 @@ class TorchWorld:
 
     def _guard(self, what: str, call: Any) -> Any:
         """Run one exchange; turn gloo's errors into ours, naming the ranks that are missing."""
-        self._calls += 1
-        if self._slot is not None and self._whereabouts is not None:
-            self._whereabouts.arrive(self._slot, self._calls)
+        self._count_calls(1)
         start = time.monotonic()
         try:
             return call()
@@ -616,6 +612,12 @@ class TorchWorld:
             if time.monotonic() - start >= 0.9 * self._timeout_s or "timed out" in str(e).lower():
                 raise self._late(what) from e
             raise PeerLostError(f"rank {me}: {what} failed because a peer is gone: {e}") from e
+
+    def _count_calls(self, number: int) -> None:
+        """Come to so many exchanges, and let the peers know."""
+        self._calls += number
+        if self._slot is not None and self._whereabouts is not None:
+            self._whereabouts.arrive(self._slot, self._calls)
 
     def _late(self, what: str) -> CollectiveTimeoutError:
         """The error of an exchange that took too long."""
