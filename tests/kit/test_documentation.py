@@ -15,19 +15,14 @@ PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "conformance_kit.md").read_
 SUITES = (AllocatorConformance, BackendConformance, CollectiveConformance, StackConformance)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "at_least"),
-    [("static or host_size or all_to_all", 15), pytest.param("", 80, marks=pytest.mark.exhaustive)],
-)
-def test_the_example_passes(tmp_path, chosen, at_least):
-    """In a folder without settings of ours; all of it, in one of ours, is in test_reference."""
+def test_the_example_passes(tmp_path):
     example = re.search(r"## An example\n.*?```python\n(.*?)```", PAGE, re.DOTALL).group(1)
     (tmp_path / "test_conformance.py").write_text(example)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("IRIS_", "PYTEST_"))}
     variables["CUDA_VISIBLE_DEVICES"] = variables["HIP_VISIBLE_DEVICES"] = ""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-rs", "-k", chosen, "-p", "no:cacheprovider", "test_conformance.py"],
+        [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "test_conformance.py"],
         capture_output=True,
         text=True,
         check=False,
@@ -36,7 +31,7 @@ def test_the_example_passes(tmp_path, chosen, at_least):
     )
     assert done.returncode == 0, done.stdout
     passed, skipped = re.search(r"(\d+) passed, (\d+) skipped", done.stdout).groups()
-    assert int(passed) >= at_least
+    assert int(passed) > 80
     reasons = re.findall(r"^SKIPPED \[(\d+)\] \S+ (.*)$", done.stdout, re.MULTILINE)
     assert sum(int(count) for count, _ in reasons) == int(skipped)
     assert {reason for _, reason in reasons} <= {
