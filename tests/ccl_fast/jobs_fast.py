@@ -15,6 +15,7 @@ from iris_core.ccl import Config
 from iris_core.errors import DeviceTimeoutError
 from iris_triton.collectives.fast.algorithms import missing_facts
 from iris_triton.collectives.fast.fabric import Fact
+from iris_triton.collectives.fast.mailbox import MAX_PROGRAMS
 
 SMALL = "64KiB"  # a workspace in which few messages go in one piece
 
@@ -33,10 +34,22 @@ def run_cases(device, cases, turns, workspace=None):
         return jobs_ccl.run_cases(device, cases, turns)
 
 
-def run_mixed(device, cases, calls, seed, workspace):
+def set_epochs(ctx, epoch):
+    """Let mailboxes be as new, with counters that are `epoch`; every rank calls it."""
+    ctx.barrier()
+    ctx.ccl.reset()
+    regions = ctx.ccl.team(range(ctx.num_ranks))._regions
+    counters = [region for name, known in regions.items() if name.startswith("epochs of mailbox") for region in known]
+    assert counters
+    for region in counters:
+        region.tensor[: 4 * MAX_PROGRAMS].view(torch.int32).fill_(epoch)
+    ctx.barrier()
+
+
+def run_mixed(device, cases, calls, seed, workspace, epoch=None):
     """Calls of all kinds in any order, and ranks that are out of step; returns what was wrong.
 
-    No host waits for another one: results are looked at in the end.
+    No host waits for another one: results are looked at in the end.  `epoch` is where mailboxes begin.
     """
     order = random.Random(seed)
     own = random.Random()
@@ -48,13 +61,17 @@ def run_mixed(device, cases, calls, seed, workspace):
             tensors.fill(0)
             jobs_ccl.call(ctx, tensors.case, tensors)
         ctx.barrier()
+        if epoch is not None:
+            set_epochs(ctx, epoch)
         done = []
         for turn in range(calls):
             tensors = kinds[order.randrange(len(kinds))]
             inputs = tensors.fill(turn)
             jobs_ccl.call(ctx, tensors.case, tensors)
             done.append((tensors, inputs, tensors.out.clone(), tensors.inp.clone(), turn))
-            if own.random() < 0.2:
+            if epoch is not None and (turn + rank) % size == 0:
+                time.sleep(0.05)  # in every call, one rank is late
+            elif own.random() < 0.2:
                 time.sleep(0.01 * own.random())
         for tensors, inputs, out, inp, turn in done:
             tensors.out.copy_(out)

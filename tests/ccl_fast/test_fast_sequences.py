@@ -36,6 +36,16 @@ def test_encodings_in_turn(pool, some, encodings, num_ranks, device):
     check_back_to_back(pool, num_ranks, device, encodings, cases, calls)
 
 
+@pytest.mark.parametrize("num_ranks", rank_counts(2, 3))
+@pytest.mark.parametrize("epoch", [-1, 2**31 - 3])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_epochs_wrap_around(pool, encoding, epoch, num_ranks, device):
+    """Places that nothing was sent to are not taken for packets where the counters pass 0."""
+    cases = list(kinds([encoding]))
+    for wrong in pool.run(run_mixed, num_ranks, device, cases, 12, 3, SMALL, epoch):
+        assert wrong == []
+
+
 @pytest.mark.parametrize("members", [(2, 0), (3, 1, 0)])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_group(pool, encoding, members, device):

@@ -10,6 +10,7 @@ Sentinel packets are cleared when they have been read.  That a peer's later stor
 because a kernel has ended in between, so in that encoding every piece is a launch of its own.
 
 The epoch is counted in device memory, by a counter for each program: whatever the grid of a call, all of them advance.
+Counters wrap around.  What packets carry is `mark_of` the epoch.
 """
 # mypy: ignore-errors
 
@@ -34,6 +35,15 @@ PER_CALL = ("out", "inp")
 """Arguments that may lie anywhere."""
 
 _COUNTERS = tl.constexpr(MAX_PROGRAMS)
+
+
+@triton.jit
+def mark_of(epoch):
+    """What the packets of an epoch carry: never 0, which is in places that nothing was sent to.
+
+    Two epochs have the same mark, and they use different halves.
+    """
+    return epoch | 1
 
 
 @triton.jit
@@ -214,11 +224,12 @@ def exchange(
             origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, SHARDED, True, IN_WHOLE, ITEM, IN_DIMS
         )  # fmt: skip
         epoch = tl.load(counters + program)
+        mark = mark_of(epoch)
         place = packet.to(tl.int64) * 16 + (tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half)
-        push_all(peers, place + me * slot, words, epoch + 1, mask, flags, N, ENC, SHARDED, STEP)
+        push_all(peers, place + me * slot, words, mark, mask, flags, N, ENC, SHARDED, STEP)
         advance(counters, epoch, 1)
         mine = peers[N - 1] + place
-        came = _take(mine, slot, epoch + 1, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
+        came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
         _deliver(
             to, came, offset, part, flags, out_sizes, out_strides, N, ENC, REDUCES, DT, OP, OUT_WHOLE, ITEM, OUT_DIMS
         )  # fmt: skip
@@ -228,7 +239,7 @@ def exchange(
         epoch = tl.load(counters + program)
         for piece in range(pieces):
             at = tl.cast(box, tl.int64) + ((epoch + piece) & 1).to(tl.int64) * half
-            mark = epoch + piece + 1
+            mark = mark_of(epoch + piece)
             for s in range(program * BLOCK, cap, step):
                 packet = s + tl.arange(0, BLOCK)
                 mask = (packet < cap).to(tl.int32)
@@ -299,14 +310,15 @@ def two_shot(
             origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, True, EVEN, IN_WHOLE, ITEM, IN_DIMS
         )  # fmt: skip
         epoch = tl.load(counters + program)
+        mark = mark_of(epoch)
         place = packet.to(tl.int64) * 16 + (tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half)
-        push_all(peers, place + me * slot, words, epoch + 1, mask, flags, N, ENC, True, STEP)
+        push_all(peers, place + me * slot, words, mark, mask, flags, N, ENC, True, STEP)
         advance(counters, epoch, 1)
         _forward(
-            peers, place, me, slot, epoch + 1, mask, flags, timeout_ns, status, rank, N, ENC, DT, OP, STEP, NAP_NS
+            peers, place, me, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, DT, OP, STEP, NAP_NS
         )  # fmt: skip
         mine = peers[N - 1] + (place + N * slot)
-        came = _take(mine, slot, epoch + 1, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
+        came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
         _store_parts(
             to, came, offset, total, part, flags, out_sizes, out_strides, N, ENC, EVEN, OUT_WHOLE, ITEM, OUT_DIMS
         )  # fmt: skip
@@ -316,7 +328,7 @@ def two_shot(
         epoch = tl.load(counters + program)
         for piece in range(pieces):
             at = tl.cast(box, tl.int64) + ((epoch + piece) & 1).to(tl.int64) * half
-            mark = epoch + piece + 1
+            mark = mark_of(epoch + piece)
             for s in range(program * BLOCK, cap, step):
                 packet = s + tl.arange(0, BLOCK)
                 mask = (packet < cap).to(tl.int32)

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from iris_triton.collectives.fast.data import load_data, store_data
-from iris_triton.collectives.fast.mailbox import PER_CALL, RUNTIME, _limit, advance
+from iris_triton.collectives.fast.mailbox import PER_CALL, RUNTIME, _limit, advance, mark_of
 from iris_triton.collectives.fast.packets import alignment, clear, data_words, decode, encode, poll, push, spot
 from iris_triton.collectives.fast.words import reduced
 from iris_triton.collectives.meeting import last_epoch, leave, members_of, row_words, tell, told
@@ -104,7 +104,7 @@ def split(
     step = (tl.num_programs(0) // 2) * BLOCK
     epoch = tl.load(counters + program)
     advance(counters, epoch, 1)
-    mark = epoch + 1
+    mark = mark_of(epoch)
     to, origin = out.to(tl.int64), inp.to(tl.int64)
     part = tl.cast(part, tl.int64)
     total = tl.cast(nbytes, tl.int64)
