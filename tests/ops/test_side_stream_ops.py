@@ -17,8 +17,8 @@ class Stream:
     device = "cuda:0"
     cuda_stream = 7
 
-    def __init__(self, name, log, cuda_stream=7):
-        self.name, self._log, self.cuda_stream = name, log, cuda_stream
+    def __init__(self, name, log):
+        self.name, self._log = name, log
 
     def wait_event(self, event):
         self._log.append((self.name, "waits for", event.name))
@@ -41,7 +41,7 @@ class Event:
 def streams(monkeypatch):
     """(log, main stream, side stream); the current one is the main one, but within `torch.cuda.stream`."""
     log = []
-    main, side = Stream("main", log, 5), Stream("side", log)
+    main, side = Stream("main", log), Stream("side", log)
     current = [main]
 
     @contextlib.contextmanager
@@ -58,8 +58,8 @@ def streams(monkeypatch):
 class Kernel:
     """A kernel that writes down on which stream it is launched, and what with."""
 
-    def __init__(self, log, what, ready=True):
-        self._log, self._what, self.is_ready = log, what, ready
+    def __init__(self, log, what):
+        self._log, self._what = log, what
 
     def __call__(self, stream, *tensors):
         name = torch.cuda.current_stream().name if stream is None else stream.name
@@ -150,19 +150,14 @@ def words_of(log, arrived):
     return Words(arrived, (own, own + 4, own + 8), (own, own + 100, own + 200), write)
 
 
-@pytest.mark.parametrize("ready", [True, False, "one stream"])
 @pytest.mark.parametrize("pushes", [False, True])
-def test_words_are_written_behind_the_copies(streams, pushes, ready):
-    """The product is asked for first, but not before all kernels are loaded, nor on the same stream."""
-    log, main, side = streams
-    if ready == "one stream":
-        main.cuda_stream = side.cuda_stream
+def test_words_are_written_before_the_product_that_waits_for_them_is_launched(streams, pushes):
+    log, *_ = streams
     a, b, _ = operands()
     matrix, out, arrived = torch.zeros(12, 3), torch.zeros(12, 5), torch.zeros(4, dtype=torch.int32)
     shards = Shards(matrix, matrix[:4], OTHERS, 48, pushes, side_of(streams, lambda *_: None), matrix)
-    plan = _CopyPlan(shards, Kernel(log, "multiplies", ready), words_of(log, arrived), matrix, arrived)
+    plan = _CopyPlan(shards, Kernel(log, "multiplies"), words_of(log, arrived), matrix, arrived)
     HopperCopyEngine(pushes=pushes).launch(plan, out, a, b, None)
-    product = [("main", "multiplies", 3)]
     if pushes:  # to the others, behind the own rows: the word of member 0 of theirs
         copies = [
             ("side", "meets", 0),
@@ -182,8 +177,7 @@ def test_words_are_written_behind_the_copies(streams, pushes, ready):
             ("side", "meets", 0),
         ]
     begin = [("main", "records", "ready"), ("side", "waits for", "ready")]
-    rest = [*product, *copies] if ready is True else [*copies, *product]
-    assert log == [*begin, *rest, ("main", "waits for", "side")]
+    assert log == [*begin, *copies, ("main", "multiplies", 3), ("main", "waits for", "side")]
 
 
 def test_rows_with_gaps_are_copied_before(streams):

@@ -452,8 +452,8 @@ class _CopyPlan:
 class HopperCopyEngine(_HopperGather):
     """Copy engines bring the others' rows, and write a word behind each member's, for which the product waits.
 
-    The product begins at once, with the own rows where A lies.  It takes all multiprocessors but one, on which members
-    meet beside it.
+    The product begins with the own rows, where A lies.  It takes all multiprocessors but one, on which members meet
+    beside it.
 
     Args:
         pushes: members put their rows to the others, instead of taking the others'; see `iris_triton.ops.shards`.
@@ -504,15 +504,13 @@ class HopperCopyEngine(_HopperGather):
         return _CopyPlan(shards, kernel, words, shards.memory, words.own)
 
     def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Bring the rows beside the product, which is asked for first: it begins with what is there."""
+        """Bring the rows beside the product.
+
+        They are asked for first: the product waits for words that the copies bring, and a launch may return when its
+        kernel is done (CUDA_LAUNCH_BLOCKING, profilers), or wait for all kernels (when one is loaded).
+        """
         shards = plan.shards
-        behind = plan.words.put if self._pushes else plan.words.taken
         own = shards.begin(a)
-        tensors = (out, own, b) if bias is None else (out, own, b, bias)
-        if plan.kernel.is_ready and shards.side.is_apart():
-            plan.kernel(None, *tensors)
-            shards.move(own, behind)
-        else:  # a kernel that is loaded while another one waits for it may wait for that one, too
-            shards.move(own, behind)
-            plan.kernel(None, *tensors)
+        shards.move(own, plan.words.put if self._pushes else plan.words.taken)
+        plan.kernel(None, out, own, b, *(() if bias is None else (bias,)))
         shards.end()

@@ -111,12 +111,6 @@ class Side:
             self.ready.record(torch.cuda.current_stream(self.stream.device))
             self.stream.wait_event(self.ready)
 
-    def is_apart(self) -> bool:
-        """Whether it is another stream than the current one: torch hands out few, so they may be one and the same."""
-        if self.stream is None:
-            return False
-        return bool(torch.cuda.current_stream(self.stream.device).cuda_stream != self.stream.cuda_stream)
-
     def join(self) -> None:
         """Let the main stream wait for it."""
         if self.stream is not None:
