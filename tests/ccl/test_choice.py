@@ -103,6 +103,51 @@ def test_nobody_can():
         choice.choose(replace(REQUEST, op="broadcast"), None)
 
 
+def raising(error):
+    def raises(request):
+        raise error
+
+    return raises
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(3), GeneratorExit(), StopIteration()], ids=repr)
+@pytest.mark.parametrize("question", ["supports", "cost", "host_seconds", "tunings"])
+def test_an_algorithm_that_raises_is_left_out_with_one_warning(caplog, question, error):
+    check_left_out(caplog, question, raising(error), f"its `{question}` raised {type(error).__name__}")
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("supports", True), ("supports", None), ("supports", Availability("yes")), ("supports", Availability(False, 5)),
+        ("cost", "1"), ("cost", None), ("cost", math.nan), ("cost", -1.0), ("cost", True), ("host_seconds", math.nan),
+        ("tunings", 5), ("tunings", [5]),
+    ],
+)  # fmt: skip
+def test_an_algorithm_that_says_nonsense_is_left_out_with_one_warning(caplog, question, answer):
+    check_left_out(caplog, question, lambda request: answer, f"its `{question}` returned ")
+
+
+def check_left_out(caplog, question, says, reason):
+    bad = Algorithm("bad", 0.1, plugin="third", **{question: says})
+    choice = chooser(bad, Algorithm("good", 1.0))
+    for nbytes in (512, 1024):
+        request = replace(REQUEST, nbytes=nbytes)
+        chosen, found = choice.choose(request, None).algorithm.name, choice.explain(request, None).candidates[0]
+        if question in ("supports", "cost"):
+            assert (chosen, found.ok) == ("good", False)
+            assert found.reason.startswith(reason)
+            with pytest.raises(UnsupportedError, match="its `"):
+                choice.choose(request, Config(algorithm="bad"))
+        else:  # what it is not needed for
+            assert (chosen, found.ok, found.tunings) == ("bad", True, ({},))
+    (warning,) = caplog.messages
+    assert "'bad' of 'third'" in warning
+    assert reason in warning
+    with pytest.raises(KeyboardInterrupt):
+        chooser(Algorithm("bad", 1.0, supports=raising(KeyboardInterrupt()))).choose(REQUEST, None)
+
+
 def test_gluon_only():
     choice = chooser(Algorithm("fast", 1.0), Algorithm("other", 2.0, plugin="gluon"))
     assert choice.choose(REQUEST, Config(use_gluon=True))[0].name == "other"

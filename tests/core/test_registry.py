@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -88,16 +89,6 @@ def test_a_newer_version_without_plugins_hides_an_older_one_with(site, tmp_path)
     site.install("iris-mine", "2.0")
     install_distribution(second, "iris-mine", "1.0", entry_points={"iris.allocators": {"mine": "old:plugin"}})
     assert Registry(search_path=[str(site.folder), str(second)]).records() == ()
-
-
-def test_damaged_entry_points_are_listed_as_broken_and_hurt_nobody(site):
-    site.install("iris-bad", entry_points="[iris.backends]\nthis line has no equals sign\n")
-    site.provider("mine")
-    registry = site.registry()
-    bad, good = registry.records(BACKEND)[0], registry.records(ALLOCATOR)[0]
-    assert (bad.name, bad.state) == ("iris-bad", PluginState.BROKEN)
-    assert "entry_points.txt is damaged" in bad.reason
-    assert registry.load(good).state is PluginState.LOADED
 
 
 # -- load: plugins that are not right ---------------------------------------------------------------------------------
@@ -345,9 +336,9 @@ def test_not_found_in_that_distribution(site):
 
 # -- create, register -------------------------------------------------------------------------------------------------
 def test_create(site):
-    site.provider("mine", create="return [request.rank, request.heap_nbytes]")
+    site.provider("mine", create="from unittest.mock import Mock; return Mock(request=request)")
     registry = site.registry()
-    assert registry.create(only(registry), REQUEST) == [0, 4096]
+    assert registry.create(only(registry), REQUEST).request is REQUEST
     assert only(registry).state is PluginState.CREATED
     assert state_of(registry) is PluginState.CREATED
 
@@ -385,7 +376,7 @@ class Noted:
 
     @hookimpl
     def iris_plugin_create(self, request):
-        return request.world_size
+        return Mock(world_size=request.world_size)
 
 
 def test_register_and_unregister(site):
@@ -396,7 +387,7 @@ def test_register_and_unregister(site):
     assert registry.revision > revision
     assert registry.resolve(ALLOCATOR, "noted") is record
     assert registry.probe(record, CPU)
-    assert registry.create(record, REQUEST) == 1
+    assert registry.create(record, REQUEST).world_size == 1
     with pytest.raises(PluginConflictError, match="noted"):
         registry.register(ALLOCATOR, Noted())
     registry.unregister(record)

@@ -1,6 +1,7 @@
 """Observers: plugins of the group iris.plugins that are told what happens.
 
-An observer that fails to load or that raises is logged with its name and hurts neither the program nor other observers.
+An observer that fails to load is left out, and one that raises is reported once for each hook; neither hurts the
+program or other observers.
 """
 
 from __future__ import annotations
@@ -26,18 +27,20 @@ class Observers:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
+        self._reported: set[tuple[str, str]] = set()
         self._watching: dict[str, list[PluginRecord]] = {hook: [] for hook in OBSERVER_HOOKS}
         for record in registry.records(PluginKind.OBSERVER):
             if record.state is PluginState.BLOCKED:
                 continue
             if record.state is PluginState.CONFLICTING:
-                logger.error("%s is left out: %s", record.label, record.reason)
+                way = f"block one with IRIS_BLOCK={record.qualified_name}"
+                record.leave_out(f"{record.label} is not the only one of that name: {way}")
                 continue
             try:
                 for hook in registry.observed_hooks(record):
                     self._watching[hook].append(record)
             except PluginError as error:
-                logger.error("an observer is left out: %s", error)
+                record.leave_out(error)
 
     def watched(self, hook: str) -> bool:
         """Whether any observer implements a hook; lets a caller skip the preparation of its arguments."""
@@ -53,8 +56,13 @@ class Observers:
         for record in self._watching[hook]:
             try:
                 self._registry.observe(record, hook, **arguments)
-            except Exception:  # noqa: BLE001 - an observer may raise anything
-                logger.exception("%s raised in %s", record.label, hook)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # noqa: BLE001 - an observer may raise anything
+                if (record.qualified_name, hook) not in self._reported:
+                    self._reported.add((record.qualified_name, hook))
+                    way = f"update {record.distribution}, or block it with IRIS_BLOCK={record.name}"
+                    logger.exception("%s raised in %s (reported once); %s", record.label, hook, way)
 
 
 _latest: tuple[Registry, int, Observers] | None = None

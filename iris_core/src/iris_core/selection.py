@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iris_core.errors import CapabilityError, NoUsablePluginError, PluginError
-from iris_core.logs import logger
 from iris_core.types import DeviceTarget, PluginInfo, PluginKind, PluginState
 
 if TYPE_CHECKING:
@@ -189,7 +188,7 @@ def _usable(registry: Registry, candidate: _Candidate, target: DeviceTarget, rea
 
 def _refuse_failed(record: PluginRecord, target: str, error: PluginError, reasons: list[Reason]) -> None:
     """An installed plugin that does not work is passed over, but not quietly."""
-    logger.warning("automatic choice passes over a plugin: %s", error)
+    record.leave_out(error)
     reasons.append(Reason(record.kind, record.qualified_name, target, False, f"{record.state}: {error}"))
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import numbers
+import reprlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.logs import logger
+from iris_core.registry.records import error_text
 from iris_core.types import Availability
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from iris_core.ccl.config import Config
     from iris_core.ccl.tables import Entry, Tables
@@ -82,6 +87,27 @@ class Explanation:
         return "\n".join([head, *(f"  {candidate}" for candidate in self.candidates)])
 
 
+def _is_answer(answer: Any) -> bool:
+    return isinstance(answer, Availability) and isinstance(answer.ok, bool) and isinstance(answer.reason, str)
+
+
+def _is_seconds(answer: Any) -> bool:
+    return isinstance(answer, numbers.Real) and not isinstance(answer, bool) and float(answer) >= 0
+
+
+def _are_tunings(answer: Any) -> bool:
+    return isinstance(answer, list | tuple) and all(isinstance(each, Mapping) for each in answer)
+
+
+_IS_RIGHT: Mapping[str, Callable[[Any], bool]] = {
+    "supports": _is_answer,
+    "cost": _is_seconds,
+    "host_seconds": _is_seconds,
+    "tunings": _are_tunings,
+}
+"""Whether what an algorithm says is of the right kind."""
+
+
 class Choice(NamedTuple):
     """What serves a request.
 
@@ -111,6 +137,7 @@ class Chooser:
             self._by_op.setdefault(each.op, {}).setdefault(each.name, each)
         self._tables = tables
         self._unusable = tuple(unusable)
+        self._reported: set[tuple[str, str]] = set()
 
     def names(self, op: str) -> tuple[str, ...]:
         """Return the names of the algorithms for an operation."""
@@ -142,19 +169,19 @@ class Chooser:
                     f"{request.op}: there is no algorithm {name!r}; there are {', '.join(known) or 'none'}"
                     + self._missing()
                 )
-            answer = _supports(known[name], request, config)
+            answer = self._supports(known[name], request, config)
             if not answer:
                 raise UnsupportedError(f"{request.op}: algorithm {name!r} cannot serve this call: {answer.reason}")
             return Choice(known[name], f"named by {by}={name!r}", request)
         answers = {
-            each: Availability.no(left_out[each]) if each in left_out else _supports(algorithm, request, config)
+            each: Availability.no(left_out[each]) if each in left_out else self._supports(algorithm, request, config)
             for each, algorithm in known.items()
         }
         for entry in self._measured(request):
             if entry.algorithm in left_out:
                 continue
             wish = _with_config(request, entry)
-            if entry.algorithm in known and _supports(known[entry.algorithm], wish, config):
+            if entry.algorithm in known and self._supports(known[entry.algorithm], wish, config):
                 return Choice(known[entry.algorithm], entry.reason, wish)
         usable = [each for each, answer in answers.items() if answer]
         if not usable:
@@ -180,7 +207,7 @@ class Chooser:
         """
         entries = self._tables.lookup(request)
         costs = {
-            name: each.host_seconds(request)
+            name: self._ask(each, "host_seconds", request)[0] or 0.0
             for name, each in self._by_op.get(request.op, {}).items()
             if hasattr(each, "host_seconds")
         }
@@ -201,7 +228,7 @@ class Chooser:
         measured = {entry.algorithm: entry for entry in reversed(self._tables.lookup(request))}
         candidates = []
         for name, each in self._by_op.get(request.op, {}).items():
-            answer = Availability.no(left_out[name]) if name in left_out else _supports(each, request, config)
+            answer = Availability.no(left_out[name]) if name in left_out else self._supports(each, request, config)
             found = measured.get(name) if answer else None
             own = found is not None and found.borrowed_from is None
             seconds = found.seconds if found is not None and own else each.cost(request) if answer else None
@@ -215,7 +242,7 @@ class Chooser:
                     measured=own,
                     measured_only=getattr(each, "measured_only", False),
                     config=found.config if found else {},
-                    tunings=_tunings(each, request) if answer else (),
+                    tunings=self._tunings(each, request) if answer else (),
                     repeatable=getattr(each, "repeatable", True),
                     borrowed_from=None if found is None else found.borrowed_from,
                     borrowed_seconds=None if found is None or own else found.seconds,
@@ -223,13 +250,40 @@ class Chooser:
             )
         return Explanation(request.op, chosen, why, tuple(candidates))
 
+    def _supports(self, algorithm: Collective, request: CollectiveRequest, config: Config | None) -> Availability:
+        """Whether an algorithm can serve a request; not, if it cannot say so, or not what it takes."""
+        if config is not None and config.use_gluon and algorithm.info.name != "gluon":
+            return Availability.no("it is not written in Gluon, and Config(use_gluon=True) wants that")
+        answer, problem = self._ask(algorithm, "supports", request)
+        if answer:
+            _, problem = self._ask(algorithm, "cost", request)
+        return Availability.no(problem) if problem else answer
+
+    def _ask(self, algorithm: Collective, question: str, request: CollectiveRequest) -> tuple[Any, str]:
+        """Return what an algorithm answers; or None and what is wrong with that, with a warning once."""
+        try:
+            answer = getattr(algorithm, question)(request)
+            if _IS_RIGHT[question](answer):
+                return answer, ""
+            problem = f"its `{question}` returned {reprlib.repr(answer)}"
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - of a plugin, which may raise anything
+            problem = f"its `{question}` raised {error_text(error)}"
+        plugin, name = algorithm.info.name, algorithm.name
+        if (request.op, name) not in self._reported:
+            self._reported.add((request.op, name))
+            way = f"update the plugin, or block it with IRIS_BLOCK={plugin}"
+            logger.warning("%s: algorithm %r of %r cannot be asked: %s; %s", request.op, name, plugin, problem, way)
+        return None, problem
+
+    def _tunings(self, algorithm: Collective, request: CollectiveRequest) -> tuple[Mapping[str, Any], ...]:
+        if not hasattr(algorithm, "tunings"):
+            return ({},)
+        return tuple(self._ask(algorithm, "tunings", request)[0] or ({},))
+
     def _missing(self) -> str:
         return "".join(f"\n  {label}: {reason}" for label, reason in self._unusable)
-
-
-def _tunings(algorithm: Collective, request: CollectiveRequest) -> tuple[Mapping[str, Any], ...]:
-    offered = getattr(algorithm, "tunings", None)
-    return tuple(offered(request)) if offered else ({},)
 
 
 def _with_config(request: CollectiveRequest, entry: Entry) -> CollectiveRequest:
@@ -238,9 +292,3 @@ def _with_config(request: CollectiveRequest, entry: Entry) -> CollectiveRequest:
         return request
     config = {**entry.config, **request.options.get("config", {})}
     return replace(request, options={**request.options, "config": config})
-
-
-def _supports(algorithm: Collective, request: CollectiveRequest, config: Config | None) -> Availability:
-    if config is not None and config.use_gluon and algorithm.info.name != "gluon":
-        return Availability.no("it is not written in Gluon, and Config(use_gluon=True) wants that")
-    return algorithm.supports(request)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import reprlib
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,9 @@ from iris_core.errors import (
 )
 from iris_core.hooks import OBSERVER_HOOKS
 from iris_core.logs import logger
-from iris_core.registry.checks import check_info, validate_hooks, wrong_result
+from iris_core.registry.checks import check_info, missing_members, validate_hooks, wrong_result
 from iris_core.registry.discovery import discover, import_plugin
-from iris_core.registry.records import PluginRecord, canonical, error_text, qualified
+from iris_core.registry.records import REGISTERED, PluginRecord, canonical, error_text, load_error, qualified
 from iris_core.types import Availability, CreateRequest, DeviceTarget, PluginKind, PluginState
 
 if TYPE_CHECKING:
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from iris_core.settings import PluginSettings
 
 __all__ = ["REGISTERED", "PluginRecord", "Registry", "default_registry", "reset_default_registry"]
-
-REGISTERED = "(registered)"
-"""Distribution of plugins that a program registered itself."""
 
 _SIBLINGS = {
     (PluginKind.ALLOCATOR, "host"): "iris-allocators",
@@ -226,9 +224,13 @@ class Registry:
             if _implements(record, "iris_plugin_info"):
                 record.info = check_info(record, self._call(record, "iris_plugin_info"))
                 record.name = record.name or record.info.name
+        except KeyboardInterrupt:
+            raise
         except PluginError as error:
             record.fail(error)
             raise
+        except BaseException as error:  # the object's own code runs where its attributes are looked at
+            raise record.fail(load_error(record, f": checking it raised {error_text(error)}")) from error
         record.state, record.reason = PluginState.LOADED, ""
 
     def load_all(self) -> tuple[PluginRecord, ...]:
@@ -277,7 +279,7 @@ class Registry:
         """
         self.load(record)
         answer = self._call(record, "iris_plugin_probe", target=target)
-        if not isinstance(answer, Availability):
+        if not (isinstance(answer, Availability) and isinstance(answer.ok, bool) and isinstance(answer.reason, str)):
             raise record.fail(wrong_result(record, "iris_plugin_probe", "an Availability", answer))
         return answer
 
@@ -286,10 +288,13 @@ class Registry:
 
         Raises:
             IrisError: whatever the plugin raises of Iris's own errors.
-            PluginError: it raised another error, which is chained; or as `load`.
+            PluginError: it raised another error, which is chained, or returned something else; or as `load`.
         """
         self.load(record)
         created = self._call(record, "iris_plugin_create", request=request)
+        if lacking := missing_members(record.kind, created):
+            problem = f"iris_plugin_create returned {reprlib.repr(created)}, which has no {', '.join(lacking)}"
+            raise PluginError(f"{record.label}: {problem}")
         record.state, record.reason = PluginState.CREATED, ""
         return created
 
@@ -309,7 +314,9 @@ class Registry:
         own = [target for target in targets if target.type in record.info.devices]
         try:
             (findings,) = _caller(record, "iris_plugin_diagnose")(targets=own) or (None,)  # pluggy drops None
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise PluginError(f"{record.label}: iris_plugin_diagnose raised {error_text(error)}") from error
         if not (isinstance(findings, list | tuple) and all(isinstance(each, Finding) for each in findings)):
             raise wrong_result(record, "iris_plugin_diagnose", "a list of Finding", findings)
@@ -328,9 +335,11 @@ class Registry:
         """Call a provider hook; what a plugin raises becomes one of our errors, with the cause chained."""
         try:
             results = _caller(record, hook)(**arguments)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             if hook != "iris_plugin_create":
-                raise record.fail(PluginLoadError(f"{record.label}: {hook} raised {error_text(error)}")) from error
+                raise record.fail(load_error(record, f": {hook} raised {error_text(error)}")) from error
             if isinstance(error, IrisError):  # an exhausted device, say: no fault of the plugin
                 raise
             raise PluginError(f"{record.label} could not be created: {error_text(error)}") from error

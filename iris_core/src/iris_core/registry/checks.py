@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+import reprlib
 import types
 from typing import Any
 
@@ -24,7 +25,8 @@ from iris_core.hooks import (
     ObserverHooks,
     ProviderHooks,
 )
-from iris_core.registry.records import PluginRecord, dotted
+from iris_core.protocols import Allocator, Collective, DeviceBackend
+from iris_core.registry.records import PluginRecord, dotted, load_error
 from iris_core.types import PLUGIN_API, Capability, DeviceType, PluginInfo, PluginKind
 
 
@@ -47,28 +49,30 @@ def validate_hooks(record: PluginRecord, plugin: Any) -> pluggy.PluginManager:
     Raises:
         PluginLoadError: it implements none, unknown ones, not all, ones of another kind, or with wrong arguments.
     """
-    where = f"{record.label}: {record.entry_point!r}"
+    where = f": {record.entry_point!r}"
     if plugin is None or inspect.isclass(plugin):
-        raise PluginLoadError(f"{where} is {'a class' if plugin else 'None'}: name an instance with hookimpl methods")
+        raise load_error(
+            record, f"{where} is {'a class' if plugin else 'None'}: name an instance with hookimpl methods"
+        )
     manager = _Manager(PROJECT_NAME)
     manager.add_hookspecs(ProviderHooks)
     manager.add_hookspecs(ObserverHooks)
     try:
         manager.register(plugin)
     except pluggy.PluginValidationError as error:
-        raise PluginLoadError(f"{where} is not valid: {' '.join(str(error).split())}") from error
+        raise load_error(record, f"{where} is not valid: {' '.join(str(error).split())}") from error
     implemented = {caller.name: caller.get_hookimpls() for caller in manager.get_hookcallers(plugin) or ()}
     if not implemented:
-        raise PluginLoadError(f"{where} has no method marked with iris_core.hookimpl")
+        raise load_error(record, f"{where} has no method marked with iris_core.hookimpl")
     observer = record.kind is PluginKind.OBSERVER
     allowed = (*OBSERVER_HOOKS, "iris_plugin_info") if observer else (*PROVIDER_HOOKS, *OPTIONAL_PROVIDER_HOOKS)
     for hook, implementations in implemented.items():
         if any(each.wrapper or each.hookwrapper for each in implementations):
-            raise PluginLoadError(f"{where} implements {hook} as a wrapper; hooks of Iris are plain methods")
+            raise load_error(record, f"{where} implements {hook} as a wrapper; hooks of Iris are plain methods")
         if hook not in allowed and not all(each.optionalhook for each in implementations):
-            raise PluginLoadError(f"{where} implements {_complaint(hook, allowed, record.kind)}")
+            raise load_error(record, f"{where} implements {_complaint(hook, allowed, record.kind)}")
     if not observer and (missing := [hook for hook in PROVIDER_HOOKS if hook not in implemented]):
-        raise PluginLoadError(f"{where} does not implement {', '.join(missing)}")
+        raise load_error(record, f"{where} does not implement {', '.join(missing)}")
     return manager
 
 
@@ -102,24 +106,37 @@ def check_info(record: PluginRecord, info: Any) -> PluginInfo:
             f"upgrade {older}"
         )
     if info.kind is not record.kind:
-        raise PluginLoadError(
-            f"{record.label} says that it is of kind {info.kind!s}, but stands in the group {record.kind.group!r}"
+        raise load_error(
+            record, f" says that it is of kind {info.kind!s}, but stands in the group {record.kind.group!r}"
         )
     if not isinstance(info.name, str) or not re.fullmatch(r"[A-Za-z0-9][\w.-]*", info.name) or info.name == "auto":
         raise wrong_result(record, "iris_plugin_info", "a name of letters, digits, - _ . (not 'auto')", info.name)
     if record.name and info.name != record.name:
-        raise PluginLoadError(
-            f"{record.label} says that its name is {info.name!r}: PluginInfo.name and the entry point's must be equal"
+        raise load_error(
+            record, f" says that its name is {info.name!r}: PluginInfo.name and the entry point's must be equal"
         )
     for attribute, member in (("devices", DeviceType), ("provides", Capability), ("requires", Capability)):
         value = getattr(info, attribute)
         if not (isinstance(value, frozenset) and all(isinstance(each, member) for each in value)):
             raise wrong_result(record, "iris_plugin_info", f"{attribute} as a frozenset of {member.__name__}", value)
+    if isinstance(info.priority, bool) or not isinstance(info.priority, int):
+        raise wrong_result(record, "iris_plugin_info", "priority as an integer", info.priority)
+    if not isinstance(info.summary, str):
+        raise wrong_result(record, "iris_plugin_info", "a summary as text", info.summary)
     if not info.devices and record.kind in (PluginKind.ALLOCATOR, PluginKind.BACKEND):
-        raise PluginLoadError(f"{record.label} names no device type that it works on (PluginInfo.devices)")
+        raise load_error(record, " names no device type that it works on (PluginInfo.devices)")
     return info
+
+
+_PROTOCOLS = {PluginKind.ALLOCATOR: Allocator, PluginKind.BACKEND: DeviceBackend, PluginKind.COLLECTIVE: Collective}
+
+
+def missing_members(kind: PluginKind, created: Any) -> list[str]:
+    """Return what a plugin's allocator, backend or algorithm lacks of its protocol; properties are not evaluated."""
+    names = [name for name in vars(_PROTOCOLS[kind]) if not name.startswith("_")]
+    return [name for name in names if not (hasattr(type(created), name) or hasattr(created, name))]
 
 
 def wrong_result(record: PluginRecord, hook: str, expected: str, got: Any) -> PluginLoadError:
     """The error for a hook that returned something else than it must."""
-    return PluginLoadError(f"{record.label}: {hook} must return {expected}, not {got!r}")
+    return load_error(record, f": {hook} must return {expected}, not {reprlib.repr(got)}")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 import importlib_metadata
 
-from iris_core.errors import PluginLoadError
-from iris_core.registry.records import PluginRecord, canonical, error_text
+from iris_core.logs import logger
+from iris_core.registry.records import PluginRecord, canonical, error_text, load_error
 from iris_core.types import PluginKind
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 _KINDS = {kind.group: kind for kind in PluginKind}
 _GROUP_HEADER = re.compile(r"^\s*\[\s*(iris\.[\w.]+)\s*\]", re.MULTILINE)
+_NAME = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", re.ASCII)
 
 
 def discover(search_path: Sequence[str] | None = None) -> list[PluginRecord]:
@@ -24,28 +27,83 @@ def discover(search_path: Sequence[str] | None = None) -> list[PluginRecord]:
     Args:
         search_path: directories with installed distributions; default is the interpreter's path.
     """
-    where: dict[str, Any] = {} if search_path is None else {"path": list(search_path)}
-    # One distribution may be found twice (editable and installed): the first on the path counts, as for imports.
-    names: dict[str, str] = {}
-    for found in importlib_metadata.distributions(**where):
-        if _GROUP_HEADER.search(found.read_text("entry_points.txt") or ""):
-            name = found.metadata["Name"] or ""
-            names.setdefault(canonical(name), name)
+    path = sys.path if search_path is None else search_path
+    where = [each for each in path if isinstance(each, str) and "\0" not in each]  # as imports do
     records: list[PluginRecord] = []
-    for name in filter(None, names.values()):
-        distribution = next(iter(importlib_metadata.distributions(name=name, **where)))
+    seen = set()
+    for found in importlib_metadata.distributions(path=where):
         try:
-            points = {(each.group, each.name): each.value for each in distribution.entry_points if each.group in _KINDS}
+            groups = dict.fromkeys(each for each in _GROUP_HEADER.findall(_entry_points_text(found)) if each in _KINDS)
+        except (OSError, ValueError) as error:  # it may have plugins: nothing else tells
+            logger.warning(
+                "%s is not searched for plugins: entry_points.txt cannot be read: %s. Reinstall it, or delete it",
+                folder_of(found),
+                error_text(error),
+            )
+            continue
+        if not groups:
+            continue
+        name = _short_name(found)
+        if canonical(name) in seen:
+            continue
+        seen.add(canonical(name))
+        # One distribution may be found twice (editable and installed): the first on the path counts, as for imports.
+        first = next(iter(importlib_metadata.distributions(name=name, path=where)), found)
+        version, part = "", "METADATA"
+        try:
+            name, version = identity(first)
+            part = "entry_points.txt"
+            points = {(each.group, each.name): each.value for each in first.entry_points if each.group in _KINDS}
         except Exception as error:  # noqa: BLE001 - a file may be damaged in any way
-            for group in _GROUP_HEADER.findall(distribution.read_text("entry_points.txt") or ""):
-                if group in _KINDS:
-                    record = PluginRecord(_KINDS[group], name, name, distribution.version, "entry_points.txt")
-                    record.fail(PluginLoadError(f"{record.label}: entry_points.txt is damaged: {error_text(error)}"))
-                    records.append(record)
+            for group in groups:
+                record = PluginRecord(_KINDS[group], name, name, version, part)
+                record.fail(load_error(record, f": {folder_of(first)}/{part} is damaged: {error_text(error)}"))
+                records.append(record)
             continue
         for (group, point), value in points.items():
-            records.append(PluginRecord(_KINDS[group], point, name, distribution.version, value))
+            records.append(PluginRecord(_KINDS[group], point, name, version, value))
     return records
+
+
+def identity(distribution: Any) -> tuple[str, str]:
+    """Return a distribution's name and version.
+
+    Raises:
+        ValueError, OSError, ...: its METADATA is damaged in some way.
+    """
+    name, version = (distribution.metadata[field] for field in ("Name", "Version"))
+    if not name or not _NAME.fullmatch(name):
+        raise ValueError(f"METADATA has no valid Name: {name!r}")
+    if not version:
+        raise ValueError("METADATA has no Version")
+    return name, " ".join(version.split())
+
+
+def folder_of(distribution: Any) -> Any:
+    """Where a distribution's metadata lies, for messages."""
+    return getattr(distribution, "_path", None) or distribution.locate_file("")
+
+
+def _short_name(distribution: Any) -> str:
+    """The name of a distribution, or where it does not tell, the one that its folder begins with."""
+    try:
+        return identity(distribution)[0]
+    except Exception:  # noqa: BLE001 - discovering it says what is wrong
+        return pathlib.Path(str(folder_of(distribution))).stem.partition("-")[0] or "unknown"
+
+
+def _entry_points_text(distribution: Any) -> str:
+    """The text of entry_points.txt; empty if there is none.
+
+    `read_text` says of a file that one may not read, or of a folder in its place, that there is none.
+    """
+    folder = folder_of(distribution)
+    if not isinstance(folder, pathlib.Path):  # in a zip file
+        return distribution.read_text("entry_points.txt") or ""
+    try:
+        return (folder / "entry_points.txt").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
 
 
 def import_plugin(record: PluginRecord) -> Any:
@@ -57,8 +115,8 @@ def import_plugin(record: PluginRecord) -> Any:
     point = importlib_metadata.EntryPoint(record.name, record.entry_point, record.kind.group)
     try:
         return point.load()
-    except (Exception, SystemExit) as error:
-        raise PluginLoadError(
-            f"{record.label} could not be loaded from {record.entry_point!r}: {error_text(error)}. "
-            f"Reinstall {record.distribution}, or block the plugin with IRIS_BLOCK={record.name}"
-        ) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        problem = f" could not be loaded from {record.entry_point!r}: {error_text(error)}"
+        raise load_error(record, problem) from error

@@ -6,13 +6,17 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from iris_core.errors import PluginAPIVersionError
+from iris_core.errors import PluginAPIVersionError, PluginLoadError
+from iris_core.logs import logger
 from iris_core.types import PluginInfo, PluginKind, PluginState
 
 if TYPE_CHECKING:
     import pluggy
 
     from iris_core.errors import PluginError
+
+REGISTERED = "(registered)"
+"""Distribution of plugins that a program registered itself."""
 
 
 @dataclass(eq=False, slots=True)
@@ -31,6 +35,7 @@ class PluginRecord:
         error: what went wrong, if it is broken or incompatible.
         plugin: the imported object.
         manager: its own pluggy manager, once it has passed the checks.
+        reported: whether a warning has said that it is left out.
     """
 
     kind: PluginKind
@@ -44,6 +49,7 @@ class PluginRecord:
     error: PluginError | None = field(default=None, repr=False)
     plugin: Any = field(default=None, repr=False)
     manager: pluggy.PluginManager | None = field(default=None, repr=False)
+    reported: bool = field(default=False, repr=False)
 
     @property
     def api(self) -> str:
@@ -85,11 +91,25 @@ class PluginRecord:
         self.show_error()
         return error
 
+    def leave_out(self, error: object) -> None:
+        """Warn, once, that the plugin is not used because it does not work."""
+        if not self.reported:
+            self.reported = True
+            logger.warning("a plugin is left out: %s", error)
+
     def show_error(self) -> None:
         """Derive state and reason from the error."""
         incompatible = isinstance(self.error, PluginAPIVersionError)
         self.state = PluginState.INCOMPATIBLE if incompatible else PluginState.BROKEN
         self.reason = str(self.error)
+
+
+def load_error(record: PluginRecord, problem: str) -> PluginLoadError:
+    """Return the error for a plugin that cannot be used: what is wrong, behind its name, and the way out."""
+    if record.distribution == REGISTERED:
+        return PluginLoadError(f"{record.label}{problem}. Correct the object that the program registers")
+    ways = f"Update or reinstall {record.distribution}, or block the plugin with IRIS_BLOCK={record.name}"
+    return PluginLoadError(f"{record.label}{problem}. {ways}")
 
 
 def dotted(api: tuple[int, int]) -> str:
@@ -110,4 +130,8 @@ def qualified(name: str) -> str:
 
 def error_text(error: BaseException) -> str:
     """Return an error on one line, with its type."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - of a plugin, whose own code makes the text
+        text = "(making its text raised)"
+    return f"{type(error).__name__}: {' '.join(text.split())}"

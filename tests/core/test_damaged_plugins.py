@@ -1,0 +1,267 @@
+"""Damaged distributions, and plugins whose code raises or says nonsense: reported, left out, harmless to others."""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+import sys
+
+import pytest
+
+from iris_core.errors import PluginError, PluginLoadError
+from iris_core.observers import Observers
+from iris_core.registry import Registry
+from iris_core.selection import select
+from iris_core.settings import PluginSettings, load_settings
+from iris_core.testing.dist_info import install_distribution, provider_source
+from iris_core.types import CreateRequest, DeviceTarget, DeviceType, PluginKind, PluginState
+
+ALLOCATOR, BACKEND = PluginKind.ALLOCATOR, PluginKind.BACKEND
+CPU, GPU = DeviceTarget(DeviceType.CPU), DeviceTarget(DeviceType.CUDA)
+REQUEST = CreateRequest(target=CPU, rank=0, world_size=1, heap_nbytes=4096, settings=PluginSettings())
+
+
+@pytest.fixture
+def log(caplog, monkeypatch):
+    """What Iris logs, visible to pytest."""
+    monkeypatch.setattr(logging.getLogger("iris"), "propagate", True)
+    return caplog
+
+
+def rename_to(name):
+    return lambda info: info.rename(info.with_name(name))
+
+
+def metadata(content):
+    return lambda info: (info / "METADATA").write_bytes(content)
+
+
+def entry_points(content):
+    return lambda info: (info / "entry_points.txt").write_bytes(content)
+
+
+def folder_in_place_of(name):
+    def damage(info):
+        (info / name).unlink()
+        (info / name).mkdir()
+
+    return damage
+
+
+def circle_in_place_of(name):
+    def damage(info):
+        (info / name).unlink()
+        (info / name).symlink_to(name)
+
+    return damage
+
+
+LISTED = {
+    "no METADATA": lambda info: (info / "METADATA").unlink(),
+    "METADATA is a folder": folder_in_place_of("METADATA"),
+    "METADATA is a circle of links": circle_in_place_of("METADATA"),
+    "METADATA is empty": metadata(b""),
+    "METADATA is no text": metadata(bytes(range(256))),
+    "no Name": metadata(b"Metadata-Version: 2.1\nVersion: 1.0\n"),
+    "a Name that is none": metadata(b"Name: iris bad\nVersion: 1.0\n"),
+    "no Version": metadata(b"Metadata-Version: 2.1\nName: iris-bad\n"),
+    "entry_points.txt without =": entry_points(b"[iris.allocators]\nbad\n"),
+    "entry_points.txt is no text": entry_points(b"[iris.allocators]\nbad = m\xff:plugin\n"),
+    "an entry that names nothing": entry_points(b"[iris.allocators]\nbad = 1 2 3:::\n"),
+    "an entry without a value": entry_points(b"[iris.allocators]\nbad =\n"),
+    "an invalid version, no module": metadata(b"Name: iris-bad\nVersion: not a version\n"),
+    "a folder of another name": metadata(b"Name: iris-other\nVersion: 1.0\n"),
+    "left by an installer": rename_to("~ris_bad-1.0.dist-info"),
+    "a folder without a name": rename_to(".dist-info"),
+}
+
+
+@pytest.mark.parametrize("damage", LISTED.values(), ids=LISTED)
+def test_a_damaged_distribution_is_listed_as_broken(site, damage):
+    damage(site.install("iris-bad", entry_points={"iris.allocators": {"bad": "there_is_no_such:plugin"}}))
+    site.provider("good")
+    states = {record.name: record for record in site.registry().load_all()}
+    assert states.pop("good").state is PluginState.LOADED
+    (bad,) = states.values()
+    assert (bad.kind, bad.state) == (ALLOCATOR, PluginState.BROKEN)
+    assert f"IRIS_BLOCK={bad.name}" in bad.reason
+    assert isinstance(bad.error, PluginLoadError)
+
+
+@pytest.mark.parametrize("damage", [folder_in_place_of, circle_in_place_of])
+def test_entry_points_that_cannot_be_read_are_warned_about_once(site, log, damage):
+    """Nothing tells whether they are Iris's."""
+    info = site.install("iris-bad", entry_points={"iris.allocators": {"bad": "there_is_no_such:plugin"}})
+    damage("entry_points.txt")(info)
+    site.provider("good")
+    assert [record.name for record in site.registry().load_all()] == ["good"]
+    (warning,) = log.messages
+    assert str(info) in warning
+
+
+def test_files_that_one_may_not_read_are_warned_about(site, log, monkeypatch):
+    info = site.install("iris-bad", entry_points={"iris.allocators": {"bad": "there_is_no_such:plugin"}})
+    site.provider("good")
+    read_text = pathlib.Path.read_text
+
+    def refuse(path, *args, **kwargs):  # root may read everything
+        if path.is_relative_to(info):
+            raise PermissionError(13, "Permission denied", str(path))
+        return read_text(path, *args, **kwargs)
+
+    monkeypatch.setattr(pathlib.Path, "read_text", refuse)
+    assert [record.name for record in site.registry().load_all()] == ["good"]
+    (warning,) = log.messages
+    assert str(info) in warning
+
+
+def test_a_damaged_distribution_hides_a_later_one_of_its_name(site, tmp_path):
+    """As its modules do."""
+    (site.install("iris-mine", entry_points={"iris.allocators": {"mine": "a:b"}}) / "METADATA").unlink()
+    second = tmp_path / "second"
+    install_distribution(second, "iris-mine", entry_points={"iris.allocators": {"mine": "a:b"}})
+    (record,) = Registry(search_path=[str(site.folder), str(second)]).records()
+    assert record.state is PluginState.BROKEN
+
+
+@pytest.mark.parametrize("strange", [None, 5, b"/tmp", "a\0b", pathlib.Path("/tmp"), "\udcff"], ids=repr)
+def test_what_imports_ignore_on_the_path_is_ignored(site, monkeypatch, strange):
+    site.provider("good")
+    monkeypatch.setattr(sys, "path", [strange, *sys.path])
+    assert "good" in Registry().names()
+
+
+# -- plugins whose code raises, or says nonsense ----------------------------------------------------------------------
+RAISES = {
+    "SystemExit": "raise SystemExit(3)",
+    "sys.exit": "import sys; sys.exit('stop')",
+    "GeneratorExit": "raise GeneratorExit",
+    "StopIteration": "raise StopIteration",
+    "BaseException": "raise type('Own', (BaseException,), {})('mine')",
+    "an error without a text": "raise type('Own', (Exception,), {'__str__': lambda self: 1 / 0})()",
+    "a wrong type without a text": "return type('Own', (), {'__repr__': lambda self: 1 / 0})()",
+}
+HOOKS = ("info", "settings", "probe", "create")
+
+
+def with_hook(name, hook, body):
+    """The source of a provider in which one hook is something else."""
+    arguments = {"probe": "self, target", "create": "self, request"}.get(hook, "self")
+    head = f"def iris_plugin_{hook}({arguments}):\n"
+    text = provider_source(name)
+    assert head in text
+    return text.replace(head, f"{head}        {body}\n")
+
+
+def call(registry, record, hook):
+    """Let the registry call a hook."""
+    calls = {
+        "info": lambda: registry.load(record),
+        "settings": lambda: registry.settings_class(record),
+        "probe": lambda: registry.probe(record, CPU),
+        "create": lambda: registry.create(record, REQUEST),
+    }
+    return calls[hook]()
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("body", RAISES.values(), ids=RAISES)
+def test_whatever_a_hook_raises_is_an_error_of_its_plugin(site, hook, body):
+    site.provider("bad", source=with_hook("bad", hook, body))
+    registry = site.registry()
+    record = registry.resolve(ALLOCATOR, "bad")
+    with pytest.raises(PluginError, match="iris-bad"):
+        call(registry, record, hook)
+    assert (record.state is PluginState.BROKEN) == (hook != "create")
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_an_interrupt_passes(site, hook):
+    site.provider("bad", source=with_hook("bad", hook, "raise KeyboardInterrupt"))
+    registry = site.registry()
+    record = registry.resolve(ALLOCATOR, "bad")
+    with pytest.raises(KeyboardInterrupt):
+        call(registry, record, hook)
+
+
+OBSERVER = """
+from iris_core.hooks import hookimpl
+seen = []
+class P:
+    @hookimpl
+    def iris_opened(self, context):
+        seen.append(context)
+        {}
+plugin = P()
+"""
+
+
+def observer(site, name, body):
+    """Install an observer; returns its module's name."""
+    module = f"damaged_observer_{name}"
+    points = {"iris.plugins": {name: f"{module}:plugin"}}
+    site.install(f"iris-{name}", entry_points=points, modules={module: OBSERVER.format(body)})
+    return module
+
+
+def test_an_interrupt_passes_while_a_plugin_is_imported_or_told(site):
+    site.provider("bad", source="raise KeyboardInterrupt")
+    observer(site, "watch", "raise KeyboardInterrupt")
+    registry = site.registry()
+    with pytest.raises(KeyboardInterrupt):
+        registry.load(registry.resolve(ALLOCATOR, "bad"))
+    with pytest.raises(KeyboardInterrupt):
+        Observers(registry).notify("iris_opened", context=1)
+
+
+INFO = "devices=frozenset({DeviceType.CPU}), provides=frozenset({Capability.REMOTE_LOAD_STORE})"
+BAD_SOURCES = {
+    "a priority that is text": provider_source("bad", info=f"{INFO}, priority='high'"),
+    "a priority that is no number": provider_source("bad", info=f"{INFO}, priority=float('nan')"),
+    "a priority that is a bool": provider_source("bad", info=f"{INFO}, priority=True"),
+    "a summary that is no text": provider_source("bad", info=INFO).replace("'a test'", "5"),
+    "a name that is no text": provider_source("bad", info=INFO).replace("name='bad'", "name=5"),
+    "provides that is a set": provider_source("bad", info=INFO.replace("frozenset({Capa", "set({Capa")),
+    "an answer that is no bool": provider_source("bad", info=INFO, probe="return Availability('yes')"),
+    "a reason that is no text": provider_source("bad", info=INFO, probe="return Availability(False, 5)"),
+    "an info that raises": with_hook(
+        "bad", "info", "return type('I', (PluginInfo,), {'api': property(exit)})('bad', 1, 2)"
+    ),
+    "an object that cannot be looked at": provider_source("bad")
+    + "\nclass Odd:\n    def __dir__(self): exit(3)\nplugin = Odd()\n",
+}
+
+
+@pytest.mark.parametrize("source", BAD_SOURCES.values(), ids=BAD_SOURCES)
+def test_automatic_choice_warns_once_and_takes_another(site, log, source):
+    """However many devices there are, and however often contexts are opened."""
+    site.provider("bad", source=source)
+    site.provider("good")
+    site.provider("works", "BACKEND")
+    registry = site.registry()
+    for _ in range(2):
+        plan = select(registry, load_settings(), targets=[GPU, CPU])
+        assert (plan.allocator.name, plan.backend.name) == ("good", "works")
+    assert registry.resolve(ALLOCATOR, "bad").state is PluginState.BROKEN
+    (warning,) = log.messages
+    assert "iris-bad 1.0" in warning
+    assert "IRIS_BLOCK=bad" in warning
+
+
+def test_what_lacks_members_of_its_protocol_is_an_error(site):
+    site.provider("bad", create="return object()")
+    registry = site.registry()
+    with pytest.raises(PluginError, match=r"which has no .*close"):
+        registry.create(registry.resolve(ALLOCATOR, "bad"), REQUEST)
+
+
+@pytest.mark.parametrize("body", ["raise SystemExit(3)", "raise RuntimeError('in the hook')"])
+def test_an_observer_that_raises_is_reported_once(site, log, body):
+    modules = [observer(site, "bad", body), observer(site, "other", "pass")]
+    observers = Observers(site.registry())
+    for context in range(3):
+        observers.notify("iris_opened", context=context)
+    assert [sys.modules[module].seen for module in modules] == [[0, 1, 2]] * 2
+    (warning,) = log.messages
+    assert "iris-bad 1.0" in warning
+    assert "IRIS_BLOCK=bad" in warning
