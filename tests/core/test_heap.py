@@ -17,6 +17,7 @@ from iris_core.errors import (
     UnsupportedError,
 )
 from iris_core.heap import SymmetricHeap
+from iris_core.stream_order import HostStreams
 from iris_core.types import Block
 
 from .fakes import Cluster
@@ -322,7 +323,12 @@ def test_what_cannot_fit_at_all_fails_without_asking_the_others() -> None:
 
 def test_pressure_reclaims_what_was_freed_and_synchronises_first() -> None:
     waits: list[int] = []
-    with Cluster(2, 1 << 12, synchronize=lambda: waits.append(1)) as c:
+
+    class Streams(HostStreams):
+        def synchronize(self, stream: object = None) -> None:
+            waits.append(1)
+
+    with Cluster(2, 1 << 12, options_of=lambda rank: {"streams": Streams()}) as c:
         tensors = c.each(lambda heap: heap.allocate(4096, torch.uint8))
         c.each(lambda heap: heap.free(tensors[heap.rank]))
         assert not waits

@@ -10,12 +10,13 @@ import contextlib
 import os
 import sys
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from iris_core import devices, opening
 from iris_core.ccl.api import Collectives
 from iris_core.ccl.binding import Binder
-from iris_core.errors import HeapClosedError, PeerLostError
+from iris_core.errors import DeviceError, HeapClosedError, PeerLostError
 from iris_core.logs import rank_logger, set_logger_level
 from iris_core.observers import notify
 from iris_core.ops.api import Operations
@@ -123,6 +124,7 @@ class Iris(TensorFactories):
                 opened.spec,
                 create=lambda _, record: make(record),
                 provides=opened.allocator.info.provides,
+                bind_barrier=partial(opened.device_barriers.bind, sem="release"),
             )
             undo.callback(collectives.close)
             self._ccl = self._collectives(collectives)
@@ -242,12 +244,14 @@ class Iris(TensorFactories):
         (see `heap.record_stream`).
 
         Args:
-            stream: a torch stream; None for the whole device.  On the CPU a kernel is finished when its launch returns.
+            stream: a torch stream; None for the whole device.  On the CPU a kernel is finished when its launch returns,
+                and device work are the calls with `async_op=True`.
             group: a process group of torch.distributed; None for the whole world.
 
         Raises:
             HeapClosedError: the context is closed.
             SymmetryError: the ranks' allocation histories differ.
+            DeviceError: on the CPU, an asynchronous call failed that no caller has waited for; raised on all members.
             DeviceTimeoutError: a wait inside a kernel of this rank reached IRIS_DEVICE_TIMEOUT.
             DeviceError: a collective of this rank has met one that another rank called differently.
             CollectiveTimeoutError: a rank did not arrive in time.
@@ -256,11 +260,12 @@ class Iris(TensorFactories):
         self._check_open()
         if stream is not None and not hasattr(stream, "synchronize"):
             raise TypeError(f"barrier: stream must be a torch stream or None, not {type(stream).__name__}")
-        devices.synchronize(self.target, stream)
         if group is None:
-            self.heap.barrier_agreement(device_idle=stream is None)
+            self.heap.barrier_agreement(stream)
         else:
-            self._world.subgroup(group).barrier()
+            members = self._world.members_of(group)
+            step = partial(self.heap.streams.synchronize, stream)
+            opening.everywhere(self._world.subgroup(group), "the barrier", step, members)
         self._reports.check(self._ccl, stream)
 
     def device_barrier(
@@ -298,7 +303,7 @@ class Iris(TensorFactories):
         self._check_open()
         if stream is not None and not hasattr(stream, "synchronize"):
             raise TypeError(f"device_barrier: stream must be a torch stream or None, not {type(stream).__name__}")
-        self._device_barriers.launch(group, stream, sem)
+        self._device_barriers.bind(group, sem)(stream)
 
     def broadcast(self, value: Any, src: int = 0, *, source_rank: int | None = None) -> Any:
         """Return rank `src`'s value on every rank.
@@ -509,7 +514,7 @@ class Iris(TensorFactories):
             DeviceTimeoutError: a wait inside a kernel of this rank reached IRIS_DEVICE_TIMEOUT after the last
                 `barrier()`.  The context is closed all the same.  While another exception is handled, and at the end
                 of a `with` block that failed, it is logged instead.
-            DeviceError: in the same way, what else `barrier()` raises of collectives.
+            DeviceError: in the same way, what else `barrier()` raises of collectives and asynchronous calls.
         """
         self._close(synchronize=True, failing=sys.exc_info()[0] is not None)
 
@@ -522,9 +527,11 @@ class Iris(TensorFactories):
         try:
             if os.getpid() == self._pid:
                 if synchronize:
-                    devices.synchronize(self.target)
-                    error = self._reports.error(self._ccl)
-                    self._world.barrier()
+                    try:
+                        opening.everywhere(self._world, "close", self.heap.streams.synchronize)
+                    except DeviceError as e:
+                        error = e
+                    error = self._reports.error(self._ccl) or error
                 else:
                     error = self._reports.error_so_far(self._ccl, self._log)
         except (PeerLostError, TimeoutError) as e:

@@ -9,11 +9,14 @@ can be replayed for ever.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from iris_core.errors import CapabilityError, UnsupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import torch
     import torch.distributed as dist
 
@@ -63,8 +66,11 @@ class DeviceBarriers:
         self._slots: dict[tuple[int, ...], BarrierSlot] = {}
         self._warm: set[tuple[tuple[int, ...], str]] = set()
 
-    def launch(self, group: dist.ProcessGroup | None, stream: Any, sem: str) -> None:
-        """Launch a barrier; see `Iris.device_barrier`."""
+    def bind(self, group: dist.ProcessGroup | Sequence[int] | None, sem: str) -> Callable[[Any], None]:
+        """Return what launches a barrier on a stream; see `Iris.device_barrier`.
+
+        Collective, the first time: every member of the group calls it.
+        """
         if not hasattr(self._backend, "device_barrier"):
             raise CapabilityError(
                 f"backend {self._name!r} has no barrier on the device; use ctx.barrier(), or another backend"
@@ -73,7 +79,7 @@ class DeviceBarriers:
             raise ValueError(f"device_barrier: sem must be 'release' or 'relaxed', not {sem!r}")
         members = tuple(sorted(self._world.members_of(group)))  # groups that differ in order alone share their flags
         if len(members) == 1:
-            return
+            return _nothing
         if (members, sem) not in self._warm and _capturing():
             raise UnsupportedError(
                 f"device_barrier of ranks {', '.join(map(str, members))} with sem={sem!r} cannot be made while a graph "
@@ -82,10 +88,13 @@ class DeviceBarriers:
         slot = self._slots.get(members)
         if slot is None:
             slot = self._slots[members] = self._make_slot(group, members)
+        return partial(self._launch, slot, members, sem)
+
+    def _launch(self, slot: BarrierSlot, members: tuple[int, ...], sem: str, stream: Any) -> None:
         cast("SupportsDeviceBarrier", self._backend).device_barrier(slot, sem, stream)
         self._warm.add((members, sem))
 
-    def _make_slot(self, group: dist.ProcessGroup | None, members: tuple[int, ...]) -> BarrierSlot:
+    def _make_slot(self, group: dist.ProcessGroup | Sequence[int] | None, members: tuple[int, ...]) -> BarrierSlot:
         import torch
 
         nbytes = (len(members) + 1) * _WORD
@@ -96,6 +105,10 @@ class DeviceBarriers:
         mine = words.data_ptr() + members.index(self._world.rank) * _WORD
         targets = [self._heap.translate(mine, self._world.rank, member) for member in members]
         return BarrierSlot(words, torch.tensor(targets, dtype=torch.int64, device=words.device), len(members))
+
+
+def _nothing(stream: Any) -> None:
+    """The barrier of one rank."""
 
 
 def _capturing() -> bool:

@@ -1,4 +1,4 @@
-"""The devices of this process, as torch sees them: which of them a rank may use, what they are, and waiting for them.
+"""The devices of this process, as torch sees them: which of them a rank may use, and what they are.
 
 Importing this module imports no torch: what looks for devices may be the first to need it.
 """
@@ -6,7 +6,6 @@ Importing this module imports no torch: what looks for devices may be the first 
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from iris_core.errors import DeviceError
 from iris_core.types import DeviceTarget, DeviceType
@@ -66,13 +65,3 @@ def num_compute_units(target: DeviceTarget) -> int:
     import torch
 
     return int(torch.cuda.get_device_properties(target.index).multi_processor_count)
-
-
-def synchronize(target: DeviceTarget, stream: Any = None) -> None:
-    """Wait for all work of a device, or of `stream` alone; on the CPU a kernel is finished when its launch returns."""
-    if stream is not None:
-        stream.synchronize()
-    elif target.type is not DeviceType.CPU:
-        import torch
-
-        torch.cuda.synchronize(target.index)

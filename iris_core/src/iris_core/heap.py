@@ -33,7 +33,7 @@ from iris_core.importing import TensorImporter
 from iris_core.peers import PeerMap
 from iris_core.reclaiming import Reclaimer
 from iris_core.residency import Residency
-from iris_core.stream_order import StreamOrder
+from iris_core.stream_order import HostStreams, StreamOrder
 from iris_core.suballocator import MIN_ALIGNMENT, SubAllocator, check_alignment
 from iris_core.types import Block, Capability, HeapStats
 
@@ -53,11 +53,9 @@ class SymmetricHeap:
         allocator: owns the memory; the heap closes it.
         world: the ranks; the caller closes it.
         on_allocated: called with (offset_bytes, nbytes) after every allocation.
-        synchronize: waits until kernels of this rank no longer use the heap; called before memory is reclaimed under
-            pressure.  At a barrier the caller has done so already.
         usable_nbytes: bytes of each rank's heap, from its beginning, that are handed out; all by default.  What is
             left is the system area: memory that every rank has from the start, for Iris itself.
-        streams: the device's streams; None where a kernel is finished when its launch returns.
+        streams: the device's streams; those of the host by default.
         device: torch's name of the device whose memory the heap is.
     """
 
@@ -67,7 +65,6 @@ class SymmetricHeap:
         world: World,
         *,
         on_allocated: Callable[[int, int], None] | None = None,
-        synchronize: Callable[[], None] | None = None,
         usable_nbytes: int | None = None,
         streams: Streams | None = None,
         device: str = "cpu",
@@ -78,7 +75,9 @@ class SymmetricHeap:
         self._allocator = allocator
         self._world = world
         self._on_allocated = on_allocated
-        self._order = StreamOrder(streams)
+        self.streams: Streams = HostStreams() if streams is None else streams
+        """The device's streams."""
+        self._order = StreamOrder(self.streams)
         self._device = device
         self._base = allocator.base_ptr
         self._sub = SubAllocator(self._usable)
@@ -99,7 +98,6 @@ class SymmetricHeap:
             residency=self._residency,
             order=self._order,
             importer=self._importer,
-            synchronize=synchronize,
         )
         self._live: tuple[int, tuple[Block, ...]] = (-1, ())  # `live_blocks()` as of a version
         self._open = False
@@ -362,7 +360,7 @@ class SymmetricHeap:
 
         Args:
             tensor: a tensor of this heap, or any view that shares its storage.
-            stream: a torch.cuda.Stream of this rank's device; on the CPU it is ignored.
+            stream: a torch.cuda.Stream of this rank's device.
 
         Raises:
             TypeError: `stream` is no stream.
@@ -395,18 +393,20 @@ class SymmetricHeap:
         self._check_open()
         return Scope(self._table, self._reclaimer.retire, lambda: not self._closed)
 
-    def barrier_agreement(self, *, device_idle: bool = True) -> None:
-        """Compare histories, and free what all ranks have freed or dropped and no stream uses any more.
+    def barrier_agreement(self, stream: Stream | None = None, *, wait: bool = True) -> None:
+        """Finish the device's work, compare histories, and free what all ranks have freed or dropped.
 
         Collective: every rank calls it.  No rank returns before all have called, so it is a barrier of the hosts as
         well.
 
         Args:
-            device_idle: whether the caller has waited for everything that was launched on this rank's device.  If not,
-                blocks that a stream may still use stay pending until a later agreement.
+            stream: wait for the work of this one alone; blocks that others still use stay pending until a later
+                agreement.
+            wait: whether to wait at all.
 
         Raises:
             SymmetryError: the histories differ; raised on every rank.
+            DeviceError: the work of a rank's device has failed; raised on every rank.
             HeapError: a rank could not give memory back that is free; raised on every rank.  The heap can be used as
                 before: the next allocation there tries again.
             CollectiveTimeoutError: a rank did not arrive in time.
@@ -414,7 +414,7 @@ class SymmetricHeap:
             HeapClosedError: the heap is closed.
         """
         self._check_open()
-        self._reclaimer.at_barrier(device_idle=device_idle)
+        self._reclaimer.at_barrier(stream, wait=wait)
 
     def check_peers(self) -> None:
         """Raise PeerLostError if the process of a peer has ended.  Local and cheap."""
@@ -524,10 +524,17 @@ class SymmetricHeap:
         return self._table.version
 
     def live_blocks(self) -> Sequence[Block]:
-        """Live blocks by ascending offset, the system area last; freed ones do not count, even before all agree."""
+        """Live blocks by ascending offset, the system area last.
+
+        Freed ones do not count, even before all agree, but for those that calls of this rank were still using when they
+        were freed.
+        """
         if self._live[0] != self.version:
-            system = (Block(self._usable, self.system_nbytes, "Iris itself"),) if self.system_nbytes else ()
-            self._live = self.version, (*self._table.blocks(), *system)
+            version = self.version
+            blocks = [*self._table.blocks(), *self._order.still_used(self._table.pending)]
+            if self.system_nbytes:
+                blocks.append(Block(self._usable, self.system_nbytes, "Iris itself"))
+            self._live = version, tuple(sorted(blocks, key=lambda block: block.offset_bytes))
         return self._live[1]
 
     def stats(self) -> HeapStats:

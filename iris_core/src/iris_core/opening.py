@@ -17,8 +17,8 @@ import torch
 import iris_core
 from iris_core import bootstrap, device_context, selection
 from iris_core.device_barrier import DeviceBarriers
-from iris_core.devices import device_targets, synchronize
-from iris_core.errors import IrisError, PeerLostError
+from iris_core.devices import device_targets
+from iris_core.errors import DeviceError, IrisError, PeerLostError
 from iris_core.heap import SymmetricHeap
 from iris_core.registry import default_registry
 from iris_core.reports import KernelReports
@@ -29,7 +29,7 @@ from iris_core.types import CreateRequest, DeviceType
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch.distributed as dist
 
@@ -165,7 +165,6 @@ def open_heap(
         allocator,
         world,
         on_allocated=on_allocated,
-        synchronize=lambda: synchronize(target),
         usable_nbytes=maker.usable_nbytes(allocator),
         streams=None if target.type is DeviceType.CPU else TorchStreams(target.index),
         device=target.torch_device,
@@ -175,7 +174,7 @@ def open_heap(
     undo.callback(backend.detach)  # before the next steps: any may fail on another rank alone
     area = SystemArea(heap)
     barriers = DeviceBarriers(heap, area, world, backend, plan.backend.name)
-    everywhere(world, "clearing the system area", lambda: _clear(area, target))
+    everywhere(world, "clearing the system area", lambda: _clear(area, heap))
     reports, spec, tensor = everywhere(
         world, "making the device context", lambda: _make_context(world, heap, backend, target, settings.device_timeout)
     )
@@ -183,10 +182,20 @@ def open_heap(
     return Opened(world, plan, maker, allocator, backend, heap, area, barriers, reports, spec, tensor)
 
 
-def everywhere(world: bootstrap.World, what: str, step: Callable[[], T]) -> T:
+def everywhere(world: bootstrap.World, what: str, step: Callable[[], T], ranks: Sequence[int] | None = None) -> T:
     """Run a local step; if it fails on any rank, every rank raises instead of waiting for the failed one.
 
     Collective: every rank calls it.
+
+    Args:
+        world: the ranks.
+        what: the step, for the message.
+        step: runs here.
+        ranks: what the ranks are called in the message; their ranks in `world` by default.
+
+    Raises:
+        DeviceError: on other ranks than those that failed, where one of them had one.
+        IrisError: likewise, for another reason.
     """
     problem: BaseException | None = None
     result = None
@@ -196,12 +205,15 @@ def everywhere(world: bootstrap.World, what: str, step: Callable[[], T]) -> T:
         problem = e
     if isinstance(problem, PeerLostError | TimeoutError):
         raise problem  # the exchange below could only fail again
-    answers = world.all_gather_object(None if problem is None else f"{type(problem).__name__}: {problem}")
+    mine = None if problem is None else (isinstance(problem, DeviceError), f"{type(problem).__name__}: {problem}")
+    answers = world.all_gather_object(mine)
     if problem is not None:
         raise problem
-    failed = [f"rank {rank}: {text}" for rank, text in enumerate(answers) if text is not None]
+    failed = {rank: each for rank, each in zip(ranks or range(len(answers)), answers, strict=True) if each is not None}
     if failed:
-        raise IrisError(f"{what} failed on other ranks:\n" + "\n".join(failed))
+        kind = DeviceError if any(of_device for of_device, _ in failed.values()) else IrisError
+        text = "\n".join(f"rank {rank}: {text}" for rank, (_, text) in failed.items())
+        raise kind(f"{what} failed on other ranks:\n{text}")
     return cast("T", result)
 
 
@@ -227,9 +239,9 @@ def _choose(settings: IrisSettings, options: Options, rank: int) -> Plan:
     return plan
 
 
-def _clear(area: SystemArea, target: DeviceTarget) -> None:
+def _clear(area: SystemArea, heap: SymmetricHeap) -> None:
     area.clear()
-    synchronize(target)  # a peer may store there as soon as it is open
+    heap.streams.synchronize()  # a peer may store there as soon as it is open
 
 
 def _make_context(

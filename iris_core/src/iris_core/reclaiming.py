@@ -16,10 +16,10 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from iris_core.agreement import Op, agree, format_label, raise_failure
-from iris_core.errors import HeapExhaustedError
+from iris_core.errors import DeviceError, HeapExhaustedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from iris_core.agreement import History, Label
     from iris_core.blocks import BlockTable, Record
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from iris_core.importing import TensorImporter
     from iris_core.peers import PeerMap
     from iris_core.residency import Residency
-    from iris_core.stream_order import StreamOrder
+    from iris_core.stream_order import Stream, StreamOrder
     from iris_core.suballocator import SubAllocator
 
 
@@ -43,7 +43,6 @@ class Reclaimer:
         residency: to be told that memory is idle.
         order: which streams still use a freed block.
         importer: to be told that an import is gone.
-        synchronize: waits until kernels of this rank no longer use the heap; None if there is nothing to wait for.
     """
 
     def __init__(
@@ -57,7 +56,6 @@ class Reclaimer:
         residency: Residency,
         order: StreamOrder,
         importer: TensorImporter,
-        synchronize: Callable[[], None] | None,
     ) -> None:
         self._world = world
         self._history = history
@@ -67,7 +65,6 @@ class Reclaimer:
         self._residency = residency
         self._order = order
         self._importer = importer
-        self._synchronize = synchronize
 
     def reserve(self, nbytes: int, alignment: int, label: Label) -> int:
         """Find an offset; ask the other ranks for memory that nobody needs any more before giving up.
@@ -77,7 +74,8 @@ class Reclaimer:
         Raises:
             HeapExhaustedError: there is none.
             SymmetryError: the ranks' histories differ.
-            HeapError: a rank could not ask its device, or could not give memory back.
+            DeviceError: the work of a rank's device has failed.
+            HeapError: a rank could not give memory back.
         """
         sub = self._sub
         try:
@@ -98,8 +96,8 @@ class Reclaimer:
     def retire(self, record: Record) -> None:
         """Free a live block: at once in a world of one, else when all ranks agree."""
         self._order.check_not_capturing("free")
-        self._table.retire(record)
         self._order.end(record)
+        self._table.retire(record)
         if self._world.world_size == 1:
             self._settle(*self._recycle(self._table.take_pending(1)))
 
@@ -110,12 +108,12 @@ class Reclaimer:
             self._order.end(record)
         self._settle(*self._recycle(records))
 
-    def at_barrier(self, *, device_idle: bool) -> None:
+    def at_barrier(self, stream: Stream | None, *, wait: bool) -> None:
         """Compare histories, free what nobody needs, and give idle memory back; see `SymmetricHeap.barrier_agreement`.
 
         Collective: every rank calls it.
         """
-        gave_back, error = self._step(Op.BARRIER, device_idle=device_idle)
+        gave_back, error = self._step(Op.BARRIER, wait=wait, stream=stream)
         try:
             if self._residency.can_decommit:
                 gave_back |= self._residency.release_idle(self._order.unfenced(self._sub.free_blocks()))
@@ -125,9 +123,8 @@ class Reclaimer:
 
     def wait_for_device(self) -> None:
         """Wait until kernels of this rank no longer use the heap: no stream uses what was freed so far."""
-        if self._synchronize is not None:
-            self._synchronize()
-            self._order.device_is_idle(self._table.pending)
+        self._order.synchronize()
+        self._order.device_is_idle(self._table.pending)
 
     def _exhausted(self, e: HeapExhaustedError, alignment: int, label: Label) -> HeapExhaustedError:
         waiting = sum(self._sub.size_of(self._table.live[number].offset) for number in self._table.votes)
@@ -148,8 +145,8 @@ class Reclaimer:
         alignment: int = 0,
         label: Label = (),
         *,
-        wait: bool = False,
-        device_idle: bool = False,
+        wait: bool,
+        stream: Stream | None = None,
     ) -> tuple[bool, Exception | None]:
         """Take a step with all ranks: compare, free what nobody needs, map what is new.  Returns what `_recycle` does.
 
@@ -163,9 +160,9 @@ class Reclaimer:
         num_idle = 0
         try:
             if wait:
-                self.wait_for_device()
+                order.synchronize(stream)
             dropped = table.dropped()
-            if wait or device_idle:
+            if wait and stream is None:
                 order.device_is_idle([*table.pending, *(table.live[number] for number in dropped)])
             else:
                 dropped = [number for number in dropped if order.is_idle(table.live[number])]
@@ -184,7 +181,8 @@ class Reclaimer:
             num_dropped=len(dropped),
             num_idle=num_idle,
         )
-        raise_failure(world, error, [report.ok for report in reports], "could not ask its device what it still uses")
+        outcomes = [report.ok for report in reports]
+        raise_failure(world, error, outcomes, "could not finish the work of its device", DeviceError)
         freed = table.take_pending(min(report.num_idle for report in reports))
         longest = max(report.num_dropped for report in reports)
         if longest:

@@ -5,6 +5,9 @@ torch's, and a little wider: a block is in use until everything is done that had
 stream that was current when it was allocated, on the one current when it is freed, and on those named with
 `SymmetricHeap.record_stream`.  Other streams are the program's business, as in torch.
 
+On CPU ranks a launch returns when its kernel is done, but for asynchronous collectives: each team runs them in order in
+a thread, and that thread is a stream like any other (`HostStream`).
+
 Events are recorded at the moment of the free.  What they are used for depends on the world:
 
 - in a world of several ranks nothing is handed out before the events of all ranks are complete (`is_idle`);
@@ -14,13 +17,18 @@ Events are recorded at the moment of the free.  What they are used for depends o
 
 from __future__ import annotations
 
+import concurrent.futures
 from bisect import bisect_left, bisect_right
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from iris_core.errors import HeapError
+from iris_core.agreement import format_label
+from iris_core.errors import DeviceError, HeapError
+from iris_core.types import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from concurrent.futures import Future
 
     from iris_core.blocks import Record
 
@@ -53,6 +61,9 @@ class Streams(Protocol):
     def is_capturing(self) -> bool:
         """Whether that stream is being captured into a graph."""
 
+    def synchronize(self, stream: Any = None) -> None:
+        """Wait for everything that was launched on the device, or on one stream."""
+
 
 class TorchStreams:
     """torch's streams of a GPU.
@@ -75,19 +86,159 @@ class TorchStreams:
         """Whether that stream is being captured into a graph."""
         return self._cuda.is_current_stream_capturing()
 
+    def synchronize(self, stream: Any = None) -> None:
+        """Wait for everything that was launched on the device, or on one stream."""
+        if stream is not None:
+            stream.synchronize()
+        else:
+            self._cuda.synchronize(self._index)
+
+
+class HostEvent:
+    """A moment of a `HostStream`.
+
+    Args:
+        last: the last call launched before it; None if there was none.
+    """
+
+    def __init__(self, last: Future[Any] | None) -> None:
+        self._last = last
+
+    def query(self) -> bool:
+        """Whether everything that was launched before it is done."""
+        return self._last is None or self._last.done()
+
+    def synchronize(self) -> None:
+        """Wait for it.  What a call raised is raised elsewhere."""
+        if self._last is not None:
+            concurrent.futures.wait((self._last,))
+
+
+class Host:
+    """What is current on a CPU rank: the host itself, whose launches are done when they return."""
+
+    def record_event(self) -> HostEvent:
+        """Return an event that has happened."""
+        return HostEvent(None)
+
+    def wait_event(self, event: Any) -> None:
+        """Wait for an event."""
+        event.synchronize()
+
+
+class HostStream:
+    """Calls in order in a thread of this process.
+
+    A call that was launched while one before it was under way fails with that one: it would go on from where the peers
+    are not.
+
+    Args:
+        failures: gets the operation and the error of a call that fails.
+    """
+
+    def __init__(self, failures: list[tuple[str, BaseException]]) -> None:
+        self._failures = failures
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        self._last: Future[Any] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was launched is done."""
+        return self._last is None or self._last.done()
+
+    def launch(self, what: str, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Run a call behind those that were launched before; `what` names it in errors."""
+        if self._thread is None:
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="iris-collective")
+        before = None if self.is_idle else self._last
+        self._last = self._thread.submit(self._run, what, before, call, list(arguments))
+        return self._last
+
+    def _run(self, what: str, before: Future[Any] | None, call: Callable[..., Any], arguments: list[Any]) -> Any:
+        try:
+            if before is not None:
+                before.result()
+            return call(*arguments)
+        except BaseException as error:
+            if before is None or before.exception() is not error:
+                self._failures.append((what, error))
+            raise
+        finally:
+            arguments.clear()  # who waits for the call finds its tensors no longer in use
+
+    def record_event(self) -> HostEvent:
+        """Return an event that stands for everything launched so far."""
+        return HostEvent(self._last)
+
+    def wait_event(self, event: Any) -> None:
+        """Let later calls wait for an event."""
+        self.launch("wait", event.synchronize)
+
+    def synchronize(self) -> None:
+        """Wait for everything launched so far."""
+        self.record_event().synchronize()
+
+    def close(self) -> None:
+        """Drop what has not begun, wait for the rest, and end the thread."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+
+
+class HostStreams:
+    """The streams of a CPU rank."""
+
+    def __init__(self) -> None:
+        self._host = Host()
+        self._made: list[HostStream] = []
+        self._failures: list[tuple[str, BaseException]] = []
+
+    def make(self) -> HostStream:
+        """Return a new stream."""
+        self._made.append(HostStream(self._failures))
+        return self._made[-1]
+
+    def current(self) -> Stream:
+        """The host."""
+        return self._host
+
+    def is_capturing(self) -> bool:
+        """Return False: there are no graphs."""
+        return False
+
+    def synchronize(self, stream: Any = None) -> None:
+        """Wait for all calls, or for those of one stream; raises like `check`."""
+        for each in self._made if stream is None else (stream,):
+            each.synchronize()
+        self.check()
+
+    def check(self) -> None:
+        """Raise, once, the errors of calls that no caller has waited for.
+
+        Raises:
+            DeviceError: there are some; the first one is its cause.
+        """
+        if self._failures:
+            failures, self._failures[:] = list(self._failures), []
+            text = "; ".join(f"an asynchronous {what} failed: {type(e).__name__}: {e}" for what, e in failures)
+            raise DeviceError(text) from failures[0][1]
+
+    def was_raised(self, error: BaseException) -> None:
+        """A caller has got this error: `check` does not raise it again."""
+        self._failures[:] = [failure for failure in self._failures if failure[1] is not error]
+
 
 Uses = tuple[tuple[Stream, Event], ...]
 """Streams that have used a block, each with the moment of its last use."""
 
 
 class StreamOrder:
-    """What the heap knows of streams; does nothing where launches return when the kernel is done.
+    """What the heap knows of streams.
 
     Args:
-        streams: of the heap's device; None on the CPU.
+        streams: of the heap's device.
     """
 
-    def __init__(self, streams: Streams | None) -> None:
+    def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._fences = _Fences()
 
@@ -97,7 +248,7 @@ class StreamOrder:
         Raises:
             HeapError: the current stream is being captured.
         """
-        if self._streams is not None and self._streams.is_capturing():
+        if self._streams.is_capturing():
             raise HeapError(
                 f"{what}: the current stream is being captured into a graph, which uses its memory at every replay, "
                 "unknown to the heap. Allocate before the capture, and free when the graph is not replayed any more"
@@ -106,17 +257,16 @@ class StreamOrder:
     # -- a block's life -----------------------------------------------------------------------------------------------
     def begin(self, record: Record) -> None:
         """A block was handed out to the current stream."""
-        if self._streams is not None:
-            record.streams = [self._streams.current()]
+        record.streams = [self._streams.current()]
 
     def add(self, record: Record, stream: Stream) -> None:
         """Another stream uses the block."""
-        if self._streams is not None and stream not in record.streams:
+        if stream not in record.streams:
             record.streams.append(stream)
 
     def end(self, record: Record) -> None:
         """The block was freed: note up to which moment streams use it.  A second call changes nothing."""
-        if self._streams is None or record.uses is not None:
+        if record.uses is not None:
             return
         self.add(record, self._streams.current())
         record.uses = tuple((stream, stream.record_event()) for stream in record.streams)
@@ -128,6 +278,12 @@ class StreamOrder:
             record.uses = tuple(use for use in record.uses if not use[1].query())
         return not record.uses
 
+    def still_used(self, pending: Sequence[Record]) -> list[Block]:
+        """The blocks that were freed while streams used them, and still do; also those that were free at once."""
+        records = [record for record in list(pending) if not self.is_idle(record)]
+        blocks = [Block(record.offset, record.nbytes, format_label(record.label)) for record in records]
+        return blocks + [Block(start, end - start, "freed") for start, end, uses in self._fences if not _are_past(uses)]
+
     # -- a rank alone -------------------------------------------------------------------------------------------------
     def fence(self, start: int, end: int, record: Record) -> None:
         """A range may be handed out again, but its last user may still be running."""
@@ -136,7 +292,7 @@ class StreamOrder:
 
     def hand_out(self, start: int, end: int) -> None:
         """A range is handed out: the current stream waits for those that used it before."""
-        if self._streams is None or not self._fences:
+        if not self._fences:
             return
         current = self._streams.current()
         for uses in self._fences.take(start, end):
@@ -149,6 +305,10 @@ class StreamOrder:
         self._fences.prune()
         return [part for offset, size in ranges for part in self._fences.gaps(offset, size)]
 
+    def synchronize(self, stream: Stream | None = None) -> None:
+        """Wait for the whole device, or for one stream."""
+        self._streams.synchronize(stream)
+
     def device_is_idle(self, freed: Iterable[Record]) -> None:
         """The whole device was waited for: nothing is in use that was freed so far."""
         self._fences = _Fences()
@@ -156,43 +316,45 @@ class StreamOrder:
             record.uses = ()
 
 
+_start = itemgetter(0)
+
+
 class _Fences:
-    """Disjoint ranges with the uses that whoever gets them has to wait for."""
+    """Disjoint ranges with the uses that whoever gets them has to wait for.  Any thread may iterate."""
 
     def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._rest: list[tuple[int, Uses]] = []  # (end, uses) of each
+        self._ranges: list[tuple[int, int, Uses]] = []  # (start, end, uses), ascending
         self._limit = _FIRST_PRUNING
 
     def __bool__(self) -> bool:
-        return bool(self._starts)
+        return bool(self._ranges)
+
+    def __iter__(self) -> Iterator[tuple[int, int, Uses]]:
+        return iter(list(self._ranges))
 
     def add(self, start: int, end: int, uses: Uses) -> None:
         """Put a range in; it overlaps none that is there."""
-        i = bisect_left(self._starts, start)
-        self._starts.insert(i, start)
-        self._rest.insert(i, (end, uses))
-        if len(self._starts) > self._limit:  # many: most of them are past
+        self._ranges.insert(bisect_left(self._ranges, start, key=_start), (start, end, uses))
+        if len(self._ranges) > self._limit:  # many: most of them are past
             self.prune()
-            self._limit = max(_FIRST_PRUNING, 2 * len(self._starts))
+            self._limit = max(_FIRST_PRUNING, 2 * len(self._ranges))
 
     def take(self, start: int, end: int) -> list[Uses]:
         """Take [start, end) out; return the uses of what was there."""
         i, j = self._overlapping(start, end)
-        taken = list(zip(self._starts[i:j], self._rest[i:j], strict=True))
+        taken = self._ranges[i:j]
         if not taken:
             return []
-        left = [(a, (start, uses)) for a, (_, uses) in taken[:1] if a < start]
-        right = [(end, (b, uses)) for _, (b, uses) in taken[-1:] if b > end]
-        self._starts[i:j] = [a for a, _ in left + right]
-        self._rest[i:j] = [rest for _, rest in left + right]
-        return [uses for _, (_, uses) in taken]
+        left = [(a, start, uses) for a, _, uses in taken[:1] if a < start]
+        right = [(end, b, uses) for _, b, uses in taken[-1:] if b > end]
+        self._ranges[i:j] = left + right
+        return [uses for _, _, uses in taken]
 
     def gaps(self, offset: int, size: int) -> Iterator[tuple[int, int]]:
         """The parts (offset, size) of a range that no fence covers."""
         end = offset + size
         i, j = self._overlapping(offset, end)
-        for start, (stop, _) in zip(self._starts[i:j], self._rest[i:j], strict=True):
+        for start, stop, _ in self._ranges[i:j]:
             if offset < start:
                 yield offset, start - offset
             offset = stop
@@ -201,17 +363,15 @@ class _Fences:
 
     def prune(self) -> None:
         """Forget the ranges whose uses are past."""
-        kept = [
-            (start, rest)
-            for start, rest in zip(self._starts, self._rest, strict=True)
-            if not all(event.query() for _, event in rest[1])
-        ]
-        self._starts = [start for start, _ in kept]
-        self._rest = [rest for _, rest in kept]
+        self._ranges = [each for each in self._ranges if not _are_past(each[2])]
 
     def _overlapping(self, start: int, end: int) -> tuple[int, int]:
         """Indices [i, j) of the ranges that overlap [start, end)."""
-        i, j = bisect_right(self._starts, start), bisect_left(self._starts, end)
-        if i and self._rest[i - 1][0] > start:
+        i, j = bisect_right(self._ranges, start, key=_start), bisect_left(self._ranges, end, key=_start)
+        if i and self._ranges[i - 1][1] > start:
             i -= 1
         return i, max(i, j)
+
+
+def _are_past(uses: Uses) -> bool:
+    return all(event.query() for _, event in uses)

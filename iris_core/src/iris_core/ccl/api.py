@@ -42,7 +42,8 @@ class Collectives:
     Stream: an operation runs on the current stream, and the host waits for nothing.  With `async_op=True` it runs on a
     stream of the group, behind what the current stream has to do now, and returns a handle: `wait()` lets the then
     current stream wait, `is_completed()` asks.  On the CPU an operation is finished when the call returns, and an
-    asynchronous one runs in a thread.
+    asynchronous one runs in a thread; an error that its `wait()` has not raised is a DeviceError of the next
+    `ctx.barrier()` or `close()` on all members, or of this rank's next collective call.
 
     Graphs: an operation can be captured once it was called with tensors of the same kind, and replayed for ever.
 

@@ -39,6 +39,7 @@ from iris_core.errors import (
 )
 from iris_core.logs import logger
 from iris_core.observers import is_watched, notify
+from iris_core.stream_order import HostStreams
 from iris_core.types import DeviceType
 
 if TYPE_CHECKING:
@@ -186,6 +187,7 @@ class Binder:
         spec: what the context tensor says.
         create: makes the algorithm of a plugin for this rank.
         provides: what the allocator's memory can do.
+        bind_barrier: returns what launches a barrier of a group on a stream.
     """
 
     def __init__(
@@ -197,6 +199,7 @@ class Binder:
         spec: ContextSpec,
         create: Callable[[Iris, PluginRecord], Collective],
         provides: frozenset[Capability],
+        bind_barrier: Callable[[Any], Callable[[Any], None]],
     ) -> None:
         self._context = weakref.ref(context)
         self._heap = heap
@@ -205,6 +208,7 @@ class Binder:
         self._spec = spec
         self._create = create
         self._provides = provides
+        self._bind_barrier = bind_barrier
         self.rank = world.rank
         own = heap.heap_bases[world.rank]
         self.own_heap = own, own + heap.nbytes
@@ -365,22 +369,18 @@ class Binder:
 
     def barrier(self, group: dist.ProcessGroup | Sequence[int] | None, async_op: bool) -> Work | None:
         """Launch a barrier on the device, ordered with the group's collectives."""
-        context = self.open()
+        self.open()
+        launch = self._bind_barrier(group)  # here and not in a thread: the first one is an exchange of the hosts
         order = self.order(self._world.members_of(group))
-
-        def launch(plan: Any, out: Any, inp: Any, stream: Any = None) -> None:
-            context.device_barrier(cast("Any", group))
-
         if async_op:
-            return order.run_async("barrier", launch, None, None, None)
-        order.run(launch, None, None, None)
+            return order.run_async("barrier", launch, None)
+        order.run(launch, None)
         return None
 
     def reset(self, group: dist.ProcessGroup | Sequence[int] | None) -> None:
         """Put a team back to its beginning."""
-        context = self.open()
-        if context.target.type is not DeviceType.CPU:
-            torch.cuda.synchronize(context.target.index)
+        self.open()
+        self._heap.streams.synchronize()
         self.team(self._world.members_of(group)).reset()
 
     def open(self) -> Iris:
@@ -524,8 +524,12 @@ class Binder:
         """The order of calls of a team, or of messages in one direction between two ranks."""
         order = self._orders.get(members)
         if order is None:
-            target = self.open().target
-            order = HostOrder() if target.type is DeviceType.CPU else DeviceOrder(target.index, self._keep)
+            target, streams = self.open().target, self._heap.streams
+            order = (
+                HostOrder(streams, self._keep)
+                if isinstance(streams, HostStreams)
+                else DeviceOrder(target.index, self._keep)
+            )
             self._orders[members] = order
         return order
 
@@ -537,7 +541,8 @@ class Binder:
                 return
         except HeapError:
             pass  # memory of the heap that torch's own allocator manages
-        tensor.record_stream(stream)
+        if tensor.is_cuda:  # on the host, the call holds its tensors
+            tensor.record_stream(stream)
 
     def _algorithms(self) -> Chooser:
         if self._chooser is None:

@@ -5,50 +5,63 @@ The calls of a team share flags and workspaces, so no two of them may overlap on
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.ccl.work import FutureWork, StreamWork
+from iris_core.ccl.work import HostWork, StreamWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
 
     from iris_core.protocols import Work
+    from iris_core.stream_order import HostStream, HostStreams
 
 
 class HostOrder:
-    """On the CPU, where a launch ends when its kernel does: asynchronous calls run in one thread, in order."""
+    """On the CPU, where a launch ends when its kernel does: asynchronous calls run on a stream of their own.
 
-    def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
-        self._last: Future[Any] | None = None
+    Args:
+        streams: of the rank.
+        keep: called with a tensor and the stream that is going to use it.
+    """
+
+    def __init__(self, streams: HostStreams, keep: Callable[[Any, Any], None]) -> None:
+        self._streams = streams
+        self._keep = keep
+        self._stream: HostStream | None = None
 
     def run(self, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Any:
-        """Launch after everything that is in the thread, and wait for it; returns what `launch` does."""
-        if self._last is None or self._last.done():
+        """Launch after everything that is on the stream, and wait for it; returns what `launch` does.
+
+        Raises:
+            DeviceError: an asynchronous call of this rank has failed before, and no caller has waited for it.
+        """
+        self._streams.check()
+        if self._stream is None or self._stream.is_idle:
             return launch(plan, *tensors)
-        return self._submit(launch, plan, *tensors).result()
+        return self._launch("call", launch, plan, *tensors).result()
 
     def run_async(self, what: str, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Work:
-        """Launch in the thread; `what` is for messages."""
-        return FutureWork(self._submit(_finish, launch, plan, *tensors), what)
+        """Launch on the stream; `what` is for messages.  Raises like `run`."""
+        self._streams.check()
+        return self._launch(what, _finish, launch, plan, *tensors)
+
+    def _launch(self, what: str, call: Callable[..., Any], *arguments: Any) -> HostWork:
+        if self._stream is None:
+            self._stream = self._streams.make()
+        for each in arguments:
+            if isinstance(each, torch.Tensor):
+                self._keep(each, self._stream)
+        return HostWork(self._stream.launch(what, call, *arguments), what, self._streams.was_raised)
 
     def mark(self) -> None:
         """Nothing can be under way that does not hold what it needs."""
 
-    def _submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="iris-collective")
-        self._last = self._thread.submit(call, *arguments)
-        return self._last
-
     def close(self) -> None:
-        """Wait for the thread and end it."""
-        if self._thread is not None:
-            self._thread.shutdown()
+        """End the thread."""
+        if self._stream is not None:
+            self._stream.close()
 
 
 def _finish(launch: Callable[..., Any], plan: Any, *tensors: Any) -> None:

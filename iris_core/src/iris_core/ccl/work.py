@@ -1,14 +1,17 @@
-"""Handles of collectives: done already, done when a stream is there, or done when a thread is."""
+"""Handles of collectives: done already, done when a stream is there, or done when a thread of the host is."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from iris_core.errors import CollectiveTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _POLL_S = 50e-6
 
@@ -61,17 +64,21 @@ class StreamWork:
         return bool(self._event.query())
 
 
-class FutureWork:
-    """A collective that a thread of this process runs, on the CPU.
+class HostWork:
+    """A collective on a stream of the host.
 
     Args:
-        future: of that thread.
+        future: of that stream.
         what: the operation, for messages.
+        was_raised: called with an error that the caller gets.
     """
 
-    def __init__(self, future: concurrent.futures.Future[Any], what: str) -> None:
+    def __init__(
+        self, future: concurrent.futures.Future[Any], what: str, was_raised: Callable[[BaseException], None]
+    ) -> None:
         self._future = future
         self._what = what
+        self._was_raised = was_raised
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Block until it is done.
@@ -81,14 +88,18 @@ class FutureWork:
 
         Raises:
             CollectiveTimeoutError: it was not done in time.
-            Exception: what it raised.
+            Exception: what it raised, or a call of the team before it.
         """
-        try:
-            self._future.result(timeout_s)
-        except concurrent.futures.TimeoutError as error:
-            if self._future.done():  # the collective itself raised a TimeoutError
-                raise
-            raise CollectiveTimeoutError(f"{self._what} was not done within {timeout_s:g} s") from error
+        self.result(timeout_s)
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """The same; returns what the call does."""
+        if not concurrent.futures.wait((self._future,), timeout_s).done:
+            raise CollectiveTimeoutError(f"{self._what} was not done within {timeout_s:g} s")
+        if (error := self._future.exception()) is not None:
+            self._was_raised(error)
+            raise error
+        return self._future.result()
 
     def is_completed(self) -> bool:
         """Whether it is done, or has failed."""

@@ -109,14 +109,14 @@ class Tracing:
         if self._counters is None:
             return
         context = self._open()
-        self._synchronize(context)
+        context.heap.streams.synchronize()
         self._backend(context).set_trace(context.get_device_context(), (), ())
         self._counters, self._columns, self._begin = None, [], None
 
     def reset(self) -> None:
         """Forget what was recorded.  Does nothing where tracing is off."""
         if self._counters is not None:
-            self._synchronize(self._open())
+            self._open().heap.streams.synchronize()
             self._counters.zero_()
 
     def name_event(self, event_id: int, name: str) -> None:
@@ -143,7 +143,7 @@ class Tracing:
 
         if self._counters is None:
             raise UnsupportedError("tracing is off: call ctx.tracing.enable() before the kernels run")
-        self._synchronize(self._open())
+        self._open().heap.streams.synchronize()
         recorded = int(self._counters[0])
         kept = min(recorded, self.max_events)
         columns = {each.name: values[:kept].cpu().numpy() for each, values in zip(COLUMNS, self._columns, strict=True)}
@@ -231,13 +231,6 @@ class Tracing:
         assert self._begin is not None
         origin = self._world.all_gather_object(self._begin.at - self._begin.ahead)[0]
         return Clock(backend.ticks_per_second, self._begin, end, origin)
-
-    @staticmethod
-    def _synchronize(context: Iris) -> None:
-        if context.device != "cpu":
-            import torch
-
-            torch.cuda.synchronize(context.target.index)
 
     @staticmethod
     def _metadata(context: Iris, clock: Clock) -> dict[str, Any]:

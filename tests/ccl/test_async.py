@@ -1,0 +1,37 @@
+"""Asynchronous calls that no caller waits for, and the heap: barriers, frees, scopes, errors, and the end."""
+
+import pytest
+from jobs_async import fails, freed_and_asked_for, leaves, nobody_waits
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_barriers_finish_calls_and_frees_wait_for_them(pool, num_ranks, device):
+    assert pool.run(nobody_waits, num_ranks, device, num_ranks, 12) == [[]] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_a_block_that_a_call_uses_is_not_handed_out(pool, num_ranks, device):
+    assert pool.run(freed_and_asked_for, num_ranks, device) == [(True, [0.0])] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_end_waits_for_calls(pool, num_ranks, device):
+    assert pool.run(leaves, num_ranks, device) == [[float(num_ranks)]] * num_ranks
+
+
+@pytest.mark.parametrize(("how", "learn"), [("barrier", 3), ("close", 3), ("group", 2), ("collective", 1)])
+def test_errors_of_calls_that_no_caller_waits_for(pool, how, learn):
+    results = pool.run(fails, 3, how)
+    for rank, result in enumerate(results):
+        said = result if how == "close" else result[0]
+        assert [kind for kind, _ in said] == ["DeviceError"] * (rank < learn)
+        assert all("all_reduce" in text and "DeadlockError" in text for _, text in said)
+        assert rank == 0 or all("rank 0" in text for _, text in said)
+        if how != "close":
+            assert result[1] == ([2.0] * 4 if rank < 2 else [0.0] * 4)
+
+
+def test_an_error_that_a_caller_got_is_not_raised_again(pool):
+    results = pool.run(fails, 3, "wait")
+    assert [[kind for kind, _ in said] for said, _ in results] == [["DeadlockError"] * 3, [], []]
+    assert [sums for _, sums in results] == [[2.0] * 4, [2.0] * 4, [0.0] * 4]
