@@ -1,12 +1,20 @@
 """Rank jobs of test_agreement: ranks that do not call alike, plans that only some can make, kinds without end."""
 
+import math
+import os
+import pathlib
+
 import numpy as np
 import torch
 import torch.distributed as dist
+from jobs_common import environment
 
 from iris_core import Iris
 from iris_core.ccl import Config, kinds
+from iris_core.ccl.tables import Entry, write_table
 from iris_core.errors import IrisError, UnsupportedError
+from iris_core.ops import FusedConfig
+from iris_core.ops.tables import Measured, write_fused_table
 
 
 def said_by(call):
@@ -209,3 +217,106 @@ def kinds_without_end(device):
     finally:
         kinds.GENERATION = whole
     return wrong, max(sizes)
+
+
+def tables_that_differ(device, folder, engine):
+    """Measured tables that differ only in the number of programs; then a call that names its own config."""
+    config = {"comm_sms" if engine == "ccl" else "num_sms": 1 + int(os.environ["RANK"])}
+    cache = pathlib.Path(folder) / os.environ["RANK"]
+    if engine == "ccl":
+        entry = Entry("all_reduce", "float32", math.inf, "two_shot", 1e-9, "", config)
+        write_table(cache / "ccl" / "mine.json", "cpu", 2, {}, [entry])
+    else:
+        row = Measured("matmul_all_reduce", "float32", (64, 64, 64), None, "two_shot", 1e-9, config)
+        write_fused_table(cache / "ops" / "mine.json", "cpu", 2, {}, [row])
+    with environment(IRIS_CACHE_DIR=str(cache)), Iris("8MiB", device=device) as ctx:
+        x, y = ctx.ones(64, 64), ctx.zeros(64, 64)
+
+        def call(config=None):
+            if engine == "ccl":
+                ctx.ccl.all_reduce(y, x, config=config)
+            else:
+                ctx.ops.matmul_all_reduce(y, x, x, config=config)
+
+        said = said_by(call)
+        call(Config(algorithm="two_shot") if engine == "ccl" else FusedConfig(algorithm="two_shot"))
+        ctx.barrier()
+        return said, y.unique().tolist()
+
+
+def workspaces_that_differ(device):
+    """A bound of workspaces, and with it the size of pieces, that is another one on each rank."""
+    with environment(IRIS_CCL_WORKSPACE=f"{1 + int(os.environ['RANK'])}MiB"):
+        return said_by(lambda: Iris("8MiB", device=device))
+
+
+def refused_by_some(device):
+    """Calls that one rank, each in turn, or all cannot make, of every operation; afterwards right ones.
+
+    Returns what each call raised, the type alone.
+    """
+    outcomes = []
+    with environment(IRIS_BARRIER_TIMEOUT="30"), Iris("16MiB", device=device) as ctx:
+        rank, size, place = ctx.cur_rank, ctx.num_ranks, ctx.device
+        ccl, ops = ctx.ccl, ctx.ops
+
+        def defects(n):
+            """Calls by name, each with whether this rank makes it badly as an argument; n tells kinds apart."""
+            wide, rows = torch.zeros(size + 1, 2 * n, device=place), torch.zeros(size * n, 4, device=place)
+            part, whole = torch.zeros(n, device=place), torch.zeros(size * n, device=place)
+            strided = wide[:size, :n]
+            few = torch.zeros(1, device=place).expand(n)
+            a, b, product = rows[:n, :3], torch.ones(3, 5, device=place), torch.zeros(n, 5, device=place)
+            splits = [n] * size
+            return {
+                "overlap": lambda bad: ccl.all_reduce(wide[:-1, :n], wide[1:, :n] if bad else wide[1:, n:]),
+                "in place": lambda bad: ccl.all_gather(strided, strided[rank] if bad else part),
+                "scattered": lambda bad: ccl.reduce_scatter(strided[rank] if bad else part, strided),
+                "expanded": lambda bad: ccl.broadcast(few if bad else part, 1),
+                "shape": lambda bad: ccl.all_reduce(part, whole if bad else part),
+                "dtype": lambda bad: ccl.all_gather(whole.int() if bad else whole, part),
+                "device": lambda bad: ccl.all_reduce(part, part.to("meta") if bad else part),
+                "no tensor": lambda bad: ccl.all_reduce([1.0] if bad else part, part),
+                "gather": lambda bad: ccl.gather(strided if bad else whole, strided[rank] if bad else part, 2),
+                "no output": lambda bad: ccl.reduce(None if bad else part, part, 0),
+                "scatter": lambda bad: ccl.scatter(part, whole[:-1] if bad else whole, 1),
+                "splits": lambda bad: ccl.all_to_all(
+                    rows, rows.clone(), input_split_sizes=[n + bad, *splits[1:]], output_split_sizes=splits
+                ),
+                "root": lambda bad: ccl.broadcast(part, size if bad else 0),
+                "config": lambda bad: ccl.all_reduce(
+                    part, part, config=Config(algorithm="magic" if bad else "two_shot")
+                ),
+                "strides": lambda bad: ccl.all_gather(
+                    whole, wide[0, ::2] if bad else part, config=Config(algorithm="copy_engine")
+                ),
+                "product": lambda bad: ops.matmul_all_reduce(product, a[:, :2] if bad else a, b),
+                "in itself": lambda bad: ops.matmul_all_reduce(product, product[:, 1:4] if bad else a, b),
+                "empty": lambda bad: ops.matmul_all_reduce(product[:0] if bad else product, a[:0] if bad else a, b),
+                "workspace": lambda bad: ops.matmul_all_reduce(product, a, b, workspace={} if bad else None),
+            }
+
+        names = list(defects(1))
+        for turn, (who, name) in enumerate((who, name) for who in (0, 2, "all", "none") for name in names):
+            try:
+                defects(8 + turn)[name](who in (rank, "all"))
+                outcome = ""
+            except (IrisError, TypeError, ValueError) as error:
+                outcome = type(error).__name__
+            outcomes.append((who, name, outcome))
+            if name == names[-1] and total(ctx) != [sum(range(1, size + 1))]:
+                outcomes.append((who, "a right call", "has a wrong result"))
+        ctx.barrier()
+    return outcomes
+
+
+def strided_and_known(device):
+    """Strided tensors that lie apart, and then, of the same kind, others that overlap at a distance."""
+    with Iris("8MiB", device=device) as ctx:
+        wide = torch.ones(9, 64, device=device)
+        said = [said_by(lambda: ctx.ccl.all_reduce(wide[:4, :4], wide[5:, :4]))]
+        said.append(said_by(lambda: ctx.ccl.all_reduce(wide[:4, :4], wide[1:5, :4])))
+        said.append(said_by(lambda: ctx.ccl.all_reduce(wide[1:5, :4], wide[:4, :4])))
+        said.append(said_by(lambda: ctx.ccl.all_reduce(wide[:4, :4], wide[1:5, 4:8])))  # in the gaps
+        ctx.barrier()
+        return said, wide[:5].unique().tolist()

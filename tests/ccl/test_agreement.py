@@ -112,6 +112,50 @@ def test_kinds_without_end(pool, num_ranks, device):
         assert most <= 2 * 8
 
 
+@two_ranks
+@pytest.mark.parametrize("engine", ["ccl", "ops"])
+def test_tables_that_differ_in_the_launch_are_noticed(pool, num_ranks, engine, tmp_path):
+    for said, sums in pool.run(jobs.tables_that_differ, num_ranks, "cpu", str(tmp_path), engine):
+        assert said.startswith("RankMismatchError")
+        assert "config: " in said
+        assert "sms=1 on rank 0" in said
+        assert "sms=2 on rank 1" in said
+        assert sums == [2.0 if engine == "ccl" else 128.0]
+
+
+@two_ranks
+def test_bounds_of_workspaces_that_differ_are_noticed(pool, num_ranks):
+    for said in pool.run(jobs.workspaces_that_differ, num_ranks, "cpu"):
+        assert said.startswith("RankMismatchError")
+        assert "IRIS_CCL_WORKSPACE: 1048576 on rank 0; 2097152 on rank 1" in said
+
+
+@pytest.mark.parametrize("num_ranks", [3])
+def test_what_one_rank_refuses_all_refuse(pool, num_ranks, device):
+    for rows in zip(*pool.run(jobs.refused_by_some, num_ranks, device), strict=True):
+        who, name, outcome = rows[0]
+        assert [row[2] for row in rows] == [outcome] * num_ranks, rows
+        assert (outcome == "") == (who == "none" or not matters(name, who)), rows
+        assert outcome not in ("CollectiveTimeoutError", "PeerLostError"), rows
+
+
+def matters(name, who):
+    """Whether a defect is one: what only the root gives is not looked at elsewhere, and all may pass nothing."""
+    if (name, who) == ("empty", "all"):
+        return False
+    root = {"no output": 0, "scatter": 1, "gather": 2}.get(name)
+    return root is None or who in (root, "all")
+
+
+@two_ranks
+def test_strided_tensors_that_overlap_are_refused_later_too(pool, num_ranks, device):
+    for said, values in pool.run(jobs.strided_and_known, num_ranks, device):
+        assert said[0] == said[3] == ""
+        assert "input and output overlap" in said[1]
+        assert "input and output overlap" in said[2]
+        assert values == [1.0, 2.0]
+
+
 # -- without ranks ----------------------------------------------------------------------------------------------------
 class Launch:
     def __init__(self, droppable=True):

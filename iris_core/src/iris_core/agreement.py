@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from iris_core.errors import (
+    ArgumentError,
     CollectiveTimeoutError,
     DeviceError,
     DriverError,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 HISTORY_LENGTH = 256
 """Calls that are kept to explain a difference."""
 
-_KINDS = (PeerAccessError, LayoutError, UnsupportedError, DeviceError, CollectiveTimeoutError, TypeError)
+_KINDS = (PeerAccessError, LayoutError, UnsupportedError, ArgumentError, DeviceError, CollectiveTimeoutError, TypeError)
 """Errors that keep their kind when all ranks raise them; a driver's are only the reason for another one."""
 
 CANNOT_IMPORT = "cannot import the tensor that was passed to as_symmetric"
@@ -262,8 +263,8 @@ def raise_failure(
         otherwise: raised where the first rank that failed had an error of another kind than these.
 
     Raises:
-        HeapExhaustedError, PeerAccessError, LayoutError, UnsupportedError, DeviceError, CollectiveTimeoutError: on the
-            first rank that failed, the error was one.
+        HeapExhaustedError, PeerAccessError, LayoutError, UnsupportedError, ArgumentError, DeviceError,
+            CollectiveTimeoutError, TypeError: on the first rank that failed, the error was one.
     """
     failed = [rank for rank, ok in enumerate(outcomes) if not ok]
     if not failed:

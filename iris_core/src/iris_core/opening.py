@@ -150,7 +150,9 @@ def open_heap(
     plan = everywhere(world, "choosing plugins", lambda: _choose(settings, options, world.rank))
     target = plan.target
     maker = Maker(world, target, settings, options)
-    facts = plan_facts(plan, int(settings.heap_size)) | {"system_size": str(maker.system_nbytes)}
+    workspace = "default" if settings.ccl_workspace is None else str(int(settings.ccl_workspace))
+    facts = plan_facts(plan, int(settings.heap_size))
+    facts |= {"system_size": str(maker.system_nbytes), "IRIS_CCL_WORKSPACE": workspace}
     bootstrap.check_agreement(world, facts)
     if target.type is not DeviceType.CPU:
         torch.cuda.set_device(target.index)

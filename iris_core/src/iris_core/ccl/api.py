@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.ccl.binding import Binder, Question
-from iris_core.ccl.calls import ALIGNMENT_NBYTES, OPS, TORCH
+from iris_core.ccl.calls import ALIGNMENT_NBYTES, OPS, TORCH, reach
 from iris_core.ccl.work import DoneWork
 from iris_core.device_context import Mismatch
 from iris_core.errors import ArgumentError
@@ -201,7 +201,7 @@ class Collectives:
             op: as in `all_reduce`.
             group, async_op, config: see `Collectives`.
         """
-        out = self._of_root("reduce", "output", output, dst)
+        out = output if dst == self._binder.rank else None
         return self._run("reduce", out, input, group, async_op, config, op, dst)
 
     def gather(
@@ -221,7 +221,7 @@ class Collectives:
             dst: a rank of this context's world, also where a group is given.
             group, async_op, config: see `Collectives`.
         """
-        out = self._of_root("gather", "output", output, dst)
+        out = output if dst == self._binder.rank else None
         return self._run("gather", out, input, group, async_op, config, dst)
 
     def scatter(
@@ -241,7 +241,7 @@ class Collectives:
             src: a rank of this context's world, also where a group is given.
             group, async_op, config: see `Collectives`.
         """
-        inp = self._of_root("scatter", "input", input, src)
+        inp = input if src == self._binder.rank else None
         return self._run("scatter", output, inp, group, async_op, config, src)
 
     def send(
@@ -387,6 +387,7 @@ class Collectives:
                 )  # fmt: skip
             else:
                 in_at = inp.data_ptr() or inp.untyped_storage().data_ptr()
+                in_dense = inp.is_contiguous() or inp.stride()
                 out_on_heap: Any = None
                 out_shape: Any = None
                 out_dense: Any = None
@@ -407,11 +408,12 @@ class Collectives:
                     lazy = lazy or out.is_neg() or (has_parts and out.is_conj())  # other dtypes are refused
                     out_dense = out.is_contiguous() or out.stride()
                     distance = in_at - out_at  # matters where they overlap; else only that they do not
-                    if distance < out.nbytes if distance >= 0 else -distance < inp.nbytes:
+                    lower, dense = (out, out_dense) if distance >= 0 else (inp, in_dense)
+                    if abs(distance) < (lower.nbytes if dense is True else reach(lower)):
                         relation = distance
                 key = (
                     op, places % ALIGNMENT_NBYTES == 0,
-                    inp.shape, inp.is_contiguous() or inp.stride(), dtype, inp.get_device(),
+                    inp.shape, in_dense, dtype, inp.get_device(),
                     self._low <= in_at < self._high,
                     out_shape, out_dense, out_dtype, out_device, out_on_heap, relation, lazy,
                     group, config, first, second,
@@ -427,14 +429,6 @@ class Collectives:
             return bound.run_async(out, inp)
         bound.run(out, inp)
         return None
-
-    def _of_root(self, op: str, side: str, tensor: Any, root: int) -> Any:
-        """The tensor on the root, None elsewhere."""
-        if root != self._binder.rank:
-            return None
-        if tensor is None:
-            raise ArgumentError(f"{op}: rank {root} is the root and must pass the {side}")
-        return tensor
 
 
 class _Asked(Collectives):

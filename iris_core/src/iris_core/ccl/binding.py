@@ -9,41 +9,32 @@ from __future__ import annotations
 import operator
 import weakref
 from collections import deque
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
-from iris_core.agreement import raise_failure
 from iris_core.ccl import calls
 from iris_core.ccl.calls import Call
 from iris_core.ccl.choice import Chooser
-from iris_core.ccl.kinds import Agreed, Launches
+from iris_core.ccl.kinds import Launches
+from iris_core.ccl.members import Members
 from iris_core.ccl.mismatch import mismatch_text
 from iris_core.ccl.order import DeviceOrder, HostOrder
 from iris_core.ccl.providers import find_algorithms
 from iris_core.ccl.reduce_op import reduce_op
 from iris_core.ccl.tables import Tables
-from iris_core.ccl.team import Memory, Region, Step, StepsDifferError, Team, control_nbytes, mail_nbytes
+from iris_core.ccl.team import Memory, Region, Team, control_nbytes, mail_nbytes
 from iris_core.ccl.work import DoneWork
 from iris_core.device_context import Mismatch
-from iris_core.errors import (
-    ArgumentError,
-    HeapClosedError,
-    HeapError,
-    IrisError,
-    RankMismatchError,
-    UnsupportedError,
-)
-from iris_core.logs import logger
+from iris_core.errors import ArgumentError, HeapClosedError, HeapError, UnsupportedError
 from iris_core.observers import is_watched, notify
 from iris_core.stream_order import HostStreams
 from iris_core.types import DeviceType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     import torch.distributed as dist
 
@@ -219,11 +210,13 @@ class Binder:
         self._memory = Memory(heap, area, limit)
         self._teams: dict[tuple[int, ...], Team] = {}
         self._orders: dict[tuple[Any, ...], HostOrder | DeviceOrder] = {}
-        self._agreed = Agreed()
-        self._left_out: dict[Any, dict[str, str]] = {}
+        self.members = Members(world, self._team)
         self._chooser: Chooser | None = None
         self._found: tuple[list[Collective], list[tuple[str, str]]] | None = None
         self._closed = False
+        own_processors = context.get_cu_count() if context.target.type is not DeviceType.CPU else 1
+        self.processors = min(least for (least,) in world.all_gather_ints([own_processors]))
+        """Multiprocessors (SMs, CUs) of the smallest device of all ranks: grids of all members are the same."""
         self._control: Region | None = self._reserve(control_nbytes(world.world_size, area.nbytes))
         self._mail: Region | None = self._reserve(mail_nbytes(area.nbytes))
 
@@ -235,11 +228,22 @@ class Binder:
     def bind(self, question: Question, key: Any) -> Bound | Nothing:
         """Return what serves a call, and keep it under its key, if it can have one.
 
-        Collective: every member of the group comes here with its first call of a kind.
+        Collective: every member of the group comes here with its first call of a kind.  What one of them refuses then,
+        all refuse.
         """
-        call = self._call(question)
-        calls.check(call, torch.device(self.open().device))
-        bound = None if key is None else self.bound.recall(key)
+        op, device = question.op, torch.device(self.open().device)
+        members = self._world.members_of(question.group)
+        call: Any = None
+        try:
+            call = self._call(question, members)
+            calls.check(call, device)
+            bound = None if key is None else self.bound.recall(key)
+            if bound is None:
+                refuse_capture(op)
+        except Exception as error:
+            if op in calls.POINT_TO_POINT:
+                raise
+            self.members.refuse(members, op, lambda: calls.shared_facts(self._request(call)), error)
         if bound is None:
             bound = self._bind(call)
         if key is not None:
@@ -253,14 +257,23 @@ class Binder:
             self._dropped.popleft()
 
     def _bind(self, call: Call) -> Bound | Nothing:
-        refuse_capture(call.op)
-        if call.is_empty:
-            self._agree_on_nothing(self._request(call), call.config)
-            return Nothing()
-        return self.serve(self._request(call), call.config, None if call.peer is None else (call.op, call.peer))
+        request, config = self._request(call), call.config
+        if not call.is_empty:
+            return self.serve(request, config, None if call.peer is None else (call.op, call.peer))
+        shared = calls.shared_facts(request)
+        try:  # it moves nothing, but is one on all members, and asks for nothing that there is not
+            algorithm, _, _ = self._algorithms().choose(request, config)
+        except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
+            self.members.refuse(request.members, call.op, lambda: shared, error)
+        self.members.agree(request.members, {**shared, "algorithm": algorithm.name})
+        return Nothing()
 
     def serve(
-        self, request: CollectiveRequest, config: Config | None = None, message: tuple[Any, ...] | None = None
+        self,
+        request: CollectiveRequest,
+        config: Config | None = None,
+        message: tuple[Any, ...] | None = None,
+        within: Team | None = None,
     ) -> Bound:
         """Return what serves a request.
 
@@ -270,101 +283,33 @@ class Binder:
             request: what is to be done.
             config: how.
             message: operation and peer, where it goes between two ranks.
+            within: the team, where this is a part of what its members prepare.
         """
         context = self.open()
-        members, op = request.members, request.op
+        members = request.members
         if message is not None:  # between two ranks: the others take no part, and these two know nothing of each other
             algorithm, _, request = self._algorithms().choose(request, config)
             team = self.team(members)
             plan = algorithm.prepare(request, context)
             return Bound(algorithm, plan, self.order(message), team, self._context, request.nbytes)
-        shared = calls.shared_facts(request)
-        left_out = self._left_out_of(members, shared)
-        named = config is not None and config.named(op)[0] is not None
-        while True:
-            algorithm, _, wish = self._algorithms().choose(request, config, left_out)
-            facts = {**shared, "algorithm": algorithm.name}
-            number, is_new = self._number(members, op, facts)
-            team = self._team(members)
-            wish = replace(wish, options={**wish.options, "kind": number})
-            try:
-                what = f"{algorithm.name!r} for {op}"
-                plan = self.prepare_alike(team, what, partial(algorithm.prepare, wish, context), is_new=is_new)
-                break
-            except UnsupportedError as error:  # there is no room for it
-                if named or not (is_new or team.size == 1):
-                    raise
-                left_out[algorithm.name] = str(error).partition("\n")[0]
-                logger.info("%s: %s is left out: %s", op, algorithm.name, error)
-        if is_new:
-            self._agreed.add(members, facts, number)
+        settled = self.members.settle(
+            members,
+            calls.shared_facts(request),
+            partial(self._algorithms().choose, request, config),
+            lambda algorithm, wish, team: algorithm.prepare(wish, context),
+            config,
+            within,
+        )
+        algorithm, wish, plan, team = settled
         return Bound(algorithm, plan, self.order(members), team, self._context, wish.nbytes)
-
-    def _left_out_of(self, members: tuple[int, ...], shared: Mapping[str, str]) -> dict[str, str]:
-        """Algorithms for which there was no room when a kind was first called, on all members, with the reasons."""
-        return self._left_out.setdefault((members, *shared.values()), {})
-
-    def _agree_on_nothing(self, request: CollectiveRequest, config: Config | None) -> None:
-        """Make sure that a call that moves nothing is one on all members, and asks for nothing that there is not."""
-        algorithm, _, _ = self._algorithms().choose(request, config)
-        facts = {**calls.shared_facts(request), "algorithm": algorithm.name}
-        number, is_new = self._number(request.members, request.op, facts)
-        if is_new:
-            self._agreed.add(request.members, facts, number)
-
-    def _number(self, members: tuple[int, ...], what: str, facts: dict[str, str]) -> tuple[int, bool]:
-        """Return a kind's number, and whether the members have just compared it.
-
-        Collective, where it is new: every member comes here.
-        """
-        known = self._agreed.number(members, facts)
-        if known is not None or len(members) == 1:
-            return known or 0, False
-        self._compare(members, what, facts)
-        return self._agreed.next_number(members), True
-
-    def prepare_alike(self, team: Team, what: str, make: Callable[[], Any], *, is_new: bool) -> Any:
-        """Make a plan on all members, or on none.
-
-        Collective, where it is new: every member comes here.
-
-        Args:
-            team: the members.
-            what: what is made, for the message.
-            make: makes this member's plan; it may ask for regions of the team.
-            is_new: whether all members make one now; else this one alone makes one like one that it has made before.
-
-        Raises:
-            UnsupportedError, ...: a member could not; the same on all of them, see `raise_failure`.
-            IrisError: likewise, for another reason.
-        """
-        if not is_new:
-            return make()
-        plan: Any = None
-        error: Exception | None = None
-        steps: list[int] | None = None
-        try:
-            plan = make()
-        except StepsDifferError as apart:
-            error, steps = apart, apart.steps
-        except Exception as failure:  # noqa: BLE001 - of a plugin, of any kind; raised again below, on all members
-            error = failure
-        if steps is None:
-            steps = team.tell_step(Step.PREPARED if error is None else Step.FAILED)
-        bad = Step.FAILED if Step.FAILED in steps else Step.ASKS  # who asked in vain did so for the others' failure
-        outcomes = [True] * (max(team.members) + 1)
-        for member, step in zip(team.members, steps, strict=True):
-            outcomes[member] = step != bad
-        own = error if steps[team.rank] == bad else None
-        raise_failure(_ByWorldRank(team), own, outcomes, f"could not prepare {what}", IrisError)
-        return plan
 
     def explain(self, question: Question) -> Explanation:
         """Say what would serve a call."""
-        call = self._call(question)
-        calls.check(call, torch.device(self.open().device))
+        device = torch.device(self.open().device)
+        call = self._call(question, self._world.members_of(question.group))
+        calls.check(call, device)
         request = self._request(call)
-        left_out = self._left_out.get((request.members, *calls.shared_facts(request).values()))
+        left_out = self.members.left_out(request.members, calls.shared_facts(request))
         return self._algorithms().explain(request, call.config, left_out)
 
     def barrier(self, group: dist.ProcessGroup | Sequence[int] | None, async_op: bool) -> Work | None:
@@ -390,11 +335,9 @@ class Binder:
             raise HeapClosedError("this Iris context is closed; open a new one")
         return context
 
-    def _call(self, question: Question) -> Call:
+    def _call(self, question: Question, members: tuple[int, ...]) -> Call:
         """Make sense of the arguments."""
-        op, out, inp, group, config, first, second = question
-        self.open()
-        members = self._world.members_of(group)
+        op, out, inp, _, config, first, second = question
         call = {"op": op, "out": out, "inp": inp, "members": members, "config": config}
         call["rank"] = members.index(self.rank)
         if config is not None and not hasattr(config, "named"):
@@ -421,69 +364,6 @@ class Binder:
     def _request(self, call: Call) -> CollectiveRequest:
         return calls.request_of(call, self.open().target, self._heap.is_symmetric)
 
-    def agree(self, team: Team, what: str, facts: dict[str, str]) -> None:
-        """Compare with the other members what must be equal, once.
-
-        Collective: every member of the team comes here.
-
-        Args:
-            team: the members.
-            what: the operation, for the message.
-            facts: by name.
-
-        Raises:
-            RankMismatchError: something differs; on all members.
-        """
-        number, is_new = self._number(team.members, what, facts)
-        if is_new:
-            self._agreed.add(team.members, facts, number)
-
-    def prepare_agreed(self, team: Team, op: str, facts: dict[str, str], make: Callable[[], Any]) -> Any:
-        """Compare with the other members what must be equal, once, and make a plan on all of them or on none.
-
-        Collective: every member of the team comes here.
-
-        Args:
-            team: the members.
-            op: the operation, for the message.
-            facts: by name; "algorithm" is one.
-            make: makes this member's plan.
-
-        Raises:
-            RankMismatchError: something differs; on all members.
-            UnsupportedError, IrisError: see `prepare_alike`.
-        """
-        number, is_new = self._number(team.members, op, facts)
-        plan = self.prepare_alike(team, f"{facts['algorithm']!r} for {op}", make, is_new=is_new)
-        if is_new:
-            self._agreed.add(team.members, facts, number)
-        return plan
-
-    def _compare(self, members: tuple[int, ...], what: str, facts: dict[str, str]) -> None:
-        """Compare with the other members what must be equal, the order of the group first.
-
-        Collective: every member comes here.  They meet in an order of ranks that does not depend on the group's, so
-        that members who name it differently find each other.
-
-        Raises:
-            RankMismatchError: something differs; on all members.
-        """
-        order = tuple(sorted(members))
-        everyone = self._world.subworld(order).all_gather_object(
-            {"group": f"ranks {', '.join(map(str, members))}", **facts}
-        )
-        names = dict.fromkeys(name for row in everyone for name in row)
-        differing = [name for name in names if len({row.get(name) for row in everyone}) > 1]
-        if differing:
-            lines = [
-                f"  {name}: "
-                + "; ".join(
-                    f"{row.get(name, 'absent')} on rank {rank}" for rank, row in zip(order, everyone, strict=True)
-                )
-                for name in differing
-            ]
-            raise RankMismatchError(f"{what}: the members of the group call differently:\n" + "\n".join(lines))
-
     def members_of(self, group: dist.ProcessGroup | Sequence[int] | None) -> tuple[int, ...]:
         """Return the world ranks of a group's members, in its order; all for None."""
         self.open()
@@ -499,7 +379,7 @@ class Binder:
         if members not in self._teams and self.rank in members and len(set(members)) == len(members) > 1:
             everyone = members == tuple(range(self._world.world_size))
             if not everyone:  # of all ranks, nothing has to be made together
-                self._compare(members, "a group's team", {"operation": "making the team of a group"})
+                self.members.agree(members, {"operation": "making the team of a group"})
         return self._team(members)
 
     def _team(self, members: tuple[int, ...]) -> Team:
@@ -570,7 +450,7 @@ class Binder:
     def describe_mismatch(self, words: Sequence[int]) -> str:
         """Say what a kernel of this rank has found to be different on another member; see `device_context.Mismatch`."""
         team = next((each for each in self._teams.values() if each.has(words[Mismatch.ADDRESS])), None)
-        return "" if team is None else mismatch_text(words, team, partial(self._agreed.describe, team.members))
+        return "" if team is None else mismatch_text(words, team, partial(self.members.describe, team.members))
 
     def describe_wait(self, address: int, sender: int) -> str:
         """Say what a kernel waits for at an address, if that lies in a team's memory; else nothing."""
@@ -584,22 +464,6 @@ class Binder:
         for order in self._orders.values():
             order.close()
         self._teams.clear()
-
-
-class _ByWorldRank:
-    """A team's exchanges, with the ranks of the world in messages.
-
-    Args:
-        team: the members.
-    """
-
-    def __init__(self, team: Team) -> None:
-        self._team = team
-        self.world_size = team.size
-
-    def all_gather_object(self, obj: Any) -> Any:
-        """Gather an object from every member, by its rank in the world."""
-        return dict(zip(self._team.members, self._team.world.all_gather_object(obj), strict=True))
 
 
 def _index(op: str, members: tuple[int, ...], rank: Any) -> int:

@@ -16,7 +16,7 @@ from iris_core.errors import ArgumentError, DeviceError, LayoutError
 from iris_core.types import CollectiveRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
@@ -128,6 +128,8 @@ def check(call: Call, device: torch.device) -> None:
         ArgumentError: (a ValueError) shapes, dtypes, splits or options do not fit.
     """
     for name, tensor in (("output", call.out), ("input", call.inp)):
+        if tensor is None and call.rank == call.root and _has(call, name):
+            raise ArgumentError(f"{call.op}: rank {call.members[call.rank]} is the root and must pass the {name}")
         if tensor is not None or _has(call, name):
             check_tensor(call.op, name, tensor, device)
     if call.layout not in LAYOUTS.get(call.op, (TORCH,)):
@@ -301,6 +303,12 @@ def extent(tensor: torch.Tensor) -> tuple[int, int]:
     return begin, begin + (last + 1) * tensor.element_size()
 
 
+def reach(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to behind its last one."""
+    first, end = extent(tensor)
+    return end - first
+
+
 def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two strided tensors have a byte in common; elements of one may lie in the gaps of the other."""
     (first, end), (begin, last) = extent(one), extent(other)
@@ -345,13 +353,10 @@ def _in_place(call: Call) -> bool:
 
 def _check_overlap(call: Call) -> None:
     out, inp = call.out, call.inp
-    if out is None or inp is None or (call.in_place and out.stride() == inp.stride() and call.op != "all_to_all"):
+    if out is None or inp is None or not share_memory(out, inp):
         return
-    if call.in_place and call.op in ("all_gather", "reduce_scatter", "gather", "scatter"):
-        return
-    (first, end), (begin, last) = extent(out), extent(inp)
-    dense = out.is_contiguous() and inp.is_contiguous()  # the elements of others may lie in each other's gaps
-    if first < last and begin < end and (dense or first == begin):
+    is_part = call.op in ("all_gather", "reduce_scatter", "gather", "scatter")
+    if not call.in_place or call.op == "all_to_all" or not (is_part or out.stride() == inp.stride()):
         raise ArgumentError(
             f"{call.op}: input and output overlap; "
             + ("it does not work in place" if call.op == "all_to_all" else "in place they must be the same elements")
@@ -410,7 +415,7 @@ def shared_facts(request: CollectiveRequest) -> dict[str, str]:
     for name in ("reduction", "root", "layout"):
         if name in options:
             facts[name] = str(options[name])
-    facts["config"] = ", ".join(f"{k}={v}" for k, v in sorted(options["config"].items())) or "default"
+    facts["config"] = config_text(options["config"])
     if options["uneven"]:  # a rank may have nothing to give or to get, and such a tensor lies nowhere
         return {**facts, "split sizes": "given"}
     if request.op in _ALL_HAVE_INPUT:
@@ -420,6 +425,11 @@ def shared_facts(request: CollectiveRequest) -> dict[str, str]:
     if request.op in _ALL_IN_PLACE:
         facts["in place"] = str(options["in_place"])
     return facts
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """Fields of a config as text that is the same on all members that have the same."""
+    return ", ".join(f"{name}={value}" for name, value in sorted(config.items())) or "default"
 
 
 def _elements(request: CollectiveRequest) -> int:

@@ -84,6 +84,7 @@ class Agreed:
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
+        self._begun: set[bytes] = set()
         self._counts: dict[tuple[int, ...], int] = {}
         self._latest: dict[tuple[int, ...], deque[tuple[int, str]]] = {}
 
@@ -94,14 +95,19 @@ class Agreed:
         """Return a kind's number; None if it was not agreed on."""
         return self._numbers.get(_digest(members, facts))
 
+    def has_any(self, members: tuple[int, ...], begin: Mapping[str, str]) -> bool:
+        """Whether there is a kind whose facts begin like this; see `add`."""
+        return _digest(members, begin) in self._begun
+
     def next_number(self, members: tuple[int, ...]) -> int:
         """Draw a number; every member does."""
         count = self._counts[members] = self._counts.get(members, 0) + 1
         return (count - 1) % MOST_KINDS + 1
 
-    def add(self, members: tuple[int, ...], facts: Mapping[str, str], number: int) -> None:
-        """Write down that the members have agreed."""
+    def add(self, members: tuple[int, ...], facts: Mapping[str, str], number: int, *begins: Mapping[str, str]) -> None:
+        """Write down that the members have agreed; `begins` are parts of the facts that `has_any` finds it by."""
         self._numbers[_digest(members, facts)] = number
+        self._begun.update(_digest(members, begin) for begin in begins)
         latest = self._latest.setdefault(members, deque(maxlen=_DESCRIBED))
         latest.append((number, ", ".join(f"{name} {value}" for name, value in facts.items())))
 

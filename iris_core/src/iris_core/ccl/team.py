@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from iris_core.errors import HeapExhaustedError, IrisError, UnsupportedError
+from iris_core.logs import logger
 from iris_core.system_area import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -166,6 +167,7 @@ class Team:
         self._exhausted: dict[str, int] = {}  # smallest size that could not be had, by name
         self._constants: dict[tuple[int, ...], torch.Tensor] = {}
         self._held: dict[int, torch.Tensor] = {}
+        self._warned: set[str] = set()
         if control is None:
             control = memory.take(world, control_nbytes(self.size, memory.area.nbytes), "a group's collectives")
         self.control = control
@@ -190,6 +192,27 @@ class Team:
         """
         return [each for (each,) in self.world.all_gather_ints([step])]
 
+    def ask(self, what: str) -> None:
+        """Make sure that all members ask for the same while they make a plan, and none has failed.
+
+        Collective: every member calls it.
+
+        Args:
+            what: what they ask for, for the message.
+
+        Raises:
+            StepsDifferError: a member failed before it came here, or asks for nothing; on those that ask.
+        """
+        steps = self.tell_step(Step.ASKS)
+        if any(step != Step.ASKS for step in steps):
+            raise StepsDifferError(f"not every member asks for {what}", steps)
+
+    def warn_once(self, text: str) -> None:
+        """Log a warning about what this group does without; the first member does, once for each text."""
+        if self.rank == 0 and text not in self._warned:
+            self._warned.add(text)
+            logger.warning("group of ranks %s: %s", ", ".join(map(str, self.members)), text)
+
     def region(self, name: str, nbytes: int, fill: int | None = 0) -> Region:
         """Return symmetric memory of at least this size: the smallest of this name that is large enough, or new one.
 
@@ -211,9 +234,7 @@ class Team:
         found = next((region for region in known if region.nbytes >= nbytes), None)
         if found is not None:
             return found
-        steps = self.tell_step(Step.ASKS)
-        if any(step != Step.ASKS for step in steps):
-            raise StepsDifferError(f"not every member asks for the workspace {name!r} of a collective", steps)
+        self.ask(f"the workspace {name!r} of a collective")
         region = self._memory.take(self.world, nbytes, f"workspace {name!r} of a collective")
         known.append(region)
         self._fills[name] = fill

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from iris_core.ccl.binding import Bound, Nothing, refuse_capture
-from iris_core.ccl.calls import extent
+from iris_core.ccl.calls import reach
 from iris_core.ccl.choice import Chooser
 from iris_core.ccl.kinds import Launches
-from iris_core.errors import ArgumentError, UnsupportedError
-from iris_core.logs import logger
+from iris_core.errors import ArgumentError
 from iris_core.ops import calls
 from iris_core.ops.calls import OPS, Call
 from iris_core.ops.config import FusedConfig
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from iris_core.ccl.binding import Binder
     from iris_core.ccl.choice import Explanation
     from iris_core.ccl.tables import Tables
+    from iris_core.ccl.team import Team
     from iris_core.protocols import Collective, FusedOperation, SupportsOperations
     from iris_core.types import CollectiveRequest, FusedRequest
 
@@ -86,7 +86,6 @@ class OperationBinder:
         self.bound: Launches[BoundOperation] = Launches()
         self._held: dict[int, BoundOperation] = {}
         self._chooser: Chooser | None = None
-        self._left_out: dict[Any, dict[str, str]] = {}
         self._scratch = Scratch()
         self._exhausted: dict[tuple[int, ...], int] = {}
         self._workspaces: weakref.WeakSet[FusedWorkspace] = weakref.WeakSet()
@@ -101,14 +100,20 @@ class OperationBinder:
             key: what it is looked up by the next time; None for never.
             workspace: the caller's; None for the context's own memory.
         """
-        if workspace is not None and not isinstance(workspace, FusedWorkspace):
-            raise TypeError(f"{question.op}: workspace must be a FusedWorkspace, not {type(workspace).__name__}")
-        call = self._call(question)
         context = self._binder.open()
-        calls.check(call, torch.device(context.device))
-        self._check_owner(question.op, workspace)
-        plans = self.bound if workspace is None else workspace.calls
-        bound = None if key is None else plans.recall(key)
+        members = self._binder.members_of(question.group)
+        call: Any = None
+        try:
+            call = self._call(question, members)
+            calls.check(call, torch.device(context.device))
+            self._check_owner(question.op, workspace)
+            plans = self.bound if workspace is None else workspace.calls
+            bound = None if key is None else plans.recall(key)
+            if bound is None and not call.is_empty:
+                refuse_capture(call.op)
+        except Exception as error:  # noqa: BLE001 - raised again, on all members
+            shared = lambda: calls.shared_facts(self._request(call))
+            self._binder.members.refuse(members, question.op, shared, error)
         if bound is None:
             bound = self._bind(call, workspace)
         if key is not None:
@@ -117,7 +122,9 @@ class OperationBinder:
         return bound
 
     def _check_owner(self, op: str, workspace: FusedWorkspace | None) -> None:
-        """Refuse a workspace with plans of another context: they are for another heap."""
+        """Refuse what is no workspace, and one with plans of another context: they are for another heap."""
+        if workspace is not None and not isinstance(workspace, FusedWorkspace):
+            raise TypeError(f"{op}: workspace must be a FusedWorkspace, not {type(workspace).__name__}")
         if workspace is None or workspace.owner is self:
             return
         if workspace.owner is not None:
@@ -135,70 +142,45 @@ class OperationBinder:
         own = FusedWorkspace() if workspace is None else workspace
         own.owner = self
         self._workspaces.add(own)
-        reach = tuple(0 if each is None else _reach(each) for each in (call.out, call.a, call.b, call.bias))
-        assert len(reach) == 4
+        reach_of = tuple(0 if each is None else reach(each) for each in (call.out, call.a, call.b, call.bias))
+        assert len(reach_of) == 4
+        binder, asked, config = self._binder, self._request(call), call.config
         if call.is_empty:
-            return BoundOperation(Nothing(), own, None, reach)
-        refuse_capture(call.op)
-        context = self._binder.open()
-        binder = self._binder
-        asked = self._request(call)
-        team = binder.team(call.members)
+            binder.members.agree(call.members, calls.shared_facts(asked))
+            return BoundOperation(Nothing(), own, None, reach_of)
         scratch = self._scratch if workspace is None else workspace.scratch
-        host = Host(binder, team, scratch, self._exhausted, self._processors())
-        left_out = self._left_out_of(asked)
-        while True:
-            chosen, _, request = self._choose(asked, call.config, left_out)
-            facts = {**calls.shared_facts(request), "algorithm": chosen.name}
-            try:
-                plan = binder.prepare_agreed(team, call.op, facts, partial(chosen.prepare, request, host))
-                break
-            except UnsupportedError as error:  # there is no room for it; on all members
-                if call.config is not None and call.config.named(call.op)[0] is not None:
-                    raise
-                logger.info("%s: %s is left out: %s", call.op, chosen.name, error)
-                left_out[chosen.name] = str(error).partition("\n")[0]
-        order = binder.order(call.members)
-        bound = Bound(chosen, plan, order, team, weakref.ref(context), request.nbytes)
+
+        def prepare(algorithm: FusedOperation, request: FusedRequest, team: Team) -> Any:
+            return algorithm.prepare(request, Host(binder, team, scratch, self._exhausted, binder.processors))
+
+        # A chooser asks of requests and algorithms what collectives and operations have in common.
+        choose = partial(self._algorithms().choose, cast("CollectiveRequest", asked), cast("Any", config))
+        shared = calls.shared_facts(asked)
+        chosen, request, plan, team = binder.members.settle(call.members, shared, choose, prepare, config)
+        bound = Bound(chosen, plan, binder.order(call.members), team, weakref.ref(binder.open()), request.nbytes)
         known = request, call.a.dtype, chosen.name, plan
         own.describe(*known)
-        return BoundOperation(bound, own, known, reach)
+        return BoundOperation(bound, own, known, reach_of)
 
     def explain(self, question: Question) -> Explanation:
         """Say what would serve a call."""
-        call = self._call(question)
+        call = self._call(question, self._binder.members_of(question.group))
         calls.check(call, torch.device(self._binder.open().device))
         request = self._request(call)
-        left_out = self._left_out_of(request)
+        left_out = self._binder.members.left_out(request.members, calls.shared_facts(request))
         return self._algorithms().explain(cast("CollectiveRequest", request), cast("Any", call.config), left_out)
-
-    def _left_out_of(self, request: FusedRequest) -> dict[str, str]:
-        """Algorithms for which there was no room when a kind was first called, on all members, with the reasons.
-
-        A member may plan a call again that others have kept, and has to come to the same one.
-        """
-        return self._left_out.setdefault((request.members, *calls.shared_facts(request).values()), {})
 
     def members_of(self, group: dist.ProcessGroup | Sequence[int] | None) -> tuple[int, ...]:
         """Return the world ranks of a group's members, in its order; all for None."""
         return self._binder.members_of(group)
 
-    def _choose(
-        self, request: FusedRequest, config: FusedConfig | None, left_out: dict[str, str]
-    ) -> tuple[FusedOperation, str, FusedRequest]:
-        """Return the algorithm, why, and the request with the config that was measured."""
-        # A chooser asks of requests and algorithms what collectives and operations have in common.
-        choice: Any = self._algorithms().choose(cast("CollectiveRequest", request), cast("Any", config), left_out)
-        return choice.algorithm, choice.why, choice.request
-
-    def _call(self, question: Question) -> Call:
+    def _call(self, question: Question, members: tuple[int, ...]) -> Call:
         """Make sense of the arguments."""
-        op, out, a, b, bias, group, config, gather_dim, layout = question
+        op, out, a, b, bias, _, config, gather_dim, layout = question
         if config is not None and not isinstance(config, FusedConfig):
             raise TypeError(f"{op}: config must be an iris_core.ops.FusedConfig, not {type(config).__name__}")
         if isinstance(gather_dim, bool):
             raise ArgumentError(f"{op}: gather_dim must be 0 (rows) or 1 (columns), not {gather_dim!r}")
-        members = self._binder.members_of(group)
         differentiates = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in (out, a, b, bias))
         return Call(
             op=op,
@@ -216,10 +198,7 @@ class OperationBinder:
 
     def _request(self, call: Call) -> FusedRequest:
         context = self._binder.open()
-        return calls.request_of(call, context.target, context.heap.is_symmetric, self._processors())
-
-    def _processors(self) -> int:
-        return self._binder.open().get_cu_count() if self.on_gpu else 1
+        return calls.request_of(call, context.target, context.heap.is_symmetric, self._binder.processors)
 
     def _algorithms(self) -> Chooser:
         if self._chooser is None:
@@ -244,9 +223,3 @@ class OperationBinder:
             if workspace.owner is self:
                 workspace.reset()
         self._scratch.clear()
-
-
-def _reach(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first element to behind its last one."""
-    first, end = extent(tensor)
-    return end - first

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iris_core.ccl.calls import check_tensor, check_written, share_memory
+from iris_core.ccl.calls import check_tensor, check_written, config_text, share_memory
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.ops.precision import torch_allows_tf32
 from iris_core.types import DeviceType, FusedRequest
@@ -332,7 +332,7 @@ def shared_facts(request: FusedRequest) -> dict[str, str]:
     for name in ("gather_dim", "layout"):
         if name in options:
             facts[name] = str(options[name])
-    facts["config"] = ", ".join(f"{k}={v}" for k, v in sorted(options["config"].items())) or "default"
+    facts["config"] = config_text(options["config"])
     where = "on the heap, with dense rows at multiples of 16 bytes"
     if request.op == "all_gather_matmul":
         facts[f"A {where}"] = str(request.reach_a)

@@ -74,7 +74,7 @@ class Host:
 
         Collective: every member calls it.
         """
-        return self._binder.serve(request)
+        return self._binder.serve(request, within=self.team)
 
     def symmetric(self, nbytes: int) -> Region | None:
         """Return memory of at least so many bytes that peers can reach, at the same place on all; None without room.

@@ -1,0 +1,288 @@
+"""What the members of a group compare before they launch: the call, what serves it, and whether all can.
+
+What one member refuses, all refuse: the outcome of a check may depend on the rank, so it is exchanged where the members
+exchange anyway, at the first call of a kind.  Later calls exchange nothing; a member that refuses one does so alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from iris_core.agreement import raise_failure
+from iris_core.ccl.calls import config_text
+from iris_core.ccl.kinds import Agreed
+from iris_core.ccl.team import Step, StepsDifferError
+from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError, UnsupportedError
+from iris_core.logs import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from iris_core.bootstrap import World
+    from iris_core.ccl.choice import Choice
+    from iris_core.ccl.team import Team
+
+_FROM_TABLES = (
+    "\nWhere the caller has named no algorithm or config, measured tables do: all members need the same "
+    "(<IRIS_CACHE_DIR>/ccl and <IRIS_CACHE_DIR>/ops)."
+)
+
+
+class Settled(NamedTuple):
+    """What serves a call, on all members alike.
+
+    Attributes:
+        algorithm: the algorithm.
+        request: with the config that all members launch with, and the number of the kind of call.
+        plan: what the algorithm has prepared.
+        team: the members.
+    """
+
+    algorithm: Any
+    request: Any
+    plan: Any
+    team: Team
+
+
+class Members:
+    """What this rank has agreed on with the members of groups; of `ctx.ccl` and `ctx.ops`.
+
+    Args:
+        world: the ranks of the heap.
+        team: returns the team of some ranks, who are sure that all have the same in mind.
+    """
+
+    def __init__(self, world: World, team: Callable[[tuple[int, ...]], Team]) -> None:
+        self._world = world
+        self._team = team
+        self._agreed = Agreed()
+        self._left_out: dict[Any, dict[str, str]] = {}
+
+    def left_out(self, members: tuple[int, ...], shared: Mapping[str, str]) -> dict[str, str]:
+        """Return algorithms for which there was no room when a kind was first called, on all members, with reasons.
+
+        A member may plan a call again that others have kept, and has to come to the same algorithm.
+        """
+        return self._left_out.setdefault((members, *shared.values()), {})
+
+    def describe(self, members: tuple[int, ...], number: int) -> str:
+        """Describe the kind of call that has a number."""
+        return self._agreed.describe(members, number)
+
+    def settle(
+        self,
+        members: tuple[int, ...],
+        shared: Mapping[str, str],
+        choose: Callable[[dict[str, str]], Choice],
+        prepare: Callable[[Any, Any, Team], Any],
+        config: Any = None,
+        within: Team | None = None,
+    ) -> Settled:
+        """Choose an algorithm, agree on it and on what it launches with, and prepare it: on all members or on none.
+
+        Collective, where such a call is new: every member comes here.
+
+        Args:
+            members: world ranks, in the group's order.
+            shared: what must be equal on all of them, by name; "operation" and "config" are among it.
+            choose: gets what was left out, and chooses.
+            prepare: gets algorithm, request and team, and makes this member's plan.
+            config: the caller's; an algorithm that it names is not replaced by another one.
+            within: the team, where this is a part of what its members prepare.
+
+        Raises:
+            RankMismatchError: something differs; on all members.
+            UnsupportedError, ArgumentError, ...: a member refused the call or could not prepare it; on all members.
+        """
+        op, left_out = shared["operation"], self.left_out(members, shared)
+        while True:
+            try:
+                algorithm, _, request = choose(left_out)
+            except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
+                self.refuse(members, op, lambda: shared, error, within)
+            facts = {**shared, "algorithm": algorithm.name, "config": config_text(request.options["config"])}
+            number, is_new = self._number(members, op, facts, within)
+            team = self._team(members)
+            request = replace(request, options={**request.options, "kind": number})
+            try:
+                make = partial(prepare, algorithm, request, team)
+                plan = _prepare_alike(team, f"{algorithm.name!r} for {op}", make, is_new=is_new)
+                break
+            except UnsupportedError as error:  # there is no room for it
+                named = config is not None and config.named(op)[0] is not None
+                if named or not (is_new or team.size == 1):
+                    raise
+                left_out[algorithm.name] = str(error).partition("\n")[0]
+                team.warn_once(f"{op}: algorithm {algorithm.name!r} is left out: {left_out[algorithm.name]}")
+        if is_new:
+            self._agreed.add(members, facts, number, shared, {"operation": op})
+        return Settled(algorithm, request, plan, team)
+
+    def agree(self, members: tuple[int, ...], facts: dict[str, str]) -> None:
+        """Compare with the other members what must be equal, once.
+
+        Collective, where it is new: every member comes here.
+
+        Raises:
+            RankMismatchError: something differs; on all members.
+        """
+        number, is_new = self._number(members, facts["operation"], facts)
+        if is_new:
+            self._agreed.add(members, facts, number, {"operation": facts["operation"]})
+
+    def refuse(
+        self,
+        members: tuple[int, ...],
+        op: str,
+        shared: Callable[[], Mapping[str, str]],
+        error: Exception,
+        within: Team | None = None,
+    ) -> NoReturn:
+        """Raise this member's error, on all members where they compare such a call.
+
+        Collective where no such call was agreed on.
+
+        Args:
+            members: world ranks, in the group's order.
+            op: the operation.
+            shared: returns what `settle` gets, or raises where the call does not even have that.
+            error: why this member does not take part.
+            within: as for `settle`.
+        """
+        known = False
+        with contextlib.suppress(Exception):  # whatever else is wrong with the call, `error` says what is
+            known = self._agreed.has_any(members, shared())
+        if known or len(members) == 1:
+            raise error
+        if self._agreed.has_any(members, {"operation": op}):  # the others may know their call, and not come
+            logger.warning("%s: refused here; waiting for the group's other members to hear of it: %s", op, error)
+        try:
+            self._compare(members, op, {}, within, error)
+        except (CollectiveTimeoutError, PeerLostError) as absent:
+            raise error from absent  # what is wrong here is what the caller has to know
+        raise AssertionError("members compared a call that one of them refused")
+
+    def _number(
+        self, members: tuple[int, ...], op: str, facts: dict[str, str], within: Team | None = None
+    ) -> tuple[int, bool]:
+        """Return a kind's number, and whether the members have just compared it.
+
+        Collective, where it is new: every member comes here.
+        """
+        known = self._agreed.number(members, facts)
+        if known is not None or len(members) == 1:
+            return known or 0, False
+        self._compare(members, op, facts, within)
+        return self._agreed.next_number(members), True
+
+    def _compare(
+        self,
+        members: tuple[int, ...],
+        op: str,
+        facts: Mapping[str, str],
+        within: Team | None = None,
+        error: Exception | None = None,
+    ) -> None:
+        """Compare with the other members what must be equal, the order of the group first.
+
+        Collective: every member comes here.  They meet in an order of ranks that does not depend on the group's, so
+        that members who name it differently find each other.
+
+        Raises:
+            RankMismatchError: something differs; on all members.
+            UnsupportedError, ArgumentError, ...: a member has an error; on all members.
+        """
+        if within is not None:
+            within.ask(f"the {op} that is a part of another operation")
+        order = tuple(sorted(members))
+        world = self._world.subworld(order)
+        refusal = None if error is None else f"{type(error).__name__}: {error}"
+        group = f"ranks {', '.join(map(str, members))}"
+        everyone = world.all_gather_object({"refusal": refusal, "group": group, **facts})
+        refusals = [row.pop("refusal") for row in everyone]
+        if any(refusals):
+            if error is not None and len(set(refusals)) == 1:
+                raise error
+            outcomes = {rank: not each for rank, each in zip(order, refusals, strict=True)}
+            _raise_failure(order, world, error, outcomes, "refused the call", IrisError)
+        names = dict.fromkeys(name for row in everyone for name in row)
+        differing = [name for name in names if len({row.get(name) for row in everyone}) > 1]
+        if differing:
+            lines = [
+                f"  {name}: "
+                + "; ".join(
+                    f"{row.get(name, 'absent')} on rank {rank}" for rank, row in zip(order, everyone, strict=True)
+                )
+                for name in differing
+            ]
+            hint = _FROM_TABLES if {"algorithm", "config"}.intersection(differing) else ""
+            raise RankMismatchError(f"{op}: the members of the group call differently:\n" + "\n".join(lines) + hint)
+
+
+def _prepare_alike(team: Team, what: str, make: Callable[[], Any], *, is_new: bool) -> Any:
+    """Make a plan on all members, or on none.
+
+    Collective, where it is new: every member comes here.
+
+    Args:
+        team: the members.
+        what: what is made, for the message.
+        make: makes this member's plan; it may ask for regions of the team.
+        is_new: whether all members make one now; else this one alone makes one like one that it has made before.
+
+    Raises:
+        UnsupportedError, ...: a member could not; the same on all of them, see `raise_failure`.
+        IrisError: likewise, for another reason.
+    """
+    if not is_new:
+        return make()
+    plan: Any = None
+    error: Exception | None = None
+    steps: list[int] | None = None
+    try:
+        plan = make()
+    except StepsDifferError as apart:
+        error, steps = apart, apart.steps
+    except Exception as failure:  # noqa: BLE001 - of a plugin, of any kind; raised again below, on all members
+        error = failure
+    if steps is None:
+        steps = team.tell_step(Step.PREPARED if error is None else Step.FAILED)
+    bad = Step.FAILED if Step.FAILED in steps else Step.ASKS  # who asked in vain did so for the others' failure
+    outcomes = {member: step != bad for member, step in zip(team.members, steps, strict=True)}
+    own = error if steps[team.rank] == bad else None
+    _raise_failure(team.members, team.world, own, outcomes, f"could not prepare {what}", IrisError)
+    return plan
+
+
+def _raise_failure(
+    members: Sequence[int],
+    world: World,
+    error: Exception | None,
+    outcomes: Mapping[int, bool],
+    what: str,
+    otherwise: type[IrisError],
+) -> None:
+    """See `raise_failure`; outcomes are by rank of the context's world, and so are the ranks in its message."""
+    by_rank = [outcomes.get(rank, True) for rank in range(max(members) + 1)]
+    raise_failure(_ByWorldRank(members, world), error, by_rank, what, otherwise)
+
+
+class _ByWorldRank:
+    """Exchanges of a group, with the ranks of the context's world.
+
+    Args:
+        members: those ranks, in the order of `world`.
+        world: the members' world.
+    """
+
+    def __init__(self, members: Sequence[int], world: World) -> None:
+        self._members = members
+        self._world = world
+        self.world_size = len(members)
+
+    def all_gather_object(self, obj: Any) -> Any:
+        """Gather an object from every member, by its rank in the context's world."""
+        return dict(zip(self._members, self._world.all_gather_object(obj), strict=True))
