@@ -67,6 +67,21 @@ def test_two_shot(encoding, dtype, reduction):
     check(compile_for(two_shot, [torch.int16] * 2, common(4) | given), encoding, 8)
 
 
+@pytest.mark.parametrize("encoding", VECTOR)
+@pytest.mark.parametrize("kernel", [exchange, two_shot])
+def test_the_next_kernel_starts_when_nothing_waits_for_peers_any_more(kernel, encoding):
+    """See tests/compile/test_early_launch.py."""
+    given = {"SHARDED": True, "REDUCES": True, "DT": tl.bfloat16, "OP": "sum", "ENC": encoding, "STEP": False}
+    given |= {"NAP_NS": 0, "pieces": 1, "peers": peers(4), "nbytes": 1 << 18, "EVEN": True, "ONCE": True}
+    given |= {"EARLY": True, "launch_pdl": True}
+    known = {name: value for name, value in (common(4) | given).items() if name in (*kernel.arg_names, "launch_pdl")}
+    text = assembly(compile_for(kernel, [torch.int16] * 2, known | {"num_warps": 2}))
+    begin, end = text.index("griddepcontrol.wait"), text.index("griddepcontrol.launch_dependents")
+    assert begin < text.index("ld.global")
+    waits = [match.start() for match in re.finditer(r"\bld\.relaxed\.sys", text)]
+    assert "bar.sync" in text[waits[-1] : end]
+
+
 @pytest.mark.parametrize("gathers", [True, False])
 @pytest.mark.parametrize("encoding", VECTOR)
 def test_split(encoding, gathers):

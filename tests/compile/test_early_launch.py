@@ -11,6 +11,7 @@ from iris_triton.launcher import early_launch
 
 ARGUMENTS = (torch.int64, torch.int64, 8, 1000, 0, 1)
 MEMORY = re.compile(r"^\s*(@\S+ )?(ld|st|atom|red)\.\S*(global|relaxed|acquire|release)", re.MULTILINE)
+WAIT = re.compile(r"\bld\.acquire\.")
 
 
 def barrier(target, **options):
@@ -24,7 +25,14 @@ def test_nothing_is_read_before_the_wait():
     begin = text.index("griddepcontrol.wait")
     memory = MEMORY.search(text)
     assert memory is not None
-    assert begin < text.index("griddepcontrol.launch_dependents") < memory.start()
+    assert begin < memory.start()
+
+
+def test_the_next_kernel_starts_when_nothing_waits_for_peers_any_more():
+    """It may take all multiprocessors, also the one that a peer's kernel would be waited for with."""
+    text = assembly(barrier("sm_90", EARLY=True, launch_pdl=True))
+    last = [wait.start() for wait in WAIT.finditer(text)][-1]
+    assert "bar.sync" in text[last : text.index("griddepcontrol.launch_dependents")]
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942", "gfx950"])

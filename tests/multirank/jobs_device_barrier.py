@@ -2,6 +2,10 @@
 
 import contextlib
 import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -129,6 +133,71 @@ def stays_away(device: str) -> str:
             return ""
     finally:
         del os.environ["IRIS_DEVICE_TIMEOUT"]
+
+
+def bound_in_order(device: str) -> list[str]:
+    """Barriers whose launches come from threads, the later one first; returns in what order they were over."""
+    over = []
+    with Iris("1MiB", device=device) as ctx:
+        ctx.device_barrier()
+        barriers = ctx._device_barriers
+        first, dropped, second = (barriers.bind(None, "release") for _ in range(3))
+
+        def launch(name: str, barrier: Callable[[Any], None]) -> None:
+            barrier(None)
+            over.append(name)
+
+        thread = threading.Thread(target=launch, args=("second", second))
+        thread.start()
+        del dropped
+        time.sleep(0.3)
+        launch("first", first)
+        thread.join(60)
+        ctx.barrier()
+    return over
+
+
+def takes_its_turn(device: str) -> bool:
+    """A barrier of this rank has begun, and is not over: the next one waits for it."""
+    with Iris("1MiB", device=device) as ctx:
+        ctx.device_barrier()
+        ctx.barrier()
+        words = ctx._device_barriers._groups[tuple(range(ctx.num_ranks))]._slots[0].words
+        words[: ctx.num_ranks + 1] += 1
+        ctx.barrier()
+        began = threading.Event()
+
+        def launch() -> None:
+            ctx.device_barrier()
+            began.set()
+
+        thread = threading.Thread(target=launch)
+        thread.start()
+        waited = not began.wait(0.5)
+        words[ctx.num_ranks + 1] += 1
+        thread.join(60)
+        ctx.barrier()
+        return waited and began.is_set() and int(words.min()) == 3
+
+
+def from_threads(device: str, num_calls: int) -> list[int]:
+    """Two threads call as they come; returns how many barriers have begun and are over."""
+    with Iris("1MiB", device=device) as ctx:
+        ctx.device_barrier()
+
+        def calls() -> None:
+            with torch.cuda.stream(torch.cuda.Stream()) if device != "cpu" else contextlib.nullcontext():
+                for _ in range(num_calls):
+                    ctx.device_barrier()
+
+        threads = [threading.Thread(target=calls) for _ in range(2)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(100)
+        ctx.barrier()
+        words = ctx._device_barriers._groups[tuple(range(ctx.num_ranks))]._slots[0].words
+        return [int(word) for word in words[-2:].tolist()]
 
 
 def captured(num_replays: int) -> tuple[list[str], int, int]:

@@ -1,7 +1,16 @@
 """ctx.device_barrier() between CPU ranks; tests/multigpu runs the same jobs on GPUs."""
 
 import pytest
-from jobs_device_barrier import exchange, groups, refused, stays_away, stranger
+from jobs_device_barrier import (
+    bound_in_order,
+    exchange,
+    from_threads,
+    groups,
+    refused,
+    stays_away,
+    stranger,
+    takes_its_turn,
+)
 
 from iris_core import Iris
 
@@ -42,6 +51,18 @@ def test_a_rank_that_stays_away_is_reported(pool):
     assert "rank 0" in first
     assert "IRIS_DEVICE_TIMEOUT" in first
     assert second == ""
+
+
+def test_barriers_come_in_the_order_of_the_calls_whoever_launches_them(pool):
+    assert pool.run(bound_in_order, 3, "cpu") == [["first", "second"]] * 3
+
+
+def test_barriers_of_a_rank_take_turns_on_the_device(pool):
+    assert pool.run(takes_its_turn, 3, "cpu") == [True] * 3
+
+
+def test_threads_may_call(pool):
+    assert pool.run(from_threads, 3, "cpu", 10) == [[21, 21]] * 3
 
 
 def test_a_world_of_one_has_nobody_to_wait_for():

@@ -1,13 +1,21 @@
 """Barriers on the device: the flags of every group of ranks, and who launches what on them.
 
-A group gets a slot of the heap's system area: a row of words, one per member for its announcements, and one that counts
-the barriers of this rank.  The whole world has one from the start; the members of another group agree on theirs the
-first time they meet, and nobody else takes part.  Counters are never reset, so a barrier that was captured in a graph
-can be replayed for ever.
+Counters are never reset, so a barrier that was captured in a graph can be replayed any number of times.  Two barriers
+of the same ranks must use the flags in the same order on all of them, and the order of launches on a device is that of
+the host only within a stream.  So:
+
+- What is launched without a graph comes in the order of the host's calls: a barrier on another stream than the last one
+  of the same ranks first waits for that stream (`iris_core.ccl.order`).
+- Nothing orders replays of a graph with other launches.  So barriers that are captured have a slot of their own, one
+  for each graph; within the graph they are ordered like others, and CUDA lets no graph run beside itself.  The slots
+  are reserved at the first call of a group, and handed out in the order of captures.
 """
 
 from __future__ import annotations
 
+import threading
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -15,19 +23,28 @@ from typing import TYPE_CHECKING, Any, cast
 from iris_core.errors import CapabilityError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import torch
     import torch.distributed as dist
 
     from iris_core.bootstrap import World
+    from iris_core.ccl.order import DeviceOrder
     from iris_core.heap import SymmetricHeap
     from iris_core.protocols import DeviceBackend, SupportsDeviceBarrier
     from iris_core.system_area import SystemArea
 
 SEMS = ("release", "relaxed")
 
+GRAPHS = 1024
+"""Graphs of one group that can have barriers, where a 64th of the system area is enough for that."""
+
+_AREA_SHARE = 64
 _WORD = 8
+_LOCAL_WORDS = 2
+
+Launch = Callable[[Any], None]
+"""Launches a barrier on a torch stream, None for the current one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +52,8 @@ class BarrierSlot:
     """The flags of one group, as one member's kernel sees them.
 
     Attributes:
-        words: int64[size + 1] on the heap: word i is raised by member i; the last one counts this rank's barriers.
+        words: int64[size + 2] on the heap: word i is raised by member i; the last two count the barriers of this rank
+            that have begun, and those that are over.
         targets: int64[size] on the device: address, in this process, of this rank's word on every member.
         size: number of members.
     """
@@ -62,12 +80,13 @@ class DeviceBarriers:
         self._world = world
         self._backend = backend
         self._name = name
-        self._world_offset = area.reserve_at_opening((world.world_size + 1) * _WORD)
-        self._slots: dict[tuple[int, ...], BarrierSlot] = {}
-        self._warm: set[tuple[tuple[int, ...], str]] = set()
+        self._world_offset = area.reserve_at_opening(self._num_slots(world.world_size) * _slot_nbytes(world.world_size))
+        self._groups: dict[tuple[int, ...], _Group] = {}
 
-    def bind(self, group: dist.ProcessGroup | Sequence[int] | None, sem: str) -> Callable[[Any], None]:
-        """Return what launches a barrier on a stream; see `Iris.device_barrier`.
+    def bind(self, group: dist.ProcessGroup | Sequence[int] | None, sem: str) -> Launch:
+        """Return what launches a barrier, whose place in the order of barriers is that of this call.
+
+        See `Iris.device_barrier`.
 
         Collective, the first time: every member of the group calls it.
         """
@@ -80,38 +99,140 @@ class DeviceBarriers:
         members = tuple(sorted(self._world.members_of(group)))  # groups that differ in order alone share their flags
         if len(members) == 1:
             return _nothing
-        if (members, sem) not in self._warm and _capturing():
-            raise UnsupportedError(
-                f"device_barrier of ranks {', '.join(map(str, members))} with sem={sem!r} cannot be made while a graph "
-                "is captured; call it once before the capture, on every rank of the group"
-            )
-        slot = self._slots.get(members)
-        if slot is None:
-            slot = self._slots[members] = self._make_slot(group, members)
-        return partial(self._launch, slot, members, sem)
+        found = self._groups.get(members)
+        if found is None:
+            _refuse_capture(members, sem)
+            found = self._groups[members] = self._make(group, members)
+        return found.bind(sem)
 
-    def _launch(self, slot: BarrierSlot, members: tuple[int, ...], sem: str, stream: Any) -> None:
-        cast("SupportsDeviceBarrier", self._backend).device_barrier(slot, sem, stream)
-        self._warm.add((members, sem))
-
-    def _make_slot(self, group: dist.ProcessGroup | Sequence[int] | None, members: tuple[int, ...]) -> BarrierSlot:
+    def _make(self, group: dist.ProcessGroup | Sequence[int] | None, members: tuple[int, ...]) -> _Group:
         import torch
 
-        nbytes = (len(members) + 1) * _WORD
+        size, count = len(members), self._num_slots(len(members))
         offset = self._world_offset
-        if len(members) < self._world.world_size:
-            offset = self._area.reserve(self._world.subgroup(group), nbytes, "device_barrier")
-        words = self._area.tensor(offset, nbytes).view(torch.int64)
-        mine = words.data_ptr() + members.index(self._world.rank) * _WORD
-        targets = [self._heap.translate(mine, self._world.rank, member) for member in members]
-        return BarrierSlot(words, torch.tensor(targets, dtype=torch.int64, device=words.device), len(members))
+        if size < self._world.world_size:
+            offset = self._area.reserve(self._world.subgroup(group), count * _slot_nbytes(size), "device_barrier")
+        words = self._area.tensor(offset, count * _slot_nbytes(size)).view(torch.int64).view(count, size + _LOCAL_WORDS)
+        rank = self._world.rank
+        mine = words.data_ptr() + members.index(rank) * _WORD
+        first = torch.tensor([self._heap.translate(mine, rank, member) for member in members], dtype=torch.int64)
+        targets = (first + torch.arange(count).view(-1, 1) * _slot_nbytes(size)).to(words.device)
+        slots = [BarrierSlot(words[i], targets[i], size) for i in range(count)]
+        return _Group(members, slots, cast("SupportsDeviceBarrier", self._backend))
+
+    def _num_slots(self, size: int) -> int:
+        """How many slots a group of this size has: one, and one for each graph."""
+        return 1 + min(GRAPHS, self._area.nbytes // _AREA_SHARE // _slot_nbytes(size))
+
+
+class _Group:
+    """The barriers of some ranks.
+
+    Args:
+        members: their ranks in the world, ascending.
+        slots: flags; the first one is for what is captured in no graph.
+        backend: launches the kernels.
+    """
+
+    def __init__(self, members: tuple[int, ...], slots: list[BarrierSlot], backend: SupportsDeviceBarrier) -> None:
+        self._members = members
+        self._slots = slots
+        self._backend = backend
+        self._lock = threading.Lock()
+        self._warm: set[str] = set()
+        self._unused = 1
+        self._captured: dict[int, BarrierSlot] = {}
+        self._turn: _Turn | None = None
+        self._order: DeviceOrder | None = None
+        device = slots[0].words.device
+        if device.type != "cpu":
+            from iris_core.ccl.order import DeviceOrder
+
+            self._order = DeviceOrder(device.index, lambda tensor, stream: None)
+
+    def bind(self, sem: str) -> Launch:
+        """Return what launches a barrier; see `DeviceBarriers.bind`."""
+        if self._order is not None:
+            return partial(self._launch, self._order, sem)
+        with self._lock:
+            turn = self._turn = _Turn(self._turn)
+        launch = partial(self._run, turn, sem)
+        weakref.finalize(launch, turn.over.set)  # where it is dropped without a launch
+        return launch
+
+    def _run(self, turn: _Turn, sem: str, stream: Any) -> None:
+        """On the CPU, where the host waits: a barrier begins when the one that was bound before is over."""
+        turn.wait()
+        try:
+            self._backend.device_barrier(self._slots[0], sem, stream)
+        finally:
+            turn.over.set()
+
+    def _launch(self, order: DeviceOrder, sem: str, stream: Any) -> None:
+        import torch
+
+        with torch.cuda.stream(stream):  # None changes nothing
+            if sem not in self._warm:
+                _refuse_capture(self._members, sem)
+            order.run(self._launch_next, sem)
+        self._warm.add(sem)
+
+    def _launch_next(self, sem: str) -> None:
+        self._backend.device_barrier(self._slot(), sem, None)
+
+    def _slot(self) -> BarrierSlot:
+        """The slot for a barrier on the current stream."""
+        from iris_core.ccl.order import current_capture
+
+        capture = current_capture(self._slots[0].words.device.index)
+        if capture == 0:
+            return self._slots[0]
+        slot = None if capture is None else self._captured.get(capture)
+        if slot is None:
+            if self._unused == len(self._slots):
+                raise UnsupportedError(
+                    f"device_barrier of ranks {', '.join(map(str, self._members))}: {len(self._slots) - 1} graphs have "
+                    "captured barriers of these ranks, and there are no flags for another one; capture fewer, or open "
+                    "the context with a larger IRIS_SYSTEM_SIZE"
+                )
+            slot = self._slots[self._unused]
+            self._unused += 1
+            if capture is not None:
+                self._captured[capture] = slot
+        return slot
+
+
+class _Turn:
+    """A barrier's place among those of a group on a CPU rank.
+
+    Args:
+        before: the place before it.
+    """
+
+    def __init__(self, before: _Turn | None) -> None:
+        self._before = before
+        self.over = threading.Event()
+
+    def wait(self) -> None:
+        """Wait until those before it are over, or dropped."""
+        while self._before is not None:
+            self._before.over.wait()
+            self._before = self._before._before  # of one that was launched: None
 
 
 def _nothing(stream: Any) -> None:
     """The barrier of one rank."""
 
 
-def _capturing() -> bool:
+def _slot_nbytes(size: int) -> int:
+    return (size + _LOCAL_WORDS) * _WORD
+
+
+def _refuse_capture(members: tuple[int, ...], sem: str) -> None:
     import torch
 
-    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            f"device_barrier of ranks {', '.join(map(str, members))} with sem={sem!r} cannot be made while a graph "
+            "is captured; call it once before the capture, on every rank of the group"
+        )

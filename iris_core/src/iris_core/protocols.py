@@ -212,7 +212,8 @@ class SupportsDeviceBarrier(Protocol):
         """Launch a kernel that ends when every member of the slot's group has launched as many as this rank.
 
         It raises this rank's word on every member, and waits until all of its own words are as high.  The host waits
-        for nothing, and nothing is allocated, so that it can be captured in a graph once it was called.
+        for nothing, and nothing is allocated, so that it can be captured in a graph once it was called, with any slot
+        of that size.  Launches with one slot do not overlap.
 
         Args:
             slot: the group's flags.

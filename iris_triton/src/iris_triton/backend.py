@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from iris_core.tracing.clocks import Offset
     from iris_core.types import CompileCase, CreateRequest, Demo, PluginInfo
     from iris_triton.artifacts import Artifacts
+    from iris_triton.launcher import BoundKernel
 
 
 class TritonBackend:
@@ -39,6 +40,7 @@ class TritonBackend:
         self._trace_tokens: list[int] = []
         self._artifacts: Artifacts | None = None
         self._spec: ContextSpec | None = None
+        self._barriers: dict[tuple[int, str], BoundKernel] = {}
 
     @property
     def info(self) -> PluginInfo:
@@ -137,9 +139,12 @@ class TritonBackend:
 
     def device_barrier(self, slot: BarrierSlot, sem: str, stream: Any = None) -> None:
         """Launch a barrier between the devices of a group; see `iris_core.protocols.SupportsDeviceBarrier`."""
-        from iris_triton import device_barrier
+        bound = self._barriers.get((slot.size, sem))
+        if bound is None:
+            from iris_triton import device_barrier
 
-        device_barrier.launch(slot, self._spec, sem, stream)
+            bound = self._barriers[slot.size, sem] = device_barrier.bind(slot.size, sem, self._spec)
+        bound(stream, slot.words, slot.targets)
 
     def collectives(self) -> Sequence[Collective]:
         """The algorithms for `ctx.ccl`."""

@@ -1,26 +1,26 @@
 """The barrier between devices as a kernel of its own: what `ctx.device_barrier()` launches."""
 # mypy: ignore-errors
 
-import contextlib
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
-from iris_triton.flags import await_flags, lanes_for, set_flags
-from iris_triton.intrinsics import follow
-from iris_triton.launcher import early_launch
+from iris_triton.flags import await_flag, await_flags, lanes_for, set_flag, set_flags
+from iris_triton.intrinsics import follow, let_next_start
+from iris_triton.launcher import BoundKernel, early_launch
 
 
-@triton.jit(do_not_specialize=["size", "timeout_ns", "status", "rank"])
+@triton.jit(
+    do_not_specialize=["size", "timeout_ns", "status", "rank"], do_not_specialize_on_alignment=["words", "targets"]
+)
 def device_barrier(
     words, targets, size, timeout_ns, status, rank, sem: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr
 ):
     """Raise the own word on every member; wait until all own words are as high.
 
     The stores of kernels before this one on the stream are complete when it begins, so a release by this program hands
-    them over as well.
+    them over as well.  Barriers of this rank that run at the same time take turns in the order in which they begin.
 
     Args:
         words, targets, size: see `iris_core.device_barrier.BarrierSlot`.
@@ -34,29 +34,36 @@ def device_barrier(
     lanes = lanes_for(LANES)
     member = lanes % size  # lanes beyond the group repeat a member
     there = tl.load(targets + member).to(words.dtype)
-    epoch = tl.load(words + size) + 1
+    over = tl.load(words + size + 1, volatile=True)  # asked for first, so that both are under way at a time
+    before = tl.atomic_add(words + size, 1, sem="relaxed", scope="gpu")
+    if over != before:
+        await_flag(words + size + 1, before, "reached", "acquire", "gpu", timeout_ns, status, rank)
+    epoch = before + 1
     set_flags(there, epoch, lanes < size, sem, "sys")
     if sem == "release":
         await_flags(words + member, epoch, lanes < size, "reached", "acquire", "sys", timeout_ns, status, rank)
     else:
         await_flags(words + member, epoch, lanes < size, "reached", "relaxed", "sys", timeout_ns, status, rank)
-    tl.store(words + size, epoch)
+    let_next_start(EARLY)
+    set_flag(words + size + 1, epoch, "relaxed", "gpu")
 
 
-def launch(slot: Any, spec: Any, sem: str, stream: Any) -> None:
-    """Launch a barrier on a torch stream; None is the current one."""
+def bind(size: int, sem: str, spec: Any) -> BoundKernel:
+    """Return what launches a barrier; it takes `words` and `targets` of a slot.
+
+    Args:
+        size: number of members.
+        sem: "release" or "relaxed".
+        spec: what the context tensor says.
+    """
     early = early_launch(spec.device)
-    with torch.cuda.stream(stream) if stream is not None and spec.device != "cpu" else contextlib.nullcontext():
-        device_barrier[(1,)](
-            slot.words,
-            slot.targets,
-            slot.size,
-            spec.timeout_ns,
-            spec.status_ptr,
-            spec.rank,
-            sem,
-            LANES=triton.next_power_of_2(slot.size),
-            EARLY=bool(early),
-            num_warps=1,
-            **early,
-        )
+    arguments = {
+        "size": size,
+        "timeout_ns": spec.timeout_ns,
+        "status": spec.status_ptr,
+        "rank": spec.rank,
+        "sem": sem,
+        "LANES": triton.next_power_of_2(size),
+        "EARLY": bool(early),
+    }
+    return BoundKernel(device_barrier, 1, arguments, ("words", "targets"), spec.device, {"num_warps": 1, **early})

@@ -117,18 +117,31 @@ def wait_stores():
 
 @triton.jit
 def follow(EARLY: tl.constexpr):
-    """Begin behind the kernel before this one on the stream, and let the next one come up meanwhile.
+    """Begin behind the kernel before this one on the stream.
 
     The first thing in a kernel that may be launched with `iris_triton.launcher.early_launch`.  Such a kernel starts as
-    soon as the one before it says so, or ends; it must not look at memory before it has waited for that one here.  It
-    says so itself only behind that, so never more than one kernel is ahead.  (CUDA C++ Programming Guide, programmatic
-    dependent launch; NVIDIA, Hopper and newer.)
+    soon as the one before it says so (`let_next_start`), or ends; it must not look at memory before it has waited for
+    that one here.  (CUDA C++ Programming Guide, programmatic dependent launch; NVIDIA, Hopper and newer.)
 
     Args:
         EARLY: whether it was launched so.
     """
     if EARLY:
         gdc_wait()
+
+
+@triton.jit
+def let_next_start(EARLY: tl.constexpr):
+    """Let the next kernel on the stream start, if it was launched early, when all programs have come here.
+
+    It may take all multiprocessors, and waits there for the end of this one.  So nothing may follow here that waits for
+    another rank: that one may wait for a kernel of another stream of this device, which would find no multiprocessor.
+
+    Args:
+        EARLY: whether this kernel was launched early.
+    """
+    if EARLY:
+        tl.debug_barrier()  # all threads have finished their waits
         gdc_launch_dependents()
 
 

@@ -5,11 +5,14 @@ The calls of a team share flags and workspaces, so no two of them may overlap on
 
 from __future__ import annotations
 
+import importlib.util
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from iris_core.ccl.work import HostWork, StreamWork
+from iris_core.errors import DriverError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +76,8 @@ def _finish(launch: Callable[..., Any], plan: Any, *tensors: Any) -> None:
 class DeviceOrder:
     """On a GPU: a call on another stream than the last one first waits for that stream.
 
+    Calls that a graph captures are ordered in the same way, but among themselves: nothing orders replays.
+
     Args:
         index: of the device.
         keep: called with a tensor and the stream that is going to use it, where that is not the current one.
@@ -82,15 +87,21 @@ class DeviceOrder:
         self._index = index
         self._keep = keep
         self._raw_stream = torch._C._cuda_getCurrentRawStream
+        self._is_capturing = torch._C._cuda_isCurrentStreamCapturing
+        self._lock = threading.RLock()  # a launch follows the one that it waits for, from whatever thread
         self._last_raw: int | None = None
         self._last: Any = None
+        self._captured: dict[int | None, Any] = {}
         self._side: Any = None
 
     def run(self, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Any:
         """Launch on the current stream; returns what `launch` does.  Tensors may be None."""
-        if self._raw_stream(self._index) != self._last_raw:
-            self._follow()
-        return launch(plan, *tensors)
+        with self._lock:
+            if self._is_capturing():
+                self._follow_in_graph()
+            elif self._raw_stream(self._index) != self._last_raw:
+                self._follow()
+            return launch(plan, *tensors)
 
     def run_async(self, what: str, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Work:
         """Launch on the team's own stream, after what the current stream does now; `what` is for messages."""
@@ -111,7 +122,7 @@ class DeviceOrder:
 
     def mark(self) -> Any:
         """Return an event that has happened when everything launched so far is done; None if there was nothing."""
-        if self._last is None or _is_capturing(self._last):
+        if self._last is None or capture_of(self._last) != 0:
             return None
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._last)
@@ -120,17 +131,56 @@ class DeviceOrder:
     def _follow(self) -> None:
         """Make the current stream the last one."""
         current = torch.cuda.current_stream(self._index)
-        # An event from outside cannot be waited for inside a capture: who captures orders the replays.
-        if self._last is not None and _is_capturing(current) == _is_capturing(self._last):
+        # A stream that is being captured cannot be waited for outside of the capture.
+        if self._last is not None and capture_of(self._last) == 0:
             current.wait_stream(self._last)
         self._last, self._last_raw = current, self._raw_stream(self._index)
+
+    def _follow_in_graph(self) -> None:
+        """Make the current stream the last one of the graph that it is captured into."""
+        current = torch.cuda.current_stream(self._index)
+        capture = capture_of(current)
+        last = self._captured.pop(capture, None)
+        if last is not None and last != current and capture_of(last) == capture:
+            current.wait_stream(last)
+        while len(self._captured) >= _CAPTURES_AT_A_TIME:
+            del self._captured[next(iter(self._captured))]
+        self._captured[capture] = current
 
     def close(self) -> None:
         """Nothing is left to be done: the context has waited for the device."""
 
 
-def _is_capturing(stream: Any) -> bool:
-    import torch
+_CAPTURES_AT_A_TIME = 16
 
+
+def current_capture(index: int) -> int | None:
+    """Return `capture_of` a device's current stream."""
+    if not torch.cuda.is_current_stream_capturing():
+        return 0
+    return capture_of(torch.cuda.current_stream(index))
+
+
+def capture_of(stream: Any) -> int | None:
+    """Return the number of the capture that a torch stream is part of: 0 for none, None where it cannot be asked for.
+
+    It is asked for through cuda-bindings, which torch's CUDA wheels bring, or hip-python.
+    """
     with torch.cuda.stream(stream):
-        return bool(torch.cuda.is_current_stream_capturing())
+        if not torch.cuda.is_current_stream_capturing():
+            return 0
+    if torch.version.hip:
+        if importlib.util.find_spec("hip") is None:
+            return None
+        from hip import hip  # type: ignore[import-not-found]
+
+        code, _, number, *_ = hip.hipStreamGetCaptureInfo(stream.cuda_stream)
+    elif importlib.util.find_spec("cuda") is None:
+        return None
+    else:
+        from cuda.bindings import driver
+
+        code, _, number, *_ = driver.cuStreamGetCaptureInfo(stream.cuda_stream)
+    if int(code) != 0:
+        raise DriverError("cuStreamGetCaptureInfo", int(code), code.name)
+    return int(number)

@@ -20,7 +20,7 @@ import triton.language as tl
 from iris_triton.collectives.fast.data import load_data, store_data
 from iris_triton.collectives.fast.packets import clear, data_words, decode, encode, poll, push, spot
 from iris_triton.collectives.fast.words import reduced
-from iris_triton.intrinsics import follow
+from iris_triton.intrinsics import follow, let_next_start
 
 MAX_PROGRAMS = 1024
 """Counters of a mailbox: no launch has more programs."""
@@ -230,6 +230,7 @@ def exchange(
         advance(counters, epoch, 1)
         mine = peers[N - 1] + place
         came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
+        let_next_start(EARLY)
         _deliver(
             to, came, offset, part, flags, out_sizes, out_strides, N, ENC, REDUCES, DT, OP, OUT_WHOLE, ITEM, OUT_DIMS
         )  # fmt: skip
@@ -319,6 +320,7 @@ def two_shot(
         )  # fmt: skip
         mine = peers[N - 1] + (place + N * slot)
         came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
+        let_next_start(EARLY)
         _store_parts(
             to, came, offset, total, part, flags, out_sizes, out_strides, N, ENC, EVEN, OUT_WHOLE, ITEM, OUT_DIMS
         )  # fmt: skip

@@ -1,0 +1,79 @@
+"""Who waits for whom on a GPU, whatever streams, graphs and threads calls come from: with stand-ins for streams."""
+
+import contextlib
+
+import pytest
+import torch
+
+from iris_core.ccl import order
+from iris_core.ccl.order import DeviceOrder
+
+
+class Stream:
+    """Knows what it waits for; `capture` is the number of the capture that it is part of."""
+
+    def __init__(self, name, raw):
+        self.name, self.cuda_stream, self.capture, self.waits = name, raw, 0, []
+
+    def wait_stream(self, other):
+        assert other.capture == self.capture, f"{self.name} cannot wait for {other.name} across the edge of a capture"
+        self.waits.append(other.name)
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Three streams, and a function that makes one of them the current one."""
+    made = [Stream(name, number) for number, name in enumerate("abc")]
+    current = [made[0]]
+
+    @contextlib.contextmanager
+    def on(stream):
+        current.append(stream)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index=None: current[-1])
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: current[-1].cuda_stream, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: current[-1].capture != 0)
+    monkeypatch.setattr(order, "capture_of", lambda stream: stream.capture)
+    return made, on
+
+
+def call(team, on, stream):
+    """A call on a stream; returns for what the stream waits first."""
+    before = len(stream.waits)
+    with on(stream):
+        assert team.run(lambda plan: plan, "launched") == "launched"
+    return stream.waits[before:]
+
+
+def test_a_call_waits_for_the_stream_of_the_last_one(streams):
+    (a, b, _), on = streams
+    team = DeviceOrder(0, lambda tensor, stream: None)
+    assert [call(team, on, each) for each in (a, a, b, b, a)] == [[], [], ["a"], [], ["b"]]
+
+
+def test_a_capture_does_not_make_calls_forget_each_other(streams):
+    """b is captured in between: what was launched on a has still to be waited for."""
+    (a, b, _), on = streams
+    team = DeviceOrder(0, lambda tensor, stream: None)
+    call(team, on, a)
+    b.capture = 7
+    assert call(team, on, b) == []
+    b.capture = 0
+    assert call(team, on, b) == ["a"]
+
+
+def test_branches_of_a_graph_are_ordered(streams):
+    """Also where a graph is captured on the stream of the last call, and two are captured at the same time."""
+    (a, b, c), on = streams
+    team = DeviceOrder(0, lambda tensor, stream: None)
+    call(team, on, a)
+    a.capture = b.capture = 7
+    c.capture = 8
+    assert call(team, on, a) == []
+    assert call(team, on, c) == []
+    assert call(team, on, b) == ["a"]
+    assert call(team, on, a) == ["b"]
+    assert call(team, on, c) == []
