@@ -303,7 +303,8 @@ class Iris(TensorFactories):
         self._check_open()
         if stream is not None and not hasattr(stream, "synchronize"):
             raise TypeError(f"device_barrier: stream must be a torch stream or None, not {type(stream).__name__}")
-        self._device_barriers.bind(group, sem)(stream)
+        with devices.on_device(self.target):
+            self._device_barriers.bind(group, sem)(stream)
 
     def broadcast(self, value: Any, src: int = 0, *, source_rank: int | None = None) -> Any:
         """Return rank `src`'s value on every rank.

@@ -5,10 +5,15 @@ Importing this module imports no torch: what looks for devices may be the first 
 
 from __future__ import annotations
 
+import contextlib
 import os
+from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import DeviceError
 from iris_core.types import DeviceTarget, DeviceType
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 
 def device_targets(device: str | None, rank: int) -> list[DeviceTarget]:
@@ -65,3 +70,17 @@ def num_compute_units(target: DeviceTarget) -> int:
     import torch
 
     return int(torch.cuda.get_device_properties(target.index).multi_processor_count)
+
+
+def on_device(target: DeviceTarget) -> AbstractContextManager[Any]:
+    """Make a GPU the calling thread's current device inside a block; nothing where it is already, and on the CPU.
+
+    A kernel is launched in the context of the thread's current device, which is device 0 in every new thread, and a
+    capture is one of a stream of that device.
+    """
+    if target.type is DeviceType.CPU:
+        return contextlib.nullcontext()
+    import torch
+
+    current: int = torch._C._cuda_getDevice()
+    return contextlib.nullcontext() if current == target.index else torch.cuda.device(target.index)

@@ -23,8 +23,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iris_core.agreement import format_label
+from iris_core.devices import on_device
 from iris_core.errors import DeviceError, HeapError
-from iris_core.types import Block
+from iris_core.types import Block, DeviceTarget, DeviceType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -76,6 +77,7 @@ class TorchStreams:
         import torch
 
         self._index = index
+        self._target = DeviceTarget(DeviceType.CUDA, index)
         self._cuda = torch.cuda
 
     def current(self) -> Stream:
@@ -84,7 +86,8 @@ class TorchStreams:
 
     def is_capturing(self) -> bool:
         """Whether that stream is being captured into a graph."""
-        return self._cuda.is_current_stream_capturing()
+        with on_device(self._target):
+            return self._cuda.is_current_stream_capturing()
 
     def synchronize(self, stream: Any = None) -> None:
         """Wait for everything that was launched on the device, or on one stream."""

@@ -72,7 +72,7 @@ class BoundKernel:
         self._index = 0 if self._on_cpu else torch.device(device).index
         self._run: Any = None
         self._raw_stream: Any = None if self._on_cpu else torch._C._cuda_getCurrentRawStream
-        self._values: list[Any] = []
+        self._values: list[Any] = []  # of the first call; a call changes a copy, for other threads may be launching
         self._places: tuple[int, ...] = ()
 
     @property
@@ -90,7 +90,7 @@ class BoundKernel:
         if self._run is None:
             self._first(stream, tensors)
             return
-        values = self._values
+        values = self._values.copy()
         if len(tensors) == 2:  # nearly always, and a loop takes twice the time
             first, second = tensors
             place, other = self._places

@@ -13,6 +13,7 @@ from iris_core.ccl.binding import Binder, Question
 from iris_core.ccl.calls import ALIGNMENT_NBYTES, OPS, TORCH, reach
 from iris_core.ccl.work import DoneWork
 from iris_core.device_context import Mismatch
+from iris_core.devices import on_device
 from iris_core.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from iris_core.ccl.reduce_op import ReduceOp
     from iris_core.ccl.team import Team
     from iris_core.protocols import Work
+
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
+"""The calling thread's GPU, by torch's index."""
 
 _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 
@@ -71,6 +75,7 @@ class Collectives:
         self._binder = binder
         self._bound = binder.bound
         self._low, self._high = binder.own_heap
+        self._gpu = binder.gpu
         self._done = DoneWork()
 
     # -- operations ---------------------------------------------------------------------------------------------------
@@ -289,7 +294,8 @@ class Collectives:
         Args:
             group, async_op: see `Collectives`.
         """
-        work = self._binder.barrier(group, async_op)
+        with on_device(self._binder.open().target):
+            work = self._binder.barrier(group, async_op)
         return work if async_op else None
 
     def reset(self, group: dist.ProcessGroup | Sequence[int] | None = None) -> None:
@@ -370,6 +376,9 @@ class Collectives:
         first: Any = None,
         second: Any = None,
     ) -> Work | None:
+        if self._gpu is not None and current_device() != self._gpu:  # a thread of its own begins on device 0
+            with torch.cuda.device(self._gpu):
+                return self._run(op, out, inp, group, async_op, config, first, second)
         key: Any = None
         bound = None
         # A call is a kind of its own where a tensor is conjugated or negated lazily, which it says on its second call

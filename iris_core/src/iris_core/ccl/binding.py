@@ -203,6 +203,8 @@ class Binder:
         self.rank = world.rank
         own = heap.heap_bases[world.rank]
         self.own_heap = own, own + heap.nbytes
+        self.gpu = None if context.target.type is DeviceType.CPU else context.target.index
+        """torch's index of this rank's GPU; None on the CPU."""
         self.bound: Launches[Bound | Nothing] = Launches()
         self._dropped: deque[tuple[Any, Bound | Nothing]] = deque()
         given = context.settings.ccl_workspace

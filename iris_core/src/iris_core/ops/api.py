@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from iris_core.ccl.api import current_device
+from iris_core.devices import on_device
 from iris_core.errors import ArgumentError
 from iris_core.ops.binding import OperationBinder, Question
 from iris_core.ops.calls import OPS, check_apart
@@ -95,7 +97,8 @@ class Operations:
         self._binder = binder
         self._bound = binder.bound
         self._low, self._high = binder.own_heap
-        self._is_capturing = torch.cuda.is_current_stream_capturing if binder.on_gpu else None
+        self._gpu = binder.gpu
+        self._is_capturing = None if binder.gpu is None else torch.cuda.is_current_stream_capturing
 
     # -- operations ---------------------------------------------------------------------------------------------------
     def matmul_all_reduce(
@@ -301,6 +304,9 @@ class Operations:
         gather_dim: int | None = None,
         layout: str = _TORCH,
     ) -> FusedWorkspace | Work:
+        if self._gpu is not None and current_device() != self._gpu:  # a thread of its own begins on device 0
+            with torch.cuda.device(self._gpu):
+                return self._run(op, out, a, b, bias, group, async_op, config, workspace, gather_dim, layout)
         bound = self._find(op, out, a, b, bias, group, config, workspace, gather_dim, layout)
         if async_op:
             return bound.call.run_async(out, a, b, bias)
@@ -320,7 +326,8 @@ class Operations:
         gather_dim: int | None = None,
         layout: str = _TORCH,
     ) -> FusedWorkspace:
-        return self._find(op, out, a, b, bias, group, config, workspace, gather_dim, layout).workspace
+        with on_device(self._binder.target):
+            return self._find(op, out, a, b, bias, group, config, workspace, gather_dim, layout).workspace
 
     def _find(
         self,

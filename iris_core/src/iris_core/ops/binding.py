@@ -25,7 +25,6 @@ from iris_core.ops.overlapped import overlapped_operations
 from iris_core.ops.tables import FusedTables
 from iris_core.ops.unfused import unfused_operations
 from iris_core.ops.workspace import FusedWorkspace
-from iris_core.types import DeviceType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +81,7 @@ class OperationBinder:
     def __init__(self, binder: Binder) -> None:
         self._binder = binder
         self.own_heap = binder.own_heap
-        self.on_gpu = binder.open().target.type is not DeviceType.CPU
+        self.gpu, self.target = binder.gpu, binder.open().target
         self.bound: Launches[BoundOperation] = Launches()
         self._held: dict[int, BoundOperation] = {}
         self._chooser: Chooser | None = None

@@ -1,0 +1,84 @@
+"""Calls from any thread, whatever its current device."""
+
+import threading
+import types
+
+import pytest
+import torch
+from jobs_threads import from_new_threads
+
+from iris_core.ccl import api
+from iris_core.ops import api as ops_api
+from iris_triton.launcher import BoundKernel
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_calls_from_new_threads(pool, num_ranks, device):
+    for results, errors in pool.run(from_new_threads, num_ranks, device):
+        assert errors == []
+        assert list(results.values()) == [[3.0], [2.0], [64.0]] * 2
+
+
+@pytest.mark.parametrize("names", [("out", "inp"), ("out", "a", "b")])
+def test_a_launch_has_its_own_addresses(names):
+    """Another thread launches the same kernel just before this one reaches the driver."""
+    launched = []
+    mine, theirs = ([torch.zeros(1) for _ in names] for _ in range(2))
+    kernel = BoundKernel(None, 1, {}, names, "cpu")
+    kernel._values, kernel._places = [7, *(0 for _ in names)], tuple(range(1, 1 + len(names)))
+    kernel._run = lambda raw, values: launched.append(list(values))
+
+    def raw_stream(index):
+        if threading.current_thread() is threading.main_thread():
+            other = threading.Thread(target=kernel, args=(None, *theirs))
+            other.start()
+            other.join()
+        return 0
+
+    kernel._raw_stream = raw_stream
+    kernel(None, *mine)
+    assert launched == [[7, *(each.data_ptr() for each in tensors)] for tensors in (theirs, mine)]
+
+
+class Guard:
+    """What torch.cuda.device does, of devices that are not there."""
+
+    current = 0
+
+    def __init__(self, index):
+        self.index = index
+
+    def __enter__(self):
+        self.before, Guard.current = Guard.current, self.index
+
+    def __exit__(self, *error):
+        Guard.current = self.before
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_a_call_runs_with_the_contexts_device_current(monkeypatch, current):
+    devices = []
+    call = types.SimpleNamespace(run=lambda *tensors: devices.append(Guard.current))
+    bound = types.SimpleNamespace(call=call, workspace=None, facts=None)
+
+    def bind(found):
+        def bind(*question):
+            devices.append(Guard.current)
+            return found
+
+        return bind
+
+    binder = types.SimpleNamespace(gpu=1, own_heap=(0, 1), bound={}, rank=0)
+    monkeypatch.setattr(Guard, "current", current)
+    monkeypatch.setattr(torch.cuda, "device", Guard)
+    for module in (api, ops_api):
+        monkeypatch.setattr(module, "current_device", lambda: Guard.current)
+    x = torch.zeros(4, 4)
+    binder.bind = bind(call)
+    api.Collectives(binder).all_reduce(x, x)
+    binder.bind = bind(bound)
+    operations = ops_api.Operations(binder)
+    operations._is_capturing = None
+    operations.matmul_all_reduce(torch.zeros(4, 4), x, x)
+    assert devices == [1] * 4
+    assert Guard.current == current
