@@ -2,9 +2,9 @@
 
 Decoding reads the whole cache for one query, so the cache is divided: among the ranks by pages, and on each rank into
 pieces, one program for each.  A piece gives a partial result: the largest score, the sum of exp(score - largest), and
-the values summed with these weights.  A program stores it into an inbox on every rank and raises a counter there; once
-all pieces of a sequence's head have arrived, another program weighs them against each other and adds them up.  It is
-one kernel, the small partial results are all that travels, and all ranks get the same bits.
+the values summed with these weights.  A program stores it into an inbox on every rank and raises a counter of its own
+rank there; once all pieces of a sequence's head have arrived, another program weighs them against each other and adds
+them up.  It is one kernel, the small partial results are all that travels, and all ranks get the same bits.
 
 Query heads share key heads in groups (GQA).  A sequence may have any length, on each rank another one, also none.
 
@@ -59,6 +59,7 @@ def flash_decode_kernel(
     ctx = DeviceContext.from_tensor(context, WORLD)
     # Launches are counted here and not on the host, so that a captured graph can be replayed.  Two halves of the inbox
     # alternate: who begins launch n + 2 has the results of n + 1, so all ranks have finished n and read its half.
+    # A rank that has begun n + 1 raises its counters while another one is late in n: each sender has its own.
     turn = tl.load(turns + tl.program_id(0)) + 1
     rows = batch * kv_heads
     half = (turn % 2) * (WORLD * PIECES)
@@ -83,10 +84,11 @@ def flash_decode_kernel(
             ctx.store(parts + place[:, None] * HEAD_DIM + d[None, :], acc, peer, mask=mine[:, None])
             ctx.store(sums + place * 2, largest, peer, mask=mine)
             ctx.store(sums + place * 2 + 1, total, peer, mask=mine)
-            ctx.signal(arrived + row, 1, peer, op="add")
+            ctx.signal(arrived + ctx.rank * rows + row, 1, peer, op="add")
 
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
-        ctx.wait(arrived + row, turn * (WORLD * PIECES))
+        for sender in range(WORLD):
+            ctx.wait(arrived + sender * rows + row, turn * PIECES)
         head = row.to(tl.int64) * GROUP + lane
         mine = lane < GROUP
         largest = tl.full((BLOCK_H,), float("-inf"), tl.float32)
@@ -126,7 +128,7 @@ class FlashDecode:
         inbox = (2, ctx.num_ranks * pieces, batch, heads)
         self.parts = ctx.zeros(*inbox, head_dim, dtype=torch.float32)
         self.sums = ctx.zeros(*inbox, 2, dtype=torch.float32)
-        self.arrived = ctx.zeros(batch * kv_heads, dtype=torch.int64)
+        self.arrived = ctx.zeros(ctx.num_ranks, batch * kv_heads, dtype=torch.int64)
         # programs that wait for each other must all be on the device at the same time
         self.programs = min(batch * kv_heads * pieces, num_programs(ctx))
         self.turns = torch.zeros(self.programs, dtype=torch.int64, device=ctx.device)

@@ -5,7 +5,8 @@ and values, its own at first, while some programs already pass that block on to 
 ranks, every query has met every key, and no rank ever held more than three blocks.
 
 A rank receives into two slots in turn.  `full` counts, for each head, the blocks that have come; `free` counts, on the
-rank that sends, how many readers are done with a slot.  Both only grow, so nothing is reset, launches may follow each
+rank that sends, how many readers are done with a slot.  No reader is ahead of another one by a use of a slot, since the
+next block comes only after all have read the last one.  Both only grow, so nothing is reset, launches may follow each
 other at once, and a head's computation begins when that head is here.
 
 With `causal`, a query sees the keys before it.  Ranks with consecutive tokens then have unequal work: the last rank

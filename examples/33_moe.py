@@ -141,6 +141,7 @@ def combine(
 ):  # fmt: skip
     """Add up each token's results."""
     ctx = DeviceContext.from_tensor(context, WORLD)
+    # all ranks add to it, and none is a call ahead: exchange lets it on only when this rank is done with this call
     ctx.wait(returned, tl.load(state + 1))
     h = tl.arange(0, BLOCK_H)
     for tile in range(tl.program_id(0), tl.cdiv(tokens, BLOCK_ROWS), tl.num_programs(0)):

@@ -1,23 +1,32 @@
 """Rank jobs of the tests of examples 31 to 34: their operations, called again and again, with no wait in between."""
 
+import contextlib
 import pathlib
 import random
 import time
 
+import delays
 import jobs_examples
 import torch
 
 from iris_core import Iris
 
+MOST_CYCLES = 200_000
+"""For which a GPU rests before a call at most: longer than a call takes."""
 
-def in_a_row(path, calls, device, again):
+
+def in_a_row(path, calls, device, again, share=0.0, shared_file=None):
     """Call an example's operation with changing data, each rank at its own pace; returns the largest error.
+
+    No rank's host waits for another one or for its device.
 
     Args:
         path: of the example.
         calls: how many.
         device: where.
         again: with the same tensors, into which new data is copied; on GPUs the calls behind the first are a graph's.
+        share: on CPU ranks, how many signals inside the kernels are followed by a delay.
+        shared_file: for `delays.late_after_signals`; may be None if `share` is 0.
     """
     example = jobs_examples.load(path)
     with Iris(heap_size="16MiB", device=device) as ctx:
@@ -28,20 +37,30 @@ def in_a_row(path, calls, device, again):
         ctx.barrier()
         outs, pace = [], random.Random(ctx.cur_rank)
         call = operation
-        for tensors in inputs:
-            if pace.random() < 0.5:
-                time.sleep(0.03)
-            outs.append(call(*tensors).clone())
-            if again and call is operation:
-                call = _Replay(operation, tensors, ctx.device)
+        late = delays.late_after_signals(shared_file, ctx.cur_rank, ctx.num_ranks, share)
+        with late if share else contextlib.nullcontext():
+            for tensors in inputs:
+                if pace.random() < 0.5:
+                    _rest(device, pace.random())
+                outs.append(call(*tensors).clone())
+                if again and call is operation:
+                    call = _Replay(operation, tensors, ctx.device)
         ctx.barrier()
         worst = 0.0
-        for out, (_, want) in zip(outs, made, strict=True):
+        for turn, (out, (_, want)) in enumerate(zip(outs, made, strict=True)):
             errors = (out.cpu().double() - want)[~want.isnan()].abs()
             if errors.numel():
-                assert errors.max() < 8e-3, f"the largest error is {errors.max()}"  # NaN is none that is smaller
+                assert errors.max() < 8e-3, f"call {turn}: the largest error is {errors.max()}"  # NaN is none smaller
                 worst = max(worst, errors.max().item())
         return worst
+
+
+def _rest(device, share):
+    """Let this rank's device do nothing for a share of the longest rest."""
+    if torch.device(device).type == "cuda":
+        torch.cuda._sleep(int(share * MOST_CYCLES))
+    else:
+        time.sleep(0.03 * share)
 
 
 class _Replay:
@@ -66,7 +85,8 @@ class _Replay:
 
 
 def _flash_decode(ctx, example, generator, again):
-    world, batch, heads, kv_heads, head_dim, capacity = ctx.num_ranks, 2, 4, 2, 16, 40
+    # few signals: on the CPU, a delay at random then often keeps one peer waiting while another one goes on
+    world, batch, heads, kv_heads, head_dim, capacity = ctx.num_ranks, 1, 2, 1, 16, 40
     decode = example.FlashDecode(ctx, batch, heads, kv_heads, head_dim, pieces=2)
 
     def make():

@@ -1,0 +1,49 @@
+"""Ranks that are late at random in the middle of a kernel, while their peers go on as far as they can."""
+
+import contextlib
+import random
+import time
+
+import numpy as np
+
+from iris_triton.cpu import atomics
+
+QUIET_S, MOST_S = 0.1, 5.0
+
+
+@contextlib.contextmanager
+def late_after_signals(path, rank, num_ranks, share):
+    """Stop programs of this CPU rank at random after they have changed a word.
+
+    One peer then has what it waits for, and goes on, long before the next one, whose data and signal are still to come.
+    A late program goes on when no peer has changed a word for a while.
+
+    Args:
+        path: of a file that the ranks of one run share; made here.
+        rank: this rank's number, from 0.
+        num_ranks: ranks of the run.
+        share: how many of the atomics that change something are followed by a delay.
+    """
+    with open(path, "ab") as file:  # all make it as long as it has to be
+        file.truncate(8 * num_ranks)
+    changes = np.memmap(path, np.int64, "r+")
+    kept, chance = atomics.rmw, random.Random(rank)
+
+    def late(op, addresses, values, *rest):
+        old = kept(op, addresses, values, *rest)
+        if values.any():  # a look at a word adds 0 to it
+            changes[rank] += 1
+            if chance.random() < share:
+                end, seen, quiet = time.monotonic() + MOST_S, -1, 0.0
+                while quiet < QUIET_S and time.monotonic() < end:
+                    now = int(changes.sum())
+                    quiet = quiet + 0.01 if now == seen else 0.0
+                    seen = now
+                    time.sleep(0.01)
+        return old
+
+    atomics.rmw = late
+    try:
+        yield
+    finally:
+        atomics.rmw = kept
