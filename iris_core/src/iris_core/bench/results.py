@@ -7,13 +7,23 @@ import dataclasses
 import io
 import json
 import pathlib
+from collections.abc import Mapping  # noqa: TC003 - pydantic looks at it
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import pydantic
+
+from iris_core.documents import first_problem, read_document
 from iris_core.errors import BenchmarkError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
+
+_STRICT = pydantic.ConfigDict(strict=True)
+_Number = Annotated[float, pydantic.Field(allow_inf_nan=False)]
+_Time = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+_Count = Annotated[int, pydantic.Field(ge=0)]
+_LIST = pydantic.Field(strict=False)  # JSON has no tuples
 
 SCHEMA = 1
 """Version of the JSON; grows when a field changes its meaning or goes."""
@@ -40,8 +50,10 @@ class Target:
         reached: whether it was reached; None where there is no such number (a provider that was skipped, say).
     """
 
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
+
     metric: str
-    bound: float
+    bound: _Number
     at_least: bool
     reached: bool | None = None
 
@@ -105,44 +117,37 @@ class Result:
         skipped: why there is no measurement.
     """
 
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
+
     benchmark: str
     provider: str
     params: Mapping[str, Any]
-    num_ranks: int
+    num_ranks: _Count
     timer: str = ""
-    time_us: float | None = None
-    min_us: float | None = None
-    skew_pct: float | None = None
-    local_us: tuple[float | None, ...] = ()
-    rounds_us: tuple[float, ...] = ()
-    calls: int = 0
+    time_us: _Time | None = None
+    min_us: _Time | None = None
+    skew_pct: _Number | None = None
+    local_us: Annotated[tuple[_Time | None, ...], _LIST] = ()
+    rounds_us: Annotated[tuple[_Time, ...], _LIST] = ()
+    calls: _Count = 0
     verified: bool = False
-    nbytes: int | None = None
-    gb_per_s: float | None = None
-    bus_gb_per_s: float | None = None
-    flops: float | None = None
-    tflop_per_s: float | None = None
+    nbytes: _Count | None = None
+    gb_per_s: _Number | None = None
+    bus_gb_per_s: _Number | None = None
+    flops: _Number | None = None
+    tflop_per_s: _Number | None = None
     baseline: str = ""
-    ratio: float | None = None
+    ratio: _Number | None = None
     best_peer: str = ""
-    ratio_to_best_peer: float | None = None
-    counters: Mapping[str, float] = field(default_factory=dict)
-    targets: tuple[Target, ...] = ()
+    ratio_to_best_peer: _Number | None = None
+    counters: Mapping[str, _Number] = field(default_factory=dict)
+    targets: Annotated[tuple[Target, ...], _LIST] = ()
     error: str = ""
     skipped: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return what JSON shows: the fields that have something to say, so no empty texts and missing numbers."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, "", (), {})}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Result:
-        """Build a result from its JSON."""
-        values = {"provider": "", "params": {}, **document}
-        for name in ("local_us", "rounds_us"):
-            values[name] = tuple(values.get(name, ()))
-        values["targets"] = tuple(Target(**each) for each in values.get("targets", ()))
-        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -205,14 +210,21 @@ class Report:
             BenchmarkError: this is no report, or one of another schema.
         """
         try:
-            document = json.loads(text)
-            schema = document["schema"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise BenchmarkError(f"this is not the JSON of a report of benchmarks: {error!r}") from error
-        if schema != SCHEMA:
-            raise BenchmarkError(f"the report has schema {schema}, and this version of Iris reads schema {SCHEMA}")
-        results = tuple(Result.from_json(each) for each in document["results"])
-        return cls(document["name"], document["machine"], document["run"], results)
+            return _DOCUMENT.validate_json(text).report()
+        except pydantic.ValidationError as error:
+            raise BenchmarkError(f"this is not the JSON of a report of benchmarks: {first_problem(error)}") from error
+
+    @classmethod
+    def read(cls, path: str | pathlib.Path) -> Report:
+        """Read a file that `write` has written as JSON.
+
+        Raises:
+            BenchmarkError: it cannot be read, or is no report, or one of another schema.
+        """
+        try:
+            return read_document(pathlib.Path(path), _DOCUMENT).report()
+        except ValueError as error:
+            raise BenchmarkError(f"{path} is not a report of benchmarks: {error}") from error
 
     def write(self, path: str | pathlib.Path) -> pathlib.Path:
         """Write the report as JSON, or as CSV if the name ends in .csv; folders are made as needed.
@@ -224,6 +236,41 @@ class Report:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(self.to_csv() if file.suffix == ".csv" else self.to_json())
         return file
+
+
+def _row(content: Any) -> Any:
+    """What `to_json` leaves out where it is empty, and fields without a default need."""
+    return {"provider": "", "params": {}, **content} if isinstance(content, dict) else content
+
+
+def _check_params(result: Result) -> Result:
+    if not all(value is None or isinstance(value, str | int | float) for value in result.params.values()):
+        raise ValueError("params must be numbers and text")
+    return result
+
+
+def _check_machine(machine: dict[str, Any]) -> dict[str, Any]:
+    if not (isinstance(machine.get("versions", {}), dict) and isinstance(machine.get("date", ""), str)):
+        raise ValueError("versions must be an object, and date text")
+    return machine
+
+
+class _Document(pydantic.BaseModel):
+    """The JSON of a report."""
+
+    model_config = _STRICT
+
+    schema_: Literal[1] = pydantic.Field(alias="schema")
+    name: str
+    machine: Annotated[dict[str, Any], pydantic.AfterValidator(_check_machine)]
+    run: dict[str, Any]
+    results: tuple[Annotated[Result, pydantic.BeforeValidator(_row), pydantic.AfterValidator(_check_params)], ...]
+
+    def report(self) -> Report:
+        return Report(self.name, self.machine, self.run, self.results)
+
+
+_DOCUMENT = pydantic.TypeAdapter(_Document)
 
 
 def timed_again(results: Iterable[Result]) -> dict[str, str]:

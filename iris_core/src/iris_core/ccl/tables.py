@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, Self, TypeVar
 
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+
+from iris_core.ccl.config import Config
+from iris_core.documents import read_document
 from iris_core.errors import SettingsError
 from iris_core.logs import logger
 
@@ -14,12 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from iris_core.ops.config import FusedConfig
     from iris_core.types import CollectiveRequest
 
 FORMAT = 1
 """Version of the files' format."""
 
 ANY_DTYPE = "*"
+
+MAX_SIZE = 1 << 60
+"""Largest number of bytes, or of rows, that a line may speak of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,37 +102,80 @@ def size_of(request: CollectiveRequest) -> int | None:
     return request.nbytes
 
 
+class Row(BaseModel):
+    """One line of a file, as far as files of all kinds agree."""
+
+    model_config = ConfigDict(strict=True)
+
+    op: Annotated[str, Field(min_length=1)]
+    dtype: Annotated[str, Field(min_length=1)]
+    algorithm: Annotated[str, Field(min_length=1)]
+    seconds: Annotated[float, Field(ge=1e-9, le=1e6)]
+    config: dict[str, Annotated[int, Field(ge=0, le=1 << 20)] | str] = {}
+
+
+@functools.cache
+def check_config(kind: type[Config] | type[FusedConfig], fields: tuple[tuple[str, Any], ...]) -> None:
+    """Raise ValueError for what `kind` would not take from a caller."""
+    try:
+        kind(algorithm="a name", **dict(fields))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"config: {error}") from error
+
+
+class _CollectiveRow(Row):
+    max_nbytes: Annotated[int, Field(ge=0, le=MAX_SIZE)] | None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_config(Config, tuple(self.config.items()))
+        return self
+
+
+R = TypeVar("R", bound=Row)
+
+
+class File(BaseModel, Generic[R]):
+    """A file with lines of one kind."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: Literal[1]
+    device: Annotated[str, Field(min_length=1)]
+    group_size: Annotated[int, Field(ge=1, le=1 << 20)]
+    note: str = ""
+    entries: list[R]
+
+
+_FILE = TypeAdapter(File[_CollectiveRow])
+
+
+def read_file(path: Path, kind: TypeAdapter[File[R]], what: str) -> File[R]:
+    """Read one file of any kind.
+
+    Raises:
+        SettingsError: it is damaged, or of another format.
+    """
+    try:
+        return read_document(path, kind)
+    except ValueError as error:
+        raise SettingsError(
+            f"{path} is not a table of {what}: {error}. Delete it, and measure again with `iris tune`"
+        ) from error
+
+
 def read_table(path: Path) -> Table:
     """Read one file.
 
     Raises:
-        SettingsError: it is no table, or one of another format.
+        SettingsError: it is damaged, or of another format.
     """
-    try:
-        content = json.loads(path.read_text())
-        return _parse(content, str(path))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SettingsError(f"{path} is not a table of collectives: {type(error).__name__}: {error}") from error
-
-
-def _parse(content: Any, source: str) -> Table:
-    if content["format"] != FORMAT:
-        raise ValueError(f"its format is {content['format']}, this version reads {FORMAT}")
-    entries = [
-        Entry(
-            op=str(row["op"]),
-            dtype=str(row["dtype"]),
-            max_nbytes=math.inf if row["max_nbytes"] is None else int(row["max_nbytes"]),
-            algorithm=str(row["algorithm"]),
-            seconds=float(row["seconds"]),
-            source=source,
-            config=dict(row.get("config", {})),
-            note=str(content.get("note", "")),
-        )
-        for row in content["entries"]
-    ]
+    file, entries = read_file(path, _FILE, "collectives"), []
+    for row in file.entries:
+        nbytes = math.inf if row.max_nbytes is None else row.max_nbytes
+        entries.append(Entry(**dict(row) | {"max_nbytes": nbytes}, source=str(path), note=file.note))
     entries.sort(key=lambda entry: (entry.max_nbytes, entry.seconds))
-    return Table(str(content["device"]), int(content["group_size"]), tuple(entries), source)
+    return Table(file.device, file.group_size, tuple(entries), str(path))
 
 
 def write_table(
@@ -193,11 +245,18 @@ def read_folders(folders: Iterable[Path], device: str, read: Callable[[Path], T]
     """
     by_size: dict[int, list[T]] = {}
     for folder in folders:
-        for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        try:
+            paths = sorted(path for path in folder.iterdir() if path.suffix == ".json")
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            logger.warning("tables in %s are left out: %s. IRIS_CACHE_DIR names another folder", folder, error.strerror)
+            continue
+        for path in paths:
             try:
                 table = read(path)
             except SettingsError as error:  # measurements are advice: without them the model decides
-                logger.warning("%s", error)
+                logger.warning("a table is left out: %s", error)
                 continue
             if table.device == device:
                 by_size.setdefault(table.group_size, []).append(table)

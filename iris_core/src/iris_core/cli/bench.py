@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,8 @@ def add_parser(subparsers: Any) -> None:
 
     add_options(running)
     comparing = kinds.add_parser(
-        "compare", help="compare two results; exit status 1 if anything became slower or wrong"
+        "compare",
+        help="compare two results; exit status 1 if anything became slower or wrong, 2 if a file cannot be read",
     )
     comparing.add_argument("old", help="JSON of the results to measure against")
     comparing.add_argument("new", help="JSON of the new results")
@@ -87,10 +87,16 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
+    from iris_core.bench import Report
     from iris_core.bench.compare import VERDICTS, compare, differences
     from iris_core.cli._output import print_table
+    from iris_core.errors import BenchmarkError
 
-    old, new = (_selected(_read(path), args.only, args.provider) for path in (args.old, args.new))
+    try:
+        old, new = (_selected(Report.read(path), args.only, args.provider) for path in (args.old, args.new))
+    except BenchmarkError as error:  # not 1, which says that something became slower
+        print(f"iris: {error}", file=sys.stderr)
+        return 2
     for line in differences(old, new):
         print(f"not the same: {line}", file=sys.stderr)
     changes = compare(old, new, args.tolerance / 100)
@@ -116,22 +122,15 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _plot(args: argparse.Namespace) -> int:
+    from iris_core.bench import Report
     from iris_core.bench.plots import plot
 
     for path in args.files:
-        for file in plot(_selected(_read(path), args.only, args.provider), args.out, axis=args.axis, style=args.format):
+        for file in plot(
+            _selected(Report.read(path), args.only, args.provider), args.out, axis=args.axis, style=args.format
+        ):
             print(file)
     return 0
-
-
-def _read(path: str) -> Report:
-    from iris_core.bench import Report
-    from iris_core.errors import BenchmarkError
-
-    try:
-        return Report.from_json(pathlib.Path(path).read_text())
-    except OSError as error:
-        raise BenchmarkError(f"{path} cannot be read: {error}") from error
 
 
 def _selected(report: Report, benchmarks: str, providers: str) -> Report:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
-from iris_core.ccl.tables import ANY_DTYPE, FORMAT, Entry, joined, read_folders, write_rows
-from iris_core.errors import SettingsError
+from pydantic import Field, TypeAdapter, model_validator
+
+from iris_core.ccl.tables import (
+    ANY_DTYPE,
+    MAX_SIZE,
+    Entry,
+    File,
+    Row,
+    check_config,
+    joined,
+    read_file,
+    read_folders,
+    write_rows,
+)
+from iris_core.ops.config import FusedConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -150,38 +162,34 @@ def spoken_of(request: FusedRequest) -> tuple[str, ...]:
     return (own, *([_SAME_SPEED[own]] if own in _SAME_SPEED else []), ANY_DTYPE)
 
 
+class _FusedRow(Row):
+    m: Annotated[int, Field(ge=1, le=MAX_SIZE)]
+    n: Annotated[int, Field(ge=1, le=MAX_SIZE)]
+    k: Annotated[int, Field(ge=1, le=MAX_SIZE)]
+    gather_dim: Literal[0, 1] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_config(FusedConfig, tuple(self.config.items()))
+        return self
+
+    def measured(self) -> Measured:
+        shape = self.m, self.n, self.k
+        return Measured(self.op, self.dtype, shape, self.gather_dim, self.algorithm, self.seconds, self.config)
+
+
+_FILE = TypeAdapter(File[_FusedRow])
+
+
 def read_fused_table(path: Path) -> FusedTable:
     """Read one file.
 
     Raises:
-        SettingsError: it is no table, or one of another format.
+        SettingsError: it is damaged, or of another format.
     """
-    try:
-        content = json.loads(path.read_text())
-        if content["format"] != FORMAT:
-            raise ValueError(f"its format is {content['format']}, this version reads {FORMAT}")
-        rows = tuple(_row(each) for each in content["entries"])
-        return FusedTable(
-            str(content["device"]), int(content["group_size"]), rows, str(path), str(content.get("note", ""))
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SettingsError(f"{path} is not a table of fused operations: {type(error).__name__}: {error}") from error
-
-
-def _row(row: Mapping[str, Any]) -> Measured:
-    shape = int(row["m"]), int(row["n"]), int(row["k"])
-    if min(shape) < 1:
-        raise ValueError(f"m, n and k must be positive, not {shape}")
-    dim = row.get("gather_dim")
-    return Measured(
-        op=str(row["op"]),
-        dtype=str(row["dtype"]),
-        shape=shape,
-        gather_dim=None if dim is None else int(dim),
-        algorithm=str(row["algorithm"]),
-        seconds=float(row["seconds"]),
-        config=dict(row.get("config", {})),
-    )
+    file = read_file(path, _FILE, "fused operations")
+    rows = tuple(row.measured() for row in file.entries)
+    return FusedTable(file.device, file.group_size, rows, str(path), file.note)
 
 
 def write_fused_table(

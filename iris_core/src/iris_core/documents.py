@@ -1,0 +1,46 @@
+"""JSON files that may be damaged: read, and checked against a pydantic type, or refused in one line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import pydantic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+T = TypeVar("T")
+
+MAX_NBYTES = 64 << 20
+"""Largest file that is read: results of the largest runs have less than 1 MiB."""
+
+
+def read_document(path: Path, kind: pydantic.TypeAdapter[T]) -> T:
+    """Read a JSON file.
+
+    Args:
+        path: the file.
+        kind: what it must contain; its strict types convert nothing.
+
+    Raises:
+        ValueError: the file cannot be read, or contains something else; the text is one line without the file's name.
+    """
+    try:
+        if not path.is_file():  # opening a pipe would wait
+            raise ValueError("it is not a file" if path.exists() else "there is no such file")
+        if (size := path.stat().st_size) > MAX_NBYTES:
+            raise ValueError(f"it has {size} bytes, and {MAX_NBYTES} are read at most")
+        return kind.validate_json(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"it cannot be read: {error.strerror or error}") from error
+    except pydantic.ValidationError as error:
+        raise ValueError(first_problem(error)) from error
+
+
+def first_problem(error: pydantic.ValidationError) -> str:
+    """Return what is wrong at the first place, on one line, and at how many more."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    where = ".".join(map(str, problems[0]["loc"]))
+    text = " ".join(problems[0]["msg"].removeprefix("Value error, ").split())
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{where}: {text}{more}" if where else text + more

@@ -1,0 +1,306 @@
+"""Tables and results that are damaged: used as they are, or left out with one line that names the file."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import math
+import os
+import pathlib
+import tempfile
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from iris_core import documents
+from iris_core.bench import Report
+from iris_core.ccl import tables as ccl_tables
+from iris_core.ccl.choice import Chooser
+from iris_core.ccl.tables import Tables, read_table
+from iris_core.cli import main
+from iris_core.errors import BenchmarkError, SettingsError
+from iris_core.ops.tables import FusedTables, read_fused_table
+from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType, FusedRequest
+
+CPU = DeviceTarget(DeviceType.CPU)
+REQUESTS = [
+    CollectiveRequest(
+        op="all_reduce", shape=(nbytes,), dtype="bfloat16", nbytes=nbytes, rank=0, group_size=size, target=CPU
+    )
+    for nbytes in (0, 4096, 1 << 40)
+    for size in (1, 3, 4)
+]
+HEAD = {"format": 1, "device": "cpu", "group_size": 4, "versions": {"torch": "2"}, "note": "a note"}
+ROW = {"op": "all_reduce", "dtype": "*", "algorithm": "slow", "seconds": 2e-6, "config": {"comm_sms": 4}}
+COLLECTIVES = HEAD | {
+    "entries": [ROW | {"max_nbytes": 4096}, ROW | {"max_nbytes": None, "algorithm": "fast", "config": {"num_warps": 8}}]
+}
+FUSED_ROW = {"op": "matmul_all_gather", "dtype": "bfloat16", "m": 8, "n": 16, "k": 32, "gather_dim": 0}
+OPERATIONS = HEAD | {
+    "entries": [
+        ROW | FUSED_ROW | {"config": {"num_sms": 4}},
+        ROW | FUSED_ROW | {"m": 16, "algorithm": "fast", "config": {}},
+    ]
+}
+RESULT = {
+    "benchmark": "b.copy", "provider": "ours", "params": {"nbytes": 1024, "mode": "x"}, "num_ranks": 2,
+    "timer": "graph", "time_us": 10.0, "local_us": [10.0, None], "rounds_us": [9.0, 11.0], "calls": 3,
+    "verified": True, "nbytes": 1024, "ratio": 0.5, "counters": {"n": 1.0},
+    "targets": [{"metric": "ratio", "bound": 0.9, "at_least": True, "reached": False}],
+}  # fmt: skip
+REPORT = {
+    "schema": 1, "name": "b", "machine": {"cpu": "a CPU", "gpus": 8, "versions": {"torch": "2"}, "date": "2026-01-02"},
+    "run": {"num_ranks": 2, "backend": "triton"},
+    "results": [RESULT, RESULT | {"params": {"nbytes": 2048, "mode": "x"}}],
+}  # fmt: skip
+
+
+def fused_request(size):
+    return FusedRequest(
+        op="matmul_all_gather", m=8, n=16, k=32, dtype="bfloat16", out_dtype="bfloat16", nbytes=256, rank=0,
+        members=tuple(range(size)), target=CPU, a_stride=(32, 1), b_stride=(16, 1), out_stride=(16, 1),
+        out_shape=(8, 16), bias_stride=None, reach_a=True, reach_out=True, aligned=(True, True, True, True),
+        options={"gather_dim": 0, "layout": "torch", "bias": "none", "config": {}, "tf32": False},
+    )  # fmt: skip
+
+
+# -- what may come instead of a value ---------------------------------------------------------------------------------
+SCALARS = (
+    st.none() | st.booleans() | st.text(max_size=5) | st.floats() | st.integers()
+    | st.sampled_from([0, -1, 1e-320, 1e300, 10**400, "", "all_reduce", "cpu", math.nan, math.inf])
+)  # fmt: skip
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(content, path=()):
+    """Every key of a document, by its path."""
+    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in items:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+@st.composite
+def damaged(draw, document):
+    """A document with one or two values gone or replaced."""
+    content = copy.deepcopy(document)
+    for _ in range(draw(st.integers(1, 2))):
+        *parents, last = draw(st.sampled_from(list(places(content))))
+        where = content
+        for key in parents:
+            where = where[key]
+        if draw(st.booleans()):
+            del where[last]
+        else:
+            where[last] = draw(VALUES)
+        if not content:
+            break
+    return content
+
+
+@contextlib.contextmanager
+def warnings_of_tables():
+    """What is warned about while tables are read."""
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ccl_tables.logger, "warning", lambda text, *args: seen.append(text % args))
+        yield seen
+
+
+class Algorithm:
+    op, info = "all_reduce", SimpleNamespace(name="mine")
+
+    def __init__(self, name):
+        self.name = name
+
+    def supports(self, request):
+        return Availability.yes()
+
+    def cost(self, request):
+        return 1.0
+
+
+@settings(deadline=None, max_examples=300)
+@given(content=damaged(COLLECTIVES))
+def test_a_table_of_collectives_is_used_as_it_is_or_left_out(content):
+    with tempfile.TemporaryDirectory() as folder, warnings_of_tables() as warned:
+        path, good = pathlib.Path(folder, "bad.json"), pathlib.Path(folder, "good.json")
+        path.write_text(json.dumps(content))
+        good.write_text(json.dumps(COLLECTIVES))
+        tables = Tables([pathlib.Path(folder)], "cpu")
+        chooser = Chooser([Algorithm("slow"), Algorithm("fast")], tables, ())
+        for request in REQUESTS:
+            chooser.choose(request, None)
+            chooser.explain(request, None)
+        if warned:
+            (warning,) = warned
+            assert str(path) in warning
+            assert "\n" not in warning
+            assert {entry.source for request in REQUESTS for entry in tables.lookup(request)} == {str(good)}
+            return
+        found = read_table(path)
+        assert (found.device, found.group_size) == (content["device"], content["group_size"])
+        rows = [
+            {
+                "op": entry.op, "dtype": entry.dtype, "algorithm": entry.algorithm, "seconds": entry.seconds,
+                "config": entry.config, "max_nbytes": None if entry.max_nbytes == math.inf else entry.max_nbytes,
+            }
+            for entry in found.entries
+        ]  # fmt: skip
+        assert sorted(map(repr, map(sorted, map(dict.items, rows)))) == as_rows(content, COLLECTIVES)
+
+
+@settings(deadline=None, max_examples=300)
+@given(content=damaged(OPERATIONS))
+def test_a_table_of_operations_is_used_as_it_is_or_left_out(content):
+    with tempfile.TemporaryDirectory() as folder, warnings_of_tables() as warned:
+        path = pathlib.Path(folder, "bad.json")
+        path.write_text(json.dumps(content))
+        tables = FusedTables([pathlib.Path(folder)], "cpu")
+        found = [tables.lookup(fused_request(size)) for size in (1, 3, 4)]
+        if warned:
+            (warning,) = warned
+            assert str(path) in warning
+            assert found == [[], [], []]
+            return
+        rows = [
+            {
+                "op": row.op, "dtype": row.dtype, "algorithm": row.algorithm, "seconds": row.seconds,
+                "config": row.config, "gather_dim": row.gather_dim, **dict(zip("mnk", row.shape, strict=True)),
+            }
+            for row in read_fused_table(path).rows
+        ]  # fmt: skip
+        assert sorted(map(repr, map(sorted, map(dict.items, rows)))) == as_rows(content, OPERATIONS)
+
+
+def as_rows(content, document):
+    """What a document says, as text, for comparison also of the types."""
+    known = document["entries"][0]
+    rows = [{name: row.get(name, {} if name == "config" else None) for name in known} for row in content["entries"]]
+    rows = [row | {"seconds": float(row["seconds"])} for row in rows if not isinstance(row["seconds"], bool)]
+    return sorted(map(repr, map(sorted, map(dict.items, rows))))
+
+
+@settings(deadline=None, max_examples=200)
+@given(content=damaged(REPORT))
+def test_results_are_compared_or_refused_in_one_line(content):
+    with tempfile.TemporaryDirectory() as folder:
+        path, good = pathlib.Path(folder, "bad.json"), pathlib.Path(folder, "good.json")
+        path.write_text(json.dumps(content))
+        good.write_text(json.dumps(REPORT))
+        for files in ([path, good], [good, path]):
+            out, err = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                status = main(["bench", "compare", *map(str, files)])
+            if status == 2:
+                (line,) = err.getvalue().splitlines()
+                assert str(path) in line
+                assert out.getvalue() == ""
+            else:
+                report = Report.read(path)
+                assert [each.time_us for each in report.results] == [each.get("time_us") for each in content["results"]]
+
+
+# -- what is in place of a file ---------------------------------------------------------------------------------------
+def no_file(path):
+    path.unlink()
+    path.mkdir()
+
+
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def circle(path):
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+IN_PLACE = {
+    "nothing in it": lambda path: path.write_bytes(b""),
+    "a part of it": lambda path: path.write_bytes(path.read_bytes()[:-20]),
+    "no text": lambda path: path.write_bytes(bytes(range(256))),
+    "another encoding": lambda path: path.write_bytes(path.read_text().encode("utf-16")),
+    "deep nesting": lambda path: path.write_bytes(b"[" * 200_000),
+    "a number": lambda path: path.write_bytes(b"5"),
+    "a list": lambda path: path.write_bytes(b"[1, 2]"),
+    "another format": lambda path: path.write_text('{"format": 2, "schema": 2}'),
+    "a folder": no_file,
+    "a pipe": pipe,
+    "a circle of links": circle,
+    "a link to nothing": lambda path: (path.unlink(), path.symlink_to("there_is_no_such")),
+}
+
+
+@pytest.mark.parametrize("damage", IN_PLACE.values(), ids=IN_PLACE)
+def test_whatever_is_in_place_of_a_file_is_left_out(tmp_path, capsys, damage):
+    for number, (document, lookup) in enumerate(
+        [
+            (COLLECTIVES, lambda folder: Tables([folder], "cpu").lookup(REQUESTS[0])),
+            (OPERATIONS, lambda folder: FusedTables([folder], "cpu").lookup(fused_request(4))),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "a.json").write_text(json.dumps(document))
+        (folder / "b.json").write_text(json.dumps(document))
+        damage(folder / "a.json")
+        with warnings_of_tables() as warned:
+            assert lookup(folder)
+        (warning,) = warned
+        assert str(folder / "a.json") in warning
+        assert "\n" not in warning
+
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text(json.dumps(REPORT))
+    bad.write_text(json.dumps(REPORT))
+    damage(bad)
+    for command, status in ((["compare", str(good), str(bad)], 2), (["plot", str(bad)], 1)):
+        assert main(["bench", *command]) == status
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"iris: {bad} ")
+
+
+def test_a_file_that_is_too_large_is_left_out(tmp_path, monkeypatch):
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(COLLECTIVES))
+    monkeypatch.setattr(documents, "MAX_NBYTES", 10)
+    with pytest.raises(SettingsError, match="bytes"):
+        read_table(path)
+    with pytest.raises(BenchmarkError, match="bytes"):
+        Report.read(path)
+
+
+def test_a_folder_that_one_may_not_read_is_left_out(tmp_path, monkeypatch):
+    def refuse(path):  # root may read everything
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(pathlib.Path, "iterdir", refuse)
+    with warnings_of_tables() as warned:
+        assert Tables([tmp_path], "cpu").lookup(REQUESTS[0]) == []
+    (warning,) = warned
+    assert str(tmp_path) in warning
+    assert "IRIS_CACHE_DIR" in warning
+
+
+def test_what_a_config_would_refuse_is_refused_in_tables(tmp_path):
+    for document, read, config in (
+        (COLLECTIVES, read_table, {"num_warps": 3}),
+        (COLLECTIVES, read_table, {"no_such_field": 1}),
+        (OPERATIONS, read_fused_table, {"num_sms": 0}),
+    ):
+        content = copy.deepcopy(document)
+        content["entries"][0]["config"] = config
+        path = tmp_path / "t.json"
+        path.write_text(json.dumps(content))
+        with pytest.raises(SettingsError, match=next(iter(config))):
+            read(path)
