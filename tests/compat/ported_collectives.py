@@ -185,7 +185,7 @@ def reduce_tiles(
     op: tl.constexpr, inp, staging, out, locks, M, N, stride_m, stride_n, context, rank: tl.constexpr,
     world: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """The kernel stores its tile, raises the tile's flag, and calls the function of iris.x."""
+    """The kernel stores its tile, raises the tile's flag, and calls the function of iris.x, or the method."""
     ctx = iris.DeviceContext.initialize(context, rank, world)
     pid = tl.program_id(0)
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -211,12 +211,18 @@ def reduce_tiles(
             iris.x.all_reduce_one_shot(tile, src_view, dst_view, locks, ctx)
         elif op == "two_shot":
             iris.x.all_reduce_two_shot(tile, src_view, dst_view, locks, rank, world, ctx)
+        elif op == "method one_shot":
+            ctx.all_reduce_one_shot(tile, src_view, dst_view, locks)
+        elif op == "method two_shot":
+            ctx.all_reduce_two_shot(tile, src_view, dst_view, locks)
+        elif op == "method reduce_scatter":
+            ctx.reduce_scatter(tile, src_view, dst_view, locks)
         else:
             iris.x.reduce_scatter(tile, src_view, dst_view, locks, ctx)
 
 
 def tiles():
-    """Functions of iris.x with one word of locks for each tile, which the host zeroes between launches."""
+    """Functions of iris.x and methods with one word of locks for each tile, which the host zeroes between launches."""
     shmem = iris.iris(1 << 22)
     rank, world = shmem.get_rank(), shmem.get_num_ranks()
     m, n, block_m, block_n = 21, 40, 8, 16
@@ -225,7 +231,8 @@ def tiles():
     locks = shmem.zeros(grid[0], dtype=torch.int32)
     inp.copy_(_part(rank, (m, n)))
     total = sum(_part(r, (m, n)) for r in range(world))
-    for op in ("atomic", "spinlock", "one_shot", "two_shot", "gather", "reduce_scatter", "one_shot"):
+    with_flags = ("one_shot", "two_shot", "reduce_scatter")
+    for op in ("atomic", "spinlock", "gather", *with_flags, *(f"method {each}" for each in with_flags)):
         out.zero_()
         locks.zero_()
         staging.copy_(inp) if op == "gather" else staging.zero_()
@@ -234,7 +241,7 @@ def tiles():
             op, inp, staging, out, locks, m, n, n, 1, shmem.get_device_context(), rank, world, block_m, block_n
         )
         shmem.barrier()
-        if op == "reduce_scatter":
+        if op.endswith("reduce_scatter"):
             parts = shmem.zeros((world * m, n))
             shmem.ccl.all_gather(parts, out)
             assert torch.equal(parts.cpu().view(world, m, n).sum(0), total)

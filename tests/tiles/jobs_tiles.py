@@ -15,12 +15,15 @@ from iris_core import Iris
 from iris_core.errors import DeviceTimeoutError
 from iris_gluon import IrisDeviceCtx, default_layout
 from iris_triton import DeviceContext, x
-from iris_triton.tiles import AllReduceConfig, Tile, TileView, lock_words, make_locks, make_tensor_view
+from iris_triton.tiles import AllReduceConfig, Tile, TileView, make_locks, make_tensor_view
+from iris_triton.tiles.protocol import gather_stores
 
 BLOCK_M, BLOCK_N = 8, 16
 LAUNCHES = 5
 SENTINEL = 77  # exact in every dtype
 WITH_LOCKS = ("one_shot", "two_shot", "owner", "ring", "reduce_scatter")
+RAISED = ("one_shot", "two_shot", "owner", "reduce_scatter")
+GUARD = 64  # words behind the flags that nobody may touch
 ADDING = ("atomic", "spinlock", "default")
 MOVES = ("all_gather_rows", "all_gather_columns", "all_to_all", "gather")
 OPS = (*WITH_LOCKS, *ADDING, *MOVES)
@@ -61,12 +64,23 @@ def call(ctx, op: tl.constexpr, tile, mem, src, dst, locks, rank, size, number):
         ctx.all_reduce(tile, src, dst, config=AllReduceConfig(op, locks))
 
 
+@triton.jit
+def publish(tile, src, flag):
+    """Store a part and raise its flag, as kernels of the reference system do by themselves."""
+    tile.publish(src)
+    gather_stores()
+    tl.atomic_xchg(flag, 1, sem="release", scope="sys")
+
+
 @triton.jit(do_not_specialize=["M", "N", "dst_M", "dst_N", "number"])
 def run_triton(
     op: tl.constexpr, form: tl.constexpr, data, src, dst, locks, context, world: tl.constexpr, M, N, data_m, data_n,
     src_m, src_n, dst_M, dst_N, dst_m, dst_n, number, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """Programs take tiles of `data` in turn; `form` says where the parts are: in the "tile", or in src ("memory")."""
+    """Programs take tiles of `data` in turn.
+
+    `form`: where the parts are: in the "tile", in src ("memory"), or in src with a flag ("raised").
+    """
     ctx = DeviceContext.from_tensor(context, world)
     view = make_tensor_view(data, M, N, data_m, data_n)
     src_view = make_tensor_view(src, M, N, src_m, src_n)
@@ -79,6 +93,8 @@ def run_triton(
         else:
             ptr, mask = view.tile_ptr(mem)
             tile = Tile(i // tiles_n, i % tiles_n, BLOCK_M, BLOCK_N, tl.load(ptr, mask=mask))
+            if form == "raised":
+                publish(tile, src_view, locks + i)
             call(ctx, op, tile, mem, src_view, dst_view, locks, ctx.rank, world, number)
 
 
@@ -102,6 +118,8 @@ def run_gluon(
         else:
             place = TileView(mem.pid_m, mem.pid_n, BLOCK_M, BLOCK_N, layout)
             tile = Tile(mem.pid_m, mem.pid_n, BLOCK_M, BLOCK_N, place.partial(view))
+            if form == "raised":
+                publish(tile, src_view, locks + i)
             call(ctx, op, tile, mem, src_view, dst_view, locks, ctx.cur_rank, world, number)
 
 
@@ -234,6 +252,10 @@ def run_case(ctx, language, case, problems, sums):
     src = Matrix(ctx, m, n, src_dtype, case.strided)
     dst = src if case.in_place else Matrix(ctx, dst_m, dst_n, dst_dtype, case.strided)
     locks = make_locks(ctx, dst_m, dst_n, BLOCK_M, BLOCK_N, "spinlock" if case.op == "spinlock" else "two_shot")
+    raised = case.form == "raised"
+    if raised:
+        tiles = int(tile_numbers((m, n)).max()) + 1
+        locks = ctx.full((tiles + GUARD,), SENTINEL, dtype=torch.int32)
     data = torch.empty(m, n, dtype=getattr(torch, case.dtype), device=ctx.device)
     number = {"gather": (rank + 1) % world, "all_to_all": 7}.get(case.op, 0)
 
@@ -248,23 +270,25 @@ def run_case(ctx, language, case, problems, sums):
     for turn in range(LAUNCHES):
         mine = part(case, rank, turn, (m, n))
         data.copy_(mine)
-        if case.op in WITH_LOCKS:  # no barrier: the kernels themselves keep the launches apart
+        if case.op in WITH_LOCKS and not raised:  # no barrier: the kernels themselves keep the launches apart
             if case.form == "memory":
                 launch("await")
                 src.inner.copy_(mine)
         else:
             ctx.barrier()
-            src.inner.copy_(mine)
+            src.inner.copy_(mine if not raised else torch.full_like(mine, SENTINEL))
+            if raised:
+                locks[:tiles] = 0
             if case.op in ADDING:
                 dst.inner.zero_()
             ctx.barrier()
         if turn % world == rank:
             time.sleep(0.005)
         launch(case.op)
-        if case.op in ("two_shot", "owner", "reduce_scatter"):
-            launch("await")
-        if case.op in (*ADDING, *MOVES):
+        if case.op in (*ADDING, *MOVES) or raised:
             ctx.barrier()
+        elif case.op in ("two_shot", "owner", "reduce_scatter"):
+            launch("await")
         results.append(dst.inner.clone())
     ctx.barrier()
     for turn, result in enumerate(results):
@@ -284,7 +308,10 @@ def run_case(ctx, language, case, problems, sums):
         sums.append(zlib.crc32(result.contiguous().view(torch.uint8).numpy().tobytes()))
     if not (src.margin_is_whole() and dst.margin_is_whole()):
         problems.append(f"rank {rank}: {case} touches memory outside its matrices")
-    if case.op in WITH_LOCKS:
+    if raised:
+        if not ((locks[:tiles] == 1).all() and (locks[tiles:] == SENTINEL).all()):
+            problems.append(f"rank {rank}: {case} leaves flags {locks.tolist()}")
+    elif case.op in WITH_LOCKS:
         rows = locks.cpu().view(-1, 2 * world + 3)
         if set((rows[:, 2 * world] >> 3).tolist()) != {LAUNCHES} or rows[:, 2 * world + 1].any():
             problems.append(f"rank {rank}: {case} leaves locks {rows.tolist()}")
@@ -405,7 +432,7 @@ def sequence(language, ops, start, device):
 
 
 def by_config(language, device):
-    """Every variant by name and by number, with words of 64 bits; returns those that are wrong."""
+    """Every variant by name and by number; returns those that are wrong."""
     wrong = []
     with Iris("4MiB", device=device, backend=language) as ctx:
         rank, world = ctx.cur_rank, ctx.num_ranks
@@ -416,7 +443,7 @@ def by_config(language, device):
                 with ctx.scope():
                     src, dst = ctx.zeros(m, n), ctx.zeros(m, n)
                     src.copy_(data)
-                    locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N, name, dtype=torch.int64)
+                    locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N, name)
                     ctx.barrier()
                     named = variant if isinstance(variant, int) else {"atomic": "default"}.get(name, name)
                     form = "memory" if isinstance(variant, int) else "tile"
@@ -556,8 +583,7 @@ def run_reference_style(device):
         for op, result in want.items():
             with ctx.scope():
                 staging, out = ctx.zeros(m, n), ctx.zeros(m * world if op == "all_gather" else m, n)
-                words = tiles if op != "ring" else lock_words(m, n, BLOCK_M, BLOCK_N, world)
-                locks = ctx.zeros(words, dtype=torch.int32)
+                locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N) if op == "ring" else ctx.zeros(tiles, dtype=torch.int32)
                 if op in ("gather", "all_to_all"):
                     staging.copy_(inp)
                 ctx.barrier()

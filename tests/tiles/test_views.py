@@ -169,8 +169,14 @@ def wrong(what: tl.constexpr, data, locks, context, W: tl.constexpr):
         ctx.all_reduce_atomic(tile, view)
     elif what == "spinlock":
         ctx.all_reduce_spinlock(tile, view, locks)
-    else:
+    elif what == "one_shot":
+        ctx.all_reduce_one_shot(tile, view, view, locks)
+    elif what == "two_shot":
         ctx.all_reduce_two_shot(tile, view, view, locks)
+    elif what == "reduce_scatter":
+        ctx.reduce_scatter(tile, view, view, locks)
+    else:
+        ctx.await_tile(place, view, locks)
 
 
 @gluon.jit
@@ -199,10 +205,19 @@ def refusal(kernel, *args):
         ("code", torch.float32, torch.int32, "unknown variant 5"),
         ("no locks", torch.float32, torch.int32, "all variants but atomic need locks"),
         ("ring without locks", torch.float32, torch.int32, "all_reduce_ring needs locks"),
-        ("ring", torch.float8_e5m2, torch.int32, "passes sums of fp32 on"),
+        ("ring", torch.float8_e5m2, torch.int64, "passes sums of fp32 on"),
         ("atomic", torch.int8, torch.int32, "all_reduce_atomic adds float16"),
-        ("spinlock", torch.float32, torch.float32, "locks must be an int32 or int64 tensor"),
-        ("two_shot", torch.float32, torch.uint8, "locks must be an int32 or int64 tensor"),
+        ("spinlock", torch.float32, torch.float32, "locks must be int32 or int64"),
+        ("ring", torch.float32, torch.int32, "locks must be int64"),
+        ("await", torch.float32, torch.int32, "locks must be int64"),
+        ("one_shot", torch.float32, torch.uint8, "must be int64, from iris_triton.tiles.make_locks, or int32"),
+        ("two_shot", torch.float32, torch.int16, "must be int64, from iris_triton.tiles.make_locks, or int32"),
+        (
+            "reduce_scatter",
+            torch.float32,
+            torch.float32,
+            "must be int64, from iris_triton.tiles.make_locks, or int32",
+        ),
     ],
 )
 def test_mistakes_are_found_by_the_compiler(what, dtype, locks, message):
@@ -244,20 +259,19 @@ def test_unknown_variants_have_no_words():
 def test_locks_are_checked_on_the_host():
     with Iris("1MiB", device="cpu") as ctx:
         locks = make_locks(ctx, 9, 33, 8, 16)
-        assert (locks.numel(), locks.dtype, bool(locks.any())) == (30, torch.int32, False)
+        assert (locks.numel(), locks.dtype, bool(locks.any())) == (30, torch.int64, False)
         check_locks(ctx, locks, 9, 33, 8, 16)
-        check_locks(ctx, make_locks(ctx, 9, 33, 8, 16, dtype=torch.int64), 9, 33, 8, 16)
         check_locks(ctx, make_locks(ctx, 9, 33, 8, 16, "spinlock"), 9, 33, 8, 16, "spinlock")
+        check_locks(ctx, ctx.zeros(6, dtype=torch.int32), 9, 33, 8, 16, "spinlock")
         with pytest.raises(ValueError, match=r"30 words, but one_shot on 10 x 33 elements .* needs 45 for 1 ranks"):
             check_locks(ctx, locks, 10, 33, 4, 16, "one_shot")
-        with pytest.raises(ValueError, match=r"int32 or int64, not torch.float32"):
-            check_locks(ctx, ctx.zeros(30), 9, 33, 8, 16)
+        for dtype in (torch.float32, torch.int32):
+            with pytest.raises(ValueError, match=f"int64, not {dtype}"):
+                check_locks(ctx, ctx.zeros(30, dtype=dtype), 9, 33, 8, 16)
         with pytest.raises(ValueError, match="contiguous"):
-            check_locks(ctx, ctx.zeros(60, dtype=torch.int32)[::2], 9, 33, 8, 16)
+            check_locks(ctx, ctx.zeros(60, dtype=torch.int64)[::2], 9, 33, 8, 16)
         with pytest.raises(NotOnHeapError, match="symmetric heap"):
-            check_locks(ctx, torch.zeros(30, dtype=torch.int32), 9, 33, 8, 16)
-        with pytest.raises(ValueError, match=r"int32 or int64, not torch.int16"):
-            make_locks(ctx, 9, 33, 8, 16, dtype=torch.int16)
+            check_locks(ctx, torch.zeros(30, dtype=torch.int64), 9, 33, 8, 16)
 
 
 # -- names ------------------------------------------------------------------------------------------------------------

@@ -595,7 +595,8 @@ class IrisDeviceCtx:
             tile: `Tile`, whose data is stored in `src_view`, or `TileView` of data that lies there.
             src_view: symmetric; where the others read this rank's part.  May be `dst_view`.
             dst_view: the result, the caller's own.
-            locks: see `iris_triton.tiles.make_locks`.
+            locks: int64, see `iris_triton.tiles.make_locks`.  Or int32, one word for each tile, as in the reference
+                system: the kernel stores its part in `src_view` and sets the word to 1 before; see docs/tiles.md.
         """
         reductions.all_reduce_one_shot(tile, src_view, dst_view, locks, number_of(tile, dst_view), self._world())
 
@@ -603,8 +604,8 @@ class IrisDeviceCtx:
     def all_reduce_two_shot(self, tile, src_view, dst_view, locks, start_tile=None, stride=None):
         """Sum a tile over all ranks; one rank reads all parts and stores the result to all, the same bits.
 
-        Without `start_tile` that is the rank that comes last, so no rank waits for another.  Complete behind a barrier,
-        or when `await_tile` returns.
+        Without `start_tile` that is the rank that comes last, so no rank waits for another; with int32 locks, rank
+        t % world_size for tile t.  Complete behind a barrier, or when `await_tile` returns.
 
         Args:
             tile, src_view, locks: as in `all_reduce_one_shot`.
@@ -627,7 +628,8 @@ class IrisDeviceCtx:
         Waits as `all_reduce_one_shot` does.
 
         Args:
-            tile, locks: as in `all_reduce_one_shot`.
+            tile: as in `all_reduce_one_shot`.
+            locks: int64, see `iris_triton.tiles.make_locks`.
             src_view: symmetric; overwritten.  Sums of 16-bit floats are float32 and travel in halves, in `src_view` and
                 `dst_view`, which must then have 16 bits both, and not be the same; or one of them is float32.
             dst_view: symmetric; the result.
@@ -639,8 +641,8 @@ class IrisDeviceCtx:
         """Sum a tile over all ranks; only its owner's `dst_view` gets the result.
 
         Of T tiles, counted row by row, rank r owns T // world_size from r * (T // world_size) on; the last rank also
-        those that are left.  The rank that comes last reduces, so no rank waits for another.  Complete behind a
-        barrier, or on the owner when `await_tile` returns there.
+        those that are left.  The rank that comes last reduces, so no rank waits for another; with int32 locks, the
+        owner.  Complete behind a barrier, or on the owner when `await_tile` returns there.
 
         Args:
             tile, src_view, locks: as in `all_reduce_one_shot`.
@@ -656,7 +658,7 @@ class IrisDeviceCtx:
 
         Args:
             tile: `Tile` or `TileView`.
-            dst_view, locks: those of the call.  Not for "spinlock".
+            dst_view, locks: those of the call; int64, not of "spinlock".
         """
         await_end(locks, number_of(tile, dst_view), self._world())
 

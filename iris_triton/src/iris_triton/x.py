@@ -1,17 +1,17 @@
 """Tile-level collectives as functions, with the names and orders of parameters of the reference system's `iris.x`.
 
 Each does what the method of the same name of `ctx` does, a `DeviceContext` or, in Gluon, an `IrisDeviceCtx`; the
-methods say what the parameters mean.  `all_reduce_one_shot`, `all_reduce_two_shot` and `reduce_scatter` have the
-reference system's flags, a word for each tile that the kernel itself raises:
+methods say what the parameters mean.  With int32 `locks`, `all_reduce_one_shot`, `all_reduce_two_shot` and
+`reduce_scatter` have the reference system's flags, a word for each tile that the kernel itself raises:
 
     tl.store(part_of_tile, data)                            # in src_view
     tl.debug_barrier()
     tl.atomic_xchg(locks + tile_id, 1, sem="release", scope="sys")
     x.all_reduce_one_shot(tile, src_view, dst_view, locks, ctx)
 
-The host zeroes `locks` between two launches, behind a barrier.  The methods need neither, and are what new kernels
-should use (docs/tiles.md).  `all_reduce_ring`, which has no flags in the reference system and is a race there, needs
-`locks` of `iris_triton.tiles.make_locks`, as the last argument.
+The host zeroes `locks` between two launches, behind a barrier.  With int64 `locks` of `iris_triton.tiles.make_locks`
+neither is needed, and new kernels should have those (docs/tiles.md).  `all_reduce_ring`, which has no flags in the
+reference system and is a race there, always needs them, as the last argument.
 """
 # mypy: ignore-errors
 
@@ -19,7 +19,6 @@ import triton
 import triton.language as tl
 
 from iris_triton.context import DeviceContext
-from iris_triton.porting import tiles as flagged
 from iris_triton.tiles.locks import check_locks, lock_words, make_locks
 from iris_triton.tiles.reductions import AllReduceConfig
 from iris_triton.tiles.views import (
@@ -95,18 +94,18 @@ def all_reduce_spinlock(tile, dst_view, locks, ctx):
 
 @triton.jit
 def all_reduce_one_shot(tile, src_view, dst_view, locks, ctx):
-    """Sum a tile over all ranks, for which the kernel has raised its flag; every rank reads all parts."""
-    flagged.all_reduce_one_shot(tile, src_view, dst_view, locks, ctx._world())
+    """Sum a tile over all ranks; every rank reads all parts."""
+    ctx.all_reduce_one_shot(tile, src_view, dst_view, locks)
 
 
 @triton.jit
 def all_reduce_two_shot(tile, src_view, dst_view, locks, start_tile, stride, ctx):
-    """Sum a tile over all ranks, for which the kernel has raised its flag.
+    """Sum a tile over all ranks.
 
     The rank of which it is one of start_tile, start_tile + stride, ... reduces and stores to all; complete behind a
     barrier.
     """
-    flagged.all_reduce_two_shot(tile, src_view, dst_view, locks, start_tile, stride, ctx._world())
+    ctx.all_reduce_two_shot(tile, src_view, dst_view, locks, start_tile, stride)
 
 
 @triton.jit
@@ -120,8 +119,8 @@ def all_reduce_ring(tile, src_view, dst_view, ctx, locks=None):
 
 @triton.jit
 def reduce_scatter(tile, src_view, dst_view, locks, ctx):
-    """Sum a tile over all ranks, for which the kernel has raised its flag; only its owner's `dst_view` gets the result.
+    """Sum a tile over all ranks; only its owner's `dst_view` gets the result.
 
     Rank r owns T // world_size of T tiles from r * (T // world_size) on; the last rank also those that are left.
     """
-    flagged.reduce_scatter(tile, src_view, dst_view, locks, ctx._world())
+    ctx.reduce_scatter(tile, src_view, dst_view, locks)

@@ -105,15 +105,26 @@ _EXPECTED = {
 }
 
 
+_RAISED = {
+    "all_reduce_one_shot": (_WAIT, _LOADS),
+    "all_reduce_two_shot": (_WAIT, _LOADS, _STORES),
+    "all_reduce_two_shot_by_owner": (_WAIT, _LOADS, _STORES),
+    "reduce_scatter": (_WAIT, _LOADS),
+}
+"""With int32 locks, whose flags the kernel raises itself."""
+
+
 def compile_cases() -> list[CompileCase]:
     """Return a case for every tile-level collective."""
+    counted = [(f"tile-{op}", op, torch.int64, patterns) for op, patterns in _EXPECTED.items()]
+    raised = [(f"tile-{op}-raised", op, torch.int32, patterns) for op, patterns in _RAISED.items()]
     return [
         CompileCase(
-            name=f"tile-{op}",
+            name=name,
             kernel=tile_collective,
-            args=(op, *(torch.bfloat16,) * 3, torch.int32, torch.int64, 5, 4096, 4096, 4096, 1, 512),
+            args=(op, *(torch.bfloat16,) * 3, locks, torch.int64, 5, 4096, 4096, 4096, 1, 512),
             kwargs={"W": _WORLD, "BLOCK_M": 32, "BLOCK_N": 64},
             expect={kind: tuple(pattern[kind] for pattern in patterns) for kind in (_CUDA, _HIP)},
         )
-        for op, patterns in _EXPECTED.items()
+        for name, op, locks, patterns in counted + raised
     ]

@@ -57,32 +57,27 @@ def make_locks(
     block_m: int,
     block_n: int,
     variant: str = "two_shot",
-    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return `locks` for the collectives on one tensor: zero, on the symmetric heap.
+    """Return `locks` for the collectives on one tensor: int64, zero, on the symmetric heap.
 
     Collective: all ranks, with the same arguments.  A barrier between all ranks must follow before the first launch.
 
     Args:
         ctx: the open context.
         M, N, block_m, block_n, variant: as in `lock_words`.
-        dtype: torch.int32 (the default) or torch.int64.
 
     Returns:
         A tensor that belongs to the caller.  It is used for ever without being reset, except after a
         `DeviceTimeoutError`: then zero it on all ranks, between two barriers.
 
     Raises:
-        ValueError: as in `lock_words`; another dtype.
+        ValueError: as in `lock_words`.
         HeapExhaustedError: the heap has no room.
     """
     import torch
 
-    dtype = torch.int32 if dtype is None else dtype
-    if dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"locks are int32 or int64, not {dtype}")
     words = lock_words(M, N, block_m, block_n, ctx.num_ranks, variant)
-    return ctx.zeros(max(words, 1), dtype=dtype)
+    return ctx.zeros(max(words, 1), dtype=torch.int64)
 
 
 def check_locks(
@@ -96,14 +91,14 @@ def check_locks(
         M, N, block_m, block_n, variant: as in `lock_words`.
 
     Raises:
-        ValueError: too few words, another dtype than int32 and int64, or not contiguous.
+        ValueError: too few words, another dtype than int64 (for "spinlock", int32 will do), or not contiguous.
         NotOnHeapError: it does not lie on the symmetric heap.
     """
     import torch
 
     words = lock_words(M, N, block_m, block_n, ctx.num_ranks, variant)
-    if locks.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"locks are int32 or int64, not {locks.dtype}")
+    if locks.dtype != torch.int64 and not (variant in ("spinlock", "atomic") and locks.dtype == torch.int32):
+        raise ValueError(f"locks of {variant} are int64, not {locks.dtype}: see iris_triton.tiles.make_locks")
     if not locks.is_contiguous():
         raise ValueError("locks must be contiguous")
     if locks.numel() < words:

@@ -1,6 +1,6 @@
 """Which call on a tile is under way, who has arrived, and when its memory is free again.
 
-Every tile has a row of words in `locks`, a symmetric tensor that was zero at the start.  For W ranks:
+Every tile has a row of words in `locks`, a symmetric int64 tensor that was zero at the start.  For W ranks:
 
     words 0 .. W - 1        `arrived`: stamp of the call for which each rank's part is ready
     words W .. 2 W - 1      `passed`: stamp of the call in which each rank has read the others' parts; in a ring, word
@@ -10,8 +10,13 @@ Every tile has a row of words in `locks`, a symmetric tensor that was zero at th
     word 2 W + 2            `done`: stamp of the last call whose result is stored, by the one rank that reduces
 
 A stamp is 8 times the number of the call plus its kind.  All ranks make the same calls on a tile, so they have the same
-stamps; these only grow (and wrap around), so nothing has to be reset, a launch can be repeated, and a captured one
-replayed.  Before a call touches anything, it waits for the end of the one before: its kind says by which words.
+stamps; these only grow, so nothing has to be reset, a launch can be repeated, and a captured one replayed.  Before a
+call touches anything, it waits for the end of the one before: its kind says by which words.
+
+`locks` of int32 follow the reference system's protocol instead.  There is one word for each tile, zero before the
+launch on all ranks.  The kernel stores its part in `src_view`, then sets the word of the tile to 1, in its own memory,
+with release semantics; then it calls the method, which waits for that word on all ranks and reads their parts.  Between
+two launches the host zeroes the words behind a barrier, because a word that is still 1 tells of the part before.
 """
 # mypy: ignore-errors
 
@@ -21,7 +26,7 @@ import triton.language as tl
 from iris_core import device_context as _layout
 from iris_triton._compat import aggregate
 from iris_triton.atomics import atomic_add
-from iris_triton.flags import await_flag, await_flags, is_counter, lanes_for, set_flag, set_flags
+from iris_triton.flags import await_flag, await_flags, lanes_for, set_flag, set_flags
 from iris_triton.intrinsics import wait_stores
 from iris_triton.tiles.locks import FIXED_WORDS
 from iris_triton.tiles.views import _number
@@ -144,7 +149,8 @@ class Row:
     def is_last(self, home):
         """Arrive at the tile's home; returns whether all others have (then their parts are visible).
 
-        No rank waits here.  The last one makes the count 0 again: nobody adds to it before `done` is set.
+        No rank waits here.  The last one makes the count 0 again.  All ranks add to it, and none is a call ahead: it
+        begins the next one when `done` of this one is set, which the last rank does later than the count.
         """
         world = self.world
         count = self.words + 2 * world.size + 1
@@ -172,11 +178,22 @@ def gather_stores():
 @triton.jit
 def _last_call(locks, tile_id, world):
     """The row of a tile with the stamp of the last call on it."""
-    tl.static_assert(
-        is_counter(locks.dtype.element_ty), "locks must be an int32 or int64 tensor: see iris_triton.tiles.make_locks"
-    )
+    tl.static_assert(locks.dtype.element_ty == tl.int64, "locks must be int64: see iris_triton.tiles.make_locks")
     words = locks + tl.cast(tile_id, tl.int64) * (2 * world.size + _FIXED_WORDS)
     return Row(words, tl.load(words + 2 * world.size), world)
+
+
+@triton.jit
+def await_raised(locks, tile_id, world):
+    """Wait until all ranks have raised their int32 flag of a tile; their parts are visible then."""
+    word = locks + tl.cast(tile_id, tl.int64)
+    timeout_ns, status = world.bound()
+    one = tl.cast(1, tl.int32)
+    lane = lanes_for(_MEMBERS)
+    for first in range(0, world.size, lane.shape[0]):
+        member = first + lane  # those beyond the world repeat a rank
+        flags = translate(word, world.rank, member % world.size, world.heap_bases)
+        await_flags(flags, one, member < world.size, "ge", "acquire", "sys", timeout_ns, status, world.rank)
 
 
 @triton.jit

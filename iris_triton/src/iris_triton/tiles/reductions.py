@@ -10,6 +10,9 @@ What the algorithms have in common, and why nothing that a rank still reads is o
 
 Sums go in rank order (in a ring: in the order of the ring), in float32 for floats of 16 and 8 bits, and are rounded
 once.
+
+The element type of `locks` decides, when the kernel is compiled, by which protocol one_shot, two_shot and
+reduce_scatter synchronise: int64 by counted calls, int32 by flags that the kernel raises itself (`protocol`).
 """
 # mypy: ignore-errors
 
@@ -23,7 +26,7 @@ from iris_triton.flags import await_flag, is_counter
 from iris_triton.memory import load, store
 from iris_triton.sync import signal
 from iris_triton.tiles.locks import VARIANTS
-from iris_triton.tiles.protocol import ALL_READ, AT_RETURN, ONE_READS, begin, gather_stores
+from iris_triton.tiles.protocol import ALL_READ, AT_RETURN, ONE_READS, await_raised, begin, gather_stores
 from iris_triton.tiles.views import Tile, number_of
 from iris_triton.translation import translate
 
@@ -92,72 +95,109 @@ def _store_own(tile, dst_view, value):
     tl.store(ptr, value.to(dst_view.ptr.dtype.element_ty), mask=mask)
 
 
+@triton.constexpr_function
+def _raised_by_kernel(locks):
+    """Whether the kernel raises flags itself, as in the reference system."""
+    element = locks.dtype.element_ty
+    if element not in (tl.int32, tl.int64):
+        raise ValueError(
+            f"locks have {element}: they must be int64, from iris_triton.tiles.make_locks, or int32, a flag for each "
+            "tile that the kernel raises itself as in the reference system (docs/tiles.md)"
+        )
+    return element == tl.int32
+
+
+@triton.jit
+def _owner(tile, dst_view, tile_id, world):
+    """The rank that gets a tile in reduce_scatter: all have a block of them, the last one also what is left over."""
+    share = dst_view.number_of_tiles(tile.block_m, tile.block_n) // world.size
+    return tl.where(share == 0, world.size - 1, tl.minimum(tile_id // tl.maximum(share, 1), world.size - 1))
+
+
 # -- algorithms -------------------------------------------------------------------------------------------------------
 @triton.jit
 def all_reduce_one_shot(tile, src_view, dst_view, locks, tile_id, world):
     """Every rank reduces all parts."""
-    row = begin(locks, tile_id, world, ALL_READ)
-    tile.publish(src_view)
-    gather_stores()
-    row.tell_all(row.arrived(world.rank))
-    row.wait_all(row.arrived(0))
-    acc = _sum(tile, src_view, world)
-    if tl.cast(src_view.ptr, tl.int64) == tl.cast(dst_view.ptr, tl.int64):
-        gather_stores()
-        row.tell_all(row.passed(world.rank))
-        row.wait_all(row.passed(0))
-        _store_own(tile, dst_view, acc)
+    if _raised_by_kernel(locks):
+        await_raised(locks, tile_id, world)
+        _store_own(tile, dst_view, _sum(tile, src_view, world))
     else:
-        _store_own(tile, dst_view, acc)
+        row = begin(locks, tile_id, world, ALL_READ)
+        tile.publish(src_view)
         gather_stores()
-        row.tell_all(row.passed(world.rank))
-    row.end()
+        row.tell_all(row.arrived(world.rank))
+        row.wait_all(row.arrived(0))
+        acc = _sum(tile, src_view, world)
+        if tl.cast(src_view.ptr, tl.int64) == tl.cast(dst_view.ptr, tl.int64):
+            gather_stores()
+            row.tell_all(row.passed(world.rank))
+            row.wait_all(row.passed(0))
+            _store_own(tile, dst_view, acc)
+        else:
+            _store_own(tile, dst_view, acc)
+            gather_stores()
+            row.tell_all(row.passed(world.rank))
+        row.end()
 
 
 @triton.jit
 def all_reduce_two_shot(tile, src_view, dst_view, locks, tile_id, world):
-    """The rank that comes last reduces all parts and stores the result to all."""
-    row = begin(locks, tile_id, world, ONE_READS)
-    tile.publish(src_view)
-    gather_stores()
-    if row.is_last(tile_id % world.size):
-        _store_to_all(tile, dst_view, _sum(tile, src_view, world), world)
+    """The rank that comes last reduces all parts and stores the result to all; of raised flags, rank tile_id % size."""
+    if _raised_by_kernel(locks):
+        all_reduce_two_shot_by_owner(
+            tile, src_view, dst_view, locks, tile_id, tl.cast(world.rank, tl.int32), world.size, world
+        )
+    else:
+        row = begin(locks, tile_id, world, ONE_READS)
+        tile.publish(src_view)
         gather_stores()
-        row.tell_all(row.done())
-    row.end()
+        if row.is_last(tile_id % world.size):
+            _store_to_all(tile, dst_view, _sum(tile, src_view, world), world)
+            gather_stores()
+            row.tell_all(row.done())
+        row.end()
 
 
 @triton.jit
 def all_reduce_two_shot_by_owner(tile, src_view, dst_view, locks, tile_id, start_tile, stride, world):
     """The rank for which tile_id is one of start_tile, start_tile + stride, ... reduces and stores to all."""
-    row = begin(locks, tile_id, world, ONE_READS)
-    tile.publish(src_view)
-    gather_stores()
-    row.tell_all(row.arrived(world.rank))
-    if (tile_id >= start_tile) & ((tile_id - start_tile) % stride == 0):
-        row.wait_all(row.arrived(0))
-        _store_to_all(tile, dst_view, _sum(tile, src_view, world), world)
+    own = (tile_id >= start_tile) & ((tile_id - start_tile) % stride == 0)
+    if _raised_by_kernel(locks):
+        if own:
+            await_raised(locks, tile_id, world)
+            _store_to_all(tile, dst_view, _sum(tile, src_view, world), world)
+    else:
+        row = begin(locks, tile_id, world, ONE_READS)
+        tile.publish(src_view)
         gather_stores()
-        row.tell_all(row.done())
-    row.end()
+        row.tell_all(row.arrived(world.rank))
+        if own:
+            row.wait_all(row.arrived(0))
+            _store_to_all(tile, dst_view, _sum(tile, src_view, world), world)
+            gather_stores()
+            row.tell_all(row.done())
+        row.end()
 
 
 @triton.jit
 def reduce_scatter(tile, src_view, dst_view, locks, tile_id, world):
-    """The rank that comes last reduces all parts and stores the result to the tile's owner."""
-    row = begin(locks, tile_id, world, ONE_READS)
-    tile.publish(src_view)
-    gather_stores()
-    share = dst_view.number_of_tiles(tile.block_m, tile.block_n) // world.size
-    # owners have a block of tiles each, the last one also what is left over
-    owner = tl.where(share == 0, world.size - 1, tl.minimum(tile_id // tl.maximum(share, 1), world.size - 1))
-    if row.is_last(owner):
-        acc = _sum(tile, src_view, world)
-        ptr, mask = dst_view.tile_ptr(tile)
-        store(ptr, acc.to(dst_view.ptr.dtype.element_ty), world.rank, owner, world.heap_bases, mask)
+    """The rank that comes last, of raised flags the owner, reduces all parts and stores the result to the owner."""
+    owner = _owner(tile, dst_view, tile_id, world)
+    if _raised_by_kernel(locks):
+        if owner == world.rank:
+            await_raised(locks, tile_id, world)
+            _store_own(tile, dst_view, _sum(tile, src_view, world))
+    else:
+        row = begin(locks, tile_id, world, ONE_READS)
+        tile.publish(src_view)
         gather_stores()
-        row.tell_all(row.done())
-    row.end()
+        if row.is_last(owner):
+            acc = _sum(tile, src_view, world)
+            ptr, mask = dst_view.tile_ptr(tile)
+            store(ptr, acc.to(dst_view.ptr.dtype.element_ty), world.rank, owner, world.heap_bases, mask)
+            gather_stores()
+            row.tell_all(row.done())
+        row.end()
 
 
 # -- ring -------------------------------------------------------------------------------------------------------------
@@ -282,9 +322,7 @@ def _lock(lock, peer, world):
 @triton.jit
 def all_reduce_spinlock(tile, dst_view, locks, tile_id, world):
     """Add a tile to `dst_view` of all ranks, one rank at a time."""
-    tl.static_assert(
-        is_counter(locks.dtype.element_ty), "locks must be an int32 or int64 tensor: see iris_triton.tiles.make_locks"
-    )
+    tl.static_assert(is_counter(locks.dtype.element_ty), "locks must be int32 or int64, a word for each tile")
     lock = locks + tl.cast(tile_id, tl.int64)
     ptr, mask = dst_view.tile_ptr(tile)
     part = widened(tile.partial(dst_view))
