@@ -162,8 +162,9 @@ def test_a_file_that_raises_leaves_no_half_module(tmp_path, monkeypatch):
     file = tmp_path / "broken.py"
     file.write_text("raise KeyError('broken')")
     before = set(sys.modules)
-    with pytest.raises(KeyError):
+    with pytest.raises(BenchmarkError) as caught:
         bench.load(str(file))
+    assert isinstance(caught.value.__cause__, KeyError)
     assert not [name for name in set(sys.modules) - before if "broken" in name]
 
 

@@ -388,6 +388,12 @@ def _build(cls: type[_S], prefix: str, given: Mapping[str, Any], label: str) -> 
         raise SettingsError("; ".join(problems)) from error
     except _DecodeError as error:  # a structured value that is not JSON
         raise SettingsError(f"a variable {prefix}... is not valid JSON: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of a plugin's own code
+        from iris_core.registry.records import error_text
+
+        raise SettingsError(f"making the settings {prefix}... raised {error_text(error)}") from error
 
 
 def _problem(detail: dict[str, Any], prefix: str, given: Mapping[str, Any], label: str) -> str:

@@ -8,10 +8,12 @@ import itertools
 import pathlib
 import re
 import sys
+import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from iris_core.errors import BenchmarkError
+from iris_core.errors import BenchmarkError, IrisError
+from iris_core.registry.records import error_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -222,7 +224,7 @@ def load(path: str) -> None:
         path: the file; its folder becomes importable, as for a script.
 
     Raises:
-        BenchmarkError: there is no such file.
+        BenchmarkError: there is no such file, or importing it raised.
     """
     file = pathlib.Path(path).resolve()
     if any(pathlib.Path(each.source).resolve() == file for each in _registry.values()):
@@ -238,9 +240,13 @@ def load(path: str) -> None:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[spec.name]
-        raise
+        if isinstance(error, IrisError | KeyboardInterrupt):
+            raise
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next((f", at line {each.lineno}" for each in reversed(frames) if each.filename == str(file)), "")
+        raise BenchmarkError(f"{path} cannot be imported: {error_text(error)}{line}") from error
 
 
 def check_axes(benchmarks: Iterable[Benchmark], axes: Mapping[str, Sequence[Any]]) -> None:

@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import IrisError
+from iris_core.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except IrisError as error:
         print(f"iris: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # `iris plugins | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:  # its text names the file
+        logger.debug("", exc_info=True)
+        print(f"iris: {error}", file=sys.stderr)
+        return 1
     except SystemExit as stop:
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
@@ -66,9 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(stop.code or 0)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `iris plugins | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
 
 
 def _version() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -24,14 +25,21 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the settings; a wrong value is an error."""
+    """List the settings; 1 if one of them has a wrong value."""
     from iris_core.cli._output import print_json, print_table
+    from iris_core.errors import SettingsError
     from iris_core.registry import default_registry
     from iris_core.settings import IrisSettingsWarning, describe, load_settings, warn_unknown_variables
 
     registry = default_registry()
     registry.block(load_settings().block)
-    rows = describe(settings_classes(registry))
+    core = describe()
+    rows, problems = list(core), []
+    for name, cls in sorted(settings_classes(registry).items()):
+        try:
+            rows += describe({name: cls})[len(core) :]
+        except SettingsError as error:  # the others are listed
+            problems.append(str(error))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", IrisSettingsWarning)  # the logger says the same
         unknown = warn_unknown_variables(registry.names())
@@ -42,7 +50,9 @@ def run(args: argparse.Namespace) -> int:
             ("VARIABLE", "TYPE", "VALUE", "SOURCE", "FOR"),
             [(row.variable, row.type, _shown(row.value), row.source, row.help) for row in rows],
         )
-    return 0
+    for problem in problems:
+        print(f"iris: {problem}", file=sys.stderr)
+    return int(bool(problems))
 
 
 def settings_classes(registry: Registry) -> dict[str, type[PluginSettings]]:

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         server = TraceServer(pathlib.Path(args.file), args.port)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:
         raise ArgumentError(f"{args.file} cannot be shown: {error}") from error
     with server:
         print(f"{args.file} is shown at {server.url}, until Ctrl-C", flush=True)

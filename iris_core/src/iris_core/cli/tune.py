@@ -7,15 +7,17 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from iris_core.bench import RunOptions
-    from iris_core.ccl.tables import Entry
+    from iris_core.ccl.tables import Entry, OfDevice
     from iris_core.ops.tables import Measured
     from iris_core.tuning import Tuned
+
+T = TypeVar("T", bound="OfDevice")
 
 EXAMPLES = """\
   iris tune                                   all collectives on all GPUs, 1 KiB to 1 GiB, into the cache
@@ -90,13 +92,14 @@ def _tune_collectives(args: argparse.Namespace) -> int:
         factor=TuneOptions.factor if args.factor is None else args.factor,
     )
     ranks, device = _ranks(args.ranks, args.device)
+    _check_out(args.out, read_table, device, ranks)
     # two buffers; workspaces lie between them and stay, so twice that, for room in one piece
     heap = max(64 << 20, 4 * wanted.max_nbytes + (256 << 20))
     found = _measure(tune_on_this_rank, wanted, _options(args, ranks, device, heap))
     path = _path(args, found, "ccl", ranks)
     if path is not None:
-        old = read_table(path).entries if path.exists() else ()
-        write_table(path, found.device, ranks, _versions(), merged(old, found.entries))
+        old = _table_there(path, read_table, found.device, ranks)
+        write_table(path, found.device, ranks, _versions(), merged(old.entries if old else (), found.entries))
         _print_collectives(found.entries)
         print(f"written to {path}")
     return int(bool(found.wrong))
@@ -117,12 +120,13 @@ def _tune_operations(args: argparse.Namespace) -> int:
     ranks, device = _ranks(args.ranks, args.device)
     if device == "cpu" and not args.shape:
         raise ArgumentError("on CPU ranks, the layers of large models take hours: give small ones by --shape")
+    _check_out(args.out, read_fused_table, device, ranks)
     heap = max(sample.heap_nbytes for _, sample in wanted.samples(0, ranks))
     found = _measure(tune_operations_on_this_rank, wanted, _options(args, ranks, device, heap))
     path = _path(args, found, "ops", ranks)
     if path is not None:
-        old = read_fused_table(path).rows if path.exists() else ()
-        write_fused_table(path, found.device, ranks, _versions(), merged(old, found.entries))
+        old = _table_there(path, read_fused_table, found.device, ranks)
+        write_fused_table(path, found.device, ranks, _versions(), merged(old.rows if old else (), found.entries))
         _print_operations(found.entries)
         print(f"written to {path}")
     return int(bool(found.wrong))
@@ -163,6 +167,37 @@ def _path(args: argparse.Namespace, found: Tuned[Any], folder: str, ranks: int) 
         print("iris tune: there is nothing to choose from, no table was written", file=sys.stderr)
         return None
     return Path(args.out) if args.out else Path(load_settings().cache_dir) / folder / file_name(found.device, ranks)
+
+
+def _check_out(out: str, read: Callable[[Path], T], device: str, ranks: int) -> None:
+    """Refuse a file that the table cannot be written to, before anything is measured."""
+    from iris_core.errors import ArgumentError
+
+    path = Path(out)
+    if not out:
+        return
+    if path.exists():
+        table = read(path)
+        if table.group_size != ranks or (table.device == "cpu") != (device == "cpu"):
+            raise ArgumentError(f"--out {out} is a table of {table.group_size} ranks on {table.device}: name another")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        raise ArgumentError(f"--out {out}: files cannot be made in {path.parent}")
+
+
+def _table_there(path: Path, read: Callable[[Path], T], device: str, ranks: int) -> T | None:
+    """The table that a new one is put together with; None if there is none for that."""
+    from iris_core.errors import SettingsError
+
+    try:
+        table = read(path) if path.exists() else None
+    except SettingsError as error:
+        print(f"iris tune: {error}; it is replaced", file=sys.stderr)
+        return None
+    if table is not None and (table.device, table.group_size) != (device, ranks):
+        print(f"iris tune: {path} is of {table.group_size} ranks on {table.device}: it is replaced", file=sys.stderr)
+        return None
+    return table
 
 
 def _nbytes(option: str, text: str) -> int:

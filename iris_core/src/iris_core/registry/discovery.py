@@ -27,8 +27,7 @@ def discover(search_path: Sequence[str] | None = None) -> list[PluginRecord]:
     Args:
         search_path: directories with installed distributions; default is the interpreter's path.
     """
-    path = sys.path if search_path is None else search_path
-    where = [each for each in path if isinstance(each, str) and "\0" not in each]  # as imports do
+    where = searched(search_path)
     records: list[PluginRecord] = []
     seen = set()
     for found in importlib_metadata.distributions(path=where):
@@ -63,6 +62,12 @@ def discover(search_path: Sequence[str] | None = None) -> list[PluginRecord]:
         for (group, point), value in points.items():
             records.append(PluginRecord(_KINDS[group], point, name, version, value))
     return records
+
+
+def searched(search_path: Sequence[str] | None = None) -> list[str]:
+    """Return a path, by default the interpreter's, without what imports ignore on it: searching it would raise."""
+    path = sys.path if search_path is None else search_path
+    return [each for each in path if isinstance(each, str) and "\0" not in each]
 
 
 def identity(distribution: Any) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import pathlib
 import shutil
 from typing import Any
@@ -20,12 +21,13 @@ class TraceServer(http.server.ThreadingHTTPServer):
 
     Raises:
         OSError: the file is not there, or the port is taken.
+        ValueError: the file is not a trace.
     """
 
     daemon_threads = True
 
     def __init__(self, trace: pathlib.Path, port: int = 0) -> None:
-        trace.open("rb").close()  # an error here and now, not in the browser
+        _check(trace)  # an error here and now, not in the browser
         self.trace = trace
         super().__init__(("127.0.0.1", port), _Handler)
 
@@ -33,6 +35,17 @@ class TraceServer(http.server.ThreadingHTTPServer):
     def url(self) -> str:
         """Where the page is."""
         return f"http://127.0.0.1:{self.server_port}/"
+
+
+def _check(trace: pathlib.Path) -> None:
+    if not trace.exists() or trace.is_file():  # opening a pipe would wait
+        try:
+            content = json.loads(trace.read_bytes())
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        if isinstance(content, dict) and isinstance(content.get("traceEvents"), list):
+            return
+    raise ValueError("it is not a file with a JSON object that has the list traceEvents")
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -95,11 +95,10 @@ def examine(*, self_test: bool = True, timeout_s: float = TIMEOUT_S) -> Report:
     from iris_core.cli.doctor import host, installation, survey
 
     versions = installation.versions()
-    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
     taken = survey.take_survey(timeout_s)
     findings = [
         *host.examine_host(),
-        Finding("packages", Verdict.OK, packages, versions),
+        installation.examine_packages(versions),
         *installation.examine_settings(),
         *installation.examine_plugins(),
         *taken.findings,

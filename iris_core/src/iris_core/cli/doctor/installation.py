@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 import warnings
+from typing import TYPE_CHECKING
+
+import importlib_metadata
 
 from iris_core.diagnosis import Finding, Verdict
 from iris_core.errors import IrisError
+from iris_core.registry.discovery import folder_of, identity, searched
+from iris_core.registry.records import error_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DAMAGED = "(its METADATA is damaged)"
 
 _OF_INTEREST = re.compile(
     r"iris[-_.]|(pytorch[-_])?triton|torch|cuda[-_](bindings|python)|hip[-_]python|nvidia[-_]ml[-_]py|amdsmi|pluggy|pydantic"
@@ -17,11 +26,23 @@ _OF_INTEREST = re.compile(
 def versions() -> dict[str, str]:
     """Return the versions of the installed distributions that matter here, by name."""
     found = {}
-    for distribution in importlib.metadata.distributions():
-        name = distribution.metadata["Name"] or ""
+    for distribution in importlib_metadata.distributions(path=searched()):
+        try:
+            name, version = identity(distribution)
+        except Exception as error:  # noqa: BLE001 - a file may be damaged in any way
+            name, version = folder_of(distribution).name, f"{DAMAGED}: {error_text(error)}"
         if _OF_INTEREST.match(name):
-            found[name] = distribution.version
+            found[name] = version
     return dict(sorted(found.items()))
+
+
+def examine_packages(versions: Mapping[str, str]) -> Finding:
+    """Say which distributions there are; broken, if one of them is damaged."""
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
+    damaged = [name for name, version in versions.items() if version.startswith(DAMAGED)]
+    if not damaged:
+        return Finding("packages", Verdict.OK, packages, dict(versions))
+    return Finding("packages", Verdict.BROKEN, f"{packages}. Reinstall {', '.join(damaged)}", dict(versions))
 
 
 def examine_settings() -> list[Finding]:

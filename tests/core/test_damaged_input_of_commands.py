@@ -1,0 +1,153 @@
+"""What the command `iris` says of damaged files and installations: one line that names the file, and a status."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+
+import pytest
+
+from iris_core.ccl.tables import Entry, read_table, write_table
+from iris_core.cli import main, tune
+from iris_core.cli.doctor.installation import examine_packages, versions
+from iris_core.diagnosis import Verdict
+from iris_core.registry import reset_default_registry
+from iris_core.testing.dist_info import provider_source
+from iris_core.tuning import Tuned
+
+
+@pytest.fixture(autouse=True)
+def fresh_registry():
+    reset_default_registry()
+    yield
+    reset_default_registry()
+
+
+def refused(capsys, *arguments):
+    """The line of a command that ends with status 1."""
+    assert main(list(map(str, arguments))) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("iris: ")
+    return line
+
+
+def test_plugins_lists_what_is_damaged(capsys, site):
+    (site.install("iris-bad", entry_points={"iris.backends": {"bad": "a:b"}}) / "METADATA").unlink()
+    site.provider("leaves", source=provider_source("leaves", probe="raise SystemExit(3)"))
+    assert main(["plugins", "--json"]) == 1
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert {found[name]["state"] for name in ("iris_bad", "leaves")} == {"broken"}
+    assert "METADATA" in found["iris_bad"]["reason"]
+    assert found["host"]["state"] == "loaded"
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["level: int", "level: int = 'high'", "level: int = Field(default_factory=lambda: 1 / 0)"],
+    ids=["without a default", "with a wrong default", "that raises"],
+)
+def test_config_lists_the_others(capsys, site, field):
+    source = provider_source("bad").replace('"""No settings."""', field)
+    site.provider("bad", source="from pydantic import Field\n" + source)
+    assert main(["config"]) == 1
+    captured = capsys.readouterr()
+    assert "IRIS_HOST__HUGE_PAGES" in captured.out
+    (line,) = captured.err.splitlines()
+    assert "IRIS_BAD__" in line
+
+
+def test_doctor_names_a_damaged_distribution(site, monkeypatch):
+    (site.install("iris-bad") / "METADATA").write_bytes(b"\xff")
+    monkeypatch.syspath_prepend(site.folder)
+    finding = examine_packages(versions())
+    assert finding.verdict is Verdict.BROKEN
+    assert "iris_bad-1.0.dist-info" in finding.text
+    assert "iris-core" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("import there_is_no_such_module", "there_is_no_such_module', at line 2"),
+        ("raise SystemExit(3)", "SystemExit: 3, at line 2"),
+        ("def f(:", "SyntaxError"),
+        ("x = '\x00'", "cannot be imported"),
+    ],
+)
+@pytest.mark.parametrize("action", ["list", "run"])
+def test_a_file_of_benchmarks_that_cannot_be_imported(capsys, tmp_path, text, part, action):
+    path = tmp_path / "broken.py"
+    path.write_text(f"\n{text}\n")
+    line = refused(capsys, "bench", action, path)
+    assert str(path) in line
+    assert part in line
+
+
+@pytest.mark.parametrize("content", ["", "5", "[]", "{}", '{"traceEvents": 5}', '{"traceEvents": [', "[" * 100_000])
+def test_a_trace_that_is_none(capsys, tmp_path, content):
+    path = tmp_path / "trace.json"
+    path.write_text(content)
+    assert str(path) in refused(capsys, "trace", "view", path, "--no-browser")
+
+
+def test_a_trace_that_is_no_file(capsys, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", tmp_path / "absent"):
+        assert str(path) in refused(capsys, "trace", "view", path, "--no-browser")
+
+
+def test_an_error_of_the_system_is_one_line(capsys, tmp_path, monkeypatch):
+    def fail(args):
+        (tmp_path / "absent" / "file").write_text("")
+
+    monkeypatch.setattr(tune, "run", fail)
+    assert str(tmp_path / "absent" / "file") in refused(capsys, "tune")
+
+
+# -- iris tune --------------------------------------------------------------------------------------------------------
+ENTRY = Entry("all_reduce", "*", 4096, "fast", 1e-6, "")
+TUNE = ("tune", "--device", "cpu", "--ranks", "2")
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """What was measured, without measuring; the list of how often."""
+    calls = []
+
+    def measure(job, wanted, options):
+        calls.append(options)
+        return Tuned("cpu", (ENTRY,), (), ())
+
+    monkeypatch.setattr(tune, "_measure", measure)
+    return calls
+
+
+@pytest.mark.parametrize("table", ["damaged", "of other ranks", "of another device", "a folder", "in a file"])
+def test_a_table_that_cannot_be_written_is_refused_before_measuring(capsys, tmp_path, measured, table):
+    path = tmp_path / "table.json"
+    if table == "damaged":
+        path.write_text("{}")
+    elif table == "a folder":
+        path.mkdir()
+    elif table == "in a file":
+        path.write_text("")
+        path = path / "table.json"
+    else:
+        device, ranks = ("cpu", 4) if "ranks" in table else ("a GPU", 2)
+        write_table(path, device, ranks, {}, [ENTRY])
+    assert str(tmp_path / "table.json") in refused(capsys, *TUNE, "--out", path)
+    assert measured == []
+
+
+def test_what_was_measured_replaces_a_damaged_table_of_the_cache(capsys, tmp_path, measured, monkeypatch):
+    monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
+    path = pathlib.Path(tmp_path, "ccl", "cpu-2.json")
+    path.parent.mkdir()
+    path.write_text("{}")
+    assert main(list(TUNE)) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(path) in line
+    assert [entry.algorithm for entry in read_table(path).entries] == ["fast"]
