@@ -3,10 +3,21 @@
 import time
 
 import torch
+import triton
+import triton.language as tl
 
 from iris_core import bench
+from iris_triton import DeviceContext
 
 ARRAY = 8
+
+
+@triton.jit
+def add_to_all(sums, value, context, WORLD: tl.constexpr):
+    """Add a value to a word of every rank."""
+    ctx = DeviceContext.from_tensor(context, WORLD)
+    for peer in range(WORLD):
+        ctx.atomic_add(sums, value, peer)
 
 
 @bench.register
@@ -38,6 +49,31 @@ def frees(state, ctx):
     """Each point may use nearly the whole heap."""
     x = ctx.zeros(ctx.heap_size // 2, dtype=torch.uint8)
     state.provider("a", lambda: None, check=lambda: x.numel() == ctx.heap_size // 2)
+
+
+@bench.register(by_default=False)
+def resets(state, ctx):
+    """Each call adds to what the preamble has zeroed; one rank's data comes late, and each rank's preamble may be."""
+    rank, world = ctx.cur_rank, ctx.num_ranks
+    sums, seen = ctx.zeros(1, dtype=torch.int64), []
+
+    def preamble():
+        seen.append(int(sums))  # the sum of the last call, which is over everywhere
+        sums.zero_()
+
+    def call():
+        if rank == len(seen) % world:
+            time.sleep(0.02)
+        add_to_all[(1,)](sums, 1, ctx.get_device_context(), world)
+
+    def check():
+        assert seen[0] == 0, seen
+        assert set(seen[1:]) == {world}, seen
+
+    bench.do_bench(call, ctx.barrier, preamble, n_warmup=1, n_repeat=6)
+    check()
+    state.set_repeat(4)
+    state.exec(call, preamble_fn=preamble, check=check)
 
 
 @bench.register(by_default=False)

@@ -40,6 +40,20 @@ def test_steps_of_a_provider(measure):
     assert (result.calls, len(result.rounds_us), result.verified, result.timer) == (3, 2, True, "cpu")
 
 
+def test_a_preamble_comes_before_every_call(measure):
+    log = []
+
+    def prepared(state, ctx):
+        state.set_repeat(3)
+        state.set_warmup(2)
+        state.exec(lambda: log.append("call"), lambda: log.append("preamble"), check=lambda: log.append("check"))
+
+    (result,) = measure(prepared)
+    verified, timed = ["preamble", "call"] * 3 + ["check"], ["preamble", "call"] * 5
+    assert log == [*verified, *timed, *timed, *timed, "check"]
+    assert (result.calls, len(result.rounds_us), result.timer) == (3, 3, "cpu")
+
+
 def test_the_number_of_calls_fills_the_batch(by_provider):
     def calls(state, ctx):
         state.provider("quick", lambda: None, check=None)

@@ -74,6 +74,12 @@ def test_an_exception_on_one_rank_ends_the_run_and_is_named(on_ranks):
     assert time.monotonic() - start < 30
 
 
+def test_a_preamble_waits_for_the_last_call_of_all_ranks(on_ranks):
+    options = RunOptions(num_ranks=3, device="cpu", heap_size="1MiB", rounds=2)
+    (result,) = on_ranks("resets", options).results
+    assert (result.error, result.verified) == ("", True)
+
+
 def test_a_rank_that_hangs_ends_the_run(on_ranks, capfd):
     options = RunOptions(num_ranks=2, device="cpu", heap_size="1MiB", limit_s=5.0)
     with pytest.raises(PeerLostError, match=r"rank [01]"):

@@ -52,7 +52,13 @@ def test_timers(state):
 def test_exec_is_one_provider(state):
     state.exec(nothing, preamble_fn=nothing)
     (provider,) = state.providers.values()
-    assert (provider.call, provider.prepare, provider.name) == (nothing, nothing, "default")
+    assert (provider.call, provider.prepare, provider.before, provider.name) == (nothing, None, nothing, "default")
+
+
+def test_a_preamble_needs_calls_that_are_timed_one_by_one(state):
+    state.set_timer("reported")
+    with pytest.raises(BenchmarkError, match="preamble_fn"):
+        state.exec(nothing, preamble_fn=nothing)
 
 
 def test_what_is_declared_twice_is_refused(state):

@@ -7,11 +7,13 @@ before any of them goes on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from iris_core.bench.once import SingleCalls
 from iris_core.bench.state import Provider, SkipPoint, State
 from iris_core.bench.summary import Measured, Times, skipped_point, summarize
 from iris_core.bench.timers import GPU_TIMERS, MAX_GRAPH_CALLS, Batch, make_batch, synchronize, warm_clocks
@@ -117,7 +119,7 @@ class Runner:
             state.rounds,
             state.repeat,
             state.warmup,
-            [(p.name, p.timer, p.operations, p.skipped) for p in state.providers.values()],
+            [(p.name, p.timer, p.operations, p.skipped, p.before is not None) for p in state.providers.values()],
         )
         everyone = self._world.all_gather_object(mine)
         for rank, theirs in enumerate(everyone):
@@ -147,16 +149,23 @@ class Runner:
         for each in candidates:
             if each.provider.timer == "reported":
                 continue  # such a call may take seconds, and its batch needs neither of the two
+            call = each.provider.call
+            if call is not None and each.provider.before is not None:
+                barrier, before = functools.partial(self._finish, each), each.provider.before
+                each.batch = SingleCalls(call, barrier, before, warmup=state.warmup, on_gpu=each.on_gpu)
+                call = each.batch.once
             for _ in range(2):
                 self._prepare(each)
                 start = time.perf_counter()
-                if each.provider.call is not None:
-                    each.provider.call()
+                if call is not None:
+                    call()
                 self._wait_for_device(each)
                 each.seconds = time.perf_counter() - start
                 self._world.barrier()
         self._agree_on_seconds(candidates)
         for each in candidates:
+            if each.batch is not None:
+                continue
             fitting = math.ceil(self._batch_s / each.seconds) if each.seconds else 1
             calls = min(MAX_GRAPH_CALLS, state.repeat or fitting)
             each.batch = make_batch(

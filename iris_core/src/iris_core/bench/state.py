@@ -33,6 +33,8 @@ class Provider:
     peer: bool = False
     operations: int = 1
     skipped: str = ""
+    before: Callable[[], object] | None = None
+    """Untimed preparation of every call, see `State.exec`."""
 
 
 class State:
@@ -188,10 +190,17 @@ class State:
 
         Args:
             fn: one call.
-            preamble_fn: as `prepare` of `provider`.
+            preamble_fn: untimed preparation of every call, also of those that warm up.  It is called on every rank
+                when the last call is over on all of them, and the next call begins when all have done it.  Calls are
+                then timed one by one, with cold caches, as `do_bench` does; without a preamble, many together.
             check: as `check` of `provider`.
+
+        Raises:
+            BenchmarkError: there is a preamble, and the timer is "graph" or "reported".
         """
-        self.provider("default", fn, prepare=preamble_fn, check=check)
+        if preamble_fn is not None and self._timer not in ("cpu", "events"):
+            raise BenchmarkError(f"timer {self._timer!r} takes many calls together: a preamble_fn needs cpu or events")
+        self._add(Provider("default", self._timer, fn, check=check, before=preamble_fn))
 
     def skip(self, reason: str) -> NoReturn:
         """Leave this point out; the results say why.  Collective: every rank skips it."""
