@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -265,3 +268,59 @@ def test_an_observer_that_raises_is_reported_once(site, log, body):
     (warning,) = log.messages
     assert "iris-bad 1.0" in warning
     assert "IRIS_BLOCK=bad" in warning
+
+
+# -- all of it at once, on ranks --------------------------------------------------------------------------------------
+PROGRAM = """
+import iris_core
+
+def job():
+    with iris_core.Iris("1MiB") as ctx:
+        x, out = ctx.full((64,), float(ctx.cur_rank + 1)), ctx.zeros(64)
+        ctx.ccl.all_reduce(out, x)
+        ctx.barrier()
+        chosen = ctx.ccl.explain("all_reduce", out, x)
+        return out.tolist() == [3.0] * 64, {each.name: each.reason for each in chosen.candidates if not each.ok}
+
+if __name__ == "__main__":
+    from program import job  # by the name that the ranks know
+    for right, left_out in iris_core.run(job, 2):
+        print(right, left_out.get("odd"))
+"""
+ODD_ALGORITHM = """
+        class Odd:
+            info, op, name = self.iris_plugin_info(), "all_reduce", "odd"
+            cost = prepare = launch = print
+            def supports(self, request):
+                raise SystemExit(3)
+        return Odd()"""
+
+
+def test_ranks_open_and_compute_beside_all_of_it(site, tmp_path):
+    (site.install("iris-gone", entry_points={"iris.backends": {"gone": "a:b"}}) / "METADATA").unlink()
+    site.provider("high", info=f"{INFO}, priority='high'")
+    site.provider("leaves", info=f"{INFO}, priority=10**9", probe="raise SystemExit(3)")
+    site.provider("odd", "COLLECTIVE", create=ODD_ALGORITHM)
+    site.provider("quits", "COLLECTIVE", create="raise SystemExit(3)")
+    site.provider("unset", "COLLECTIVE", settings="type('S', (PluginSettings,), {'__init__': exit})")
+    observer(site, "watch", "raise SystemExit(3)")
+    tables = tmp_path / "cache" / "ccl"
+    tables.mkdir(parents=True)
+    row = {"op": "all_reduce", "dtype": "*", "max_nbytes": None, "algorithm": "ring", "seconds": 1e-6}
+    for number, size in enumerate([0, -1, "2", None]):
+        content = {"format": 1, "device": "cpu", "group_size": size, "entries": [row]}
+        (tables / f"{number}.json").write_text(json.dumps(content))
+    (site.folder / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, str(site.folder / "program.py")],
+        env={**os.environ, "PYTHONPATH": str(site.folder), "IRIS_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["True its `supports` raised SystemExit: 3"] * 2, done.stderr
+    warned = [line for line in done.stderr.splitlines() if "WARNING" in line or "ERROR" in line]
+    for name in ("iris_gone", "iris-high", "iris-leaves", "odd", "iris-quits", "'unset'", "iris-watch", *"0123"):
+        word = f"{tables}/{name}.json" if name.isdecimal() else name
+        assert sum(word in line for line in warned) == 2, (name, done.stderr)  # once on each rank

@@ -393,7 +393,8 @@ def _build(cls: type[_S], prefix: str, given: Mapping[str, Any], label: str) -> 
     except BaseException as error:  # of a plugin's own code
         from iris_core.registry.records import error_text
 
-        raise SettingsError(f"making the settings {prefix}... raised {error_text(error)}") from error
+        way = "update the plugin, or block it with IRIS_BLOCK"
+        raise SettingsError(f"making the settings {prefix}... raised {error_text(error)}; {way}") from error
 
 
 def _problem(detail: dict[str, Any], prefix: str, given: Mapping[str, Any], label: str) -> str:

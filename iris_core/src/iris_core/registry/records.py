@@ -95,7 +95,9 @@ class PluginRecord:
         """Warn, once, that the plugin is not used because it does not work."""
         if not self.reported:
             self.reported = True
-            logger.warning("a plugin is left out: %s", error)
+            text = str(error)
+            where = "" if self.label in text else f"{self.label}: "
+            logger.warning("a plugin is left out: %s%s", where, text)
 
     def show_error(self) -> None:
         """Derive state and reason from the error."""
