@@ -134,7 +134,13 @@ def test_facts_are_read(tmp_path, holds):
     assert fabric.read_facts(path) == ({fabric.Fact.WHOLE_LINES} if holds else set())
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 2, "facts": {}}', '{"format": 1, "facts": {"magic": {}}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "[" * 100_000, '{"format": 2, "facts": {}}', '{"format": 1, "facts": {"magic": {}}}',
+        '{"format": 1, "facts": {"whole_lines": {"holds": "no"}}}', '{"format": 1, "facts": {"whole_lines": 1}}',
+    ],
+)  # fmt: skip
 def test_a_file_that_says_nothing(tmp_path, text):
     path = tmp_path / "x.json"
     path.write_text(text)
