@@ -1,5 +1,6 @@
 """Rank jobs of test_agreement: ranks that do not call alike, plans that only some can make, kinds without end."""
 
+import logging
 import math
 import os
 import pathlib
@@ -13,6 +14,7 @@ from iris_core import Iris
 from iris_core.ccl import Config, kinds
 from iris_core.ccl.tables import Entry, write_table
 from iris_core.errors import IrisError, UnsupportedError
+from iris_core.logs import logger
 from iris_core.ops import FusedConfig
 from iris_core.ops.tables import Measured, write_fused_table
 
@@ -73,6 +75,9 @@ def one_cannot_prepare(device, where):
 
 def next_candidate(device):
     """What is chosen has no room on rank 1; another one serves the call on all, now and when it is prepared again."""
+    warnings = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())
     with Iris("24MiB", device=device) as ctx:
         inp, out = torch.ones(40_003, device=device), torch.zeros(40_003, device=device)
         first = ctx.ccl.explain("all_reduce", out, inp).algorithm
@@ -85,7 +90,10 @@ def next_candidate(device):
             return own(request, context)
 
         algorithm.prepare = prepare
+        logger.addHandler(handler)
         ctx.ccl.all_reduce(out, inp)
+        ctx.ccl.all_reduce(out[:40_001], inp[:40_001])
+        logger.removeHandler(handler)
         algorithm.prepare = own
         found = [out.unique().tolist()]
         after = ctx.ccl.explain("all_reduce", out, inp)
@@ -94,7 +102,7 @@ def next_candidate(device):
         ctx.ccl.all_reduce(out, inp)
         found.append(out.unique().tolist())
         ctx.barrier()
-        return first, after.algorithm, str(after), found
+        return first, after.algorithm, str(after), found, warnings
 
 
 def orders_of_a_group(device):

@@ -1,9 +1,13 @@
 """Rank jobs of test_memory."""
 
+import time
+
+import torch
 from jobs_common import environment
 
 from iris_core import Iris
-from iris_core.errors import IrisError
+from iris_core.errors import HeapExhaustedError, IrisError, UnsupportedError
+from iris_core.ops import FusedConfig
 
 
 def areas(device):
@@ -56,3 +60,76 @@ def regions(device, system_size, workspace):
                 found[-1]["huge"] = str(e)
         ctx.barrier()
         return found, ctx.stats().num_blocks
+
+
+def used_before(device):
+    """A group's first call where its control words come from memory that was in use, full of large numbers."""
+    with environment(IRIS_SYSTEM_SIZE="64KiB"), Iris("1MiB", device=device) as ctx:
+        ctx._system_area.reserve(ctx._world, ctx._system_area.nbytes // 2, "a test")
+        before = ctx.zeros(100_000, dtype=torch.int64)
+        torch.manual_seed(ctx.cur_rank)
+        before.random_(1, 1 << 40)
+        ctx.free(before)
+        ctx.barrier()
+        x, y = ctx.full((64,), ctx.cur_rank + 1.0), ctx.zeros(64)
+        found = []
+        for late in range(ctx.num_ranks):
+            x.fill_(0)
+            ctx.barrier()
+            time.sleep(0.2 * (ctx.cur_rank == late))
+            x.fill_(ctx.cur_rank + 1.0)
+            ctx.ccl.all_reduce(y, x, group=[1, 0, *range(2, ctx.num_ranks)])
+            found.append(y.unique().tolist())
+        ctx.barrier()
+        return found
+
+
+def what_a_group_gets(device, groups):
+    """Algorithms and memory of this rank's group for products and messages that are larger than the system area."""
+    with environment(IRIS_SYSTEM_SIZE="1MiB"), Iris("96MiB", device=device) as ctx:
+        members = next(group for group in groups if ctx.cur_rank in group)
+        a, b, out = ctx.zeros(512, 16), ctx.zeros(16, 1024), ctx.zeros(512, 1024)
+        chosen = {}
+        for name in (None, "one_shot", "two_shot"):
+            config = FusedConfig(algorithm=name)
+            workspace = ctx.ops.matmul_all_reduce_preamble(out, a, b, config=config, group=members)
+            chosen[name] = workspace.variant
+        team = ctx.ccl.team(members)
+        sizes = [team.workspace("of a test", nbytes).nbytes for nbytes in (3 << 20, 9 << 20)]
+        x, y = ctx.ones(1 << 20), torch.zeros(1 << 20)
+        message = ctx.ccl.explain("all_reduce", y, x, group=members).algorithm
+        ctx.ccl.all_reduce(y, x, group=members)
+        ctx.barrier()
+        return chosen, sizes, message, y.unique().tolist()
+
+
+def groups_beside_allocations(device):
+    """Regions of groups with and without common members, and allocations until nothing is left: nothing overlaps."""
+    groups, wrong, counts = ((0, 1), (1, 2, 3), (2, 3), (3, 0)), [], []
+    with environment(IRIS_SYSTEM_SIZE="64KiB"), Iris("8MiB", device=device) as ctx:
+        regions, blocks = {}, []
+        for turn in range(12):
+            members = groups[turn % 4]
+            if ctx.cur_rank in members:
+                try:
+                    region = ctx.ccl.team(members).region(f"test {turn}", 200_000 + 777 * turn, fill=turn)
+                except UnsupportedError:
+                    region = None
+                regions[turn, members] = region
+            if turn % 3 == 2:
+                blocks += [ctx.full((100_000,), 100 + ctx.cur_rank, dtype=torch.uint8) for _ in range(10)]
+        try:
+            while True:
+                blocks.append(ctx.full((100_000,), 100 + ctx.cur_rank, dtype=torch.uint8))
+        except HeapExhaustedError:
+            counts.append(len(blocks))
+        ctx.barrier()
+        wrong += [name for name, region in regions.items() if region and region.tensor.unique().tolist() != [name[0]]]
+        wrong += [at for at, block in enumerate(blocks) if block.unique().tolist() != [100 + ctx.cur_rank]]
+        for block in blocks:
+            ctx.free(block)
+        ctx.barrier()
+        free = ctx.stats().free
+        places = {name: None if region is None else region.offset_bytes for name, region in regions.items()}
+        ctx.barrier()
+        return wrong, counts, places, free

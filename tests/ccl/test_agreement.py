@@ -36,10 +36,13 @@ def test_all_prepare_or_none(pool, num_ranks, device, where, reason):
 
 @two_ranks
 def test_what_has_no_room_on_one_rank_is_left_out_on_all(pool, num_ranks, device):
-    for first, second, text, sums in pool.run(jobs.next_candidate, num_ranks, device):
+    for rank, result in enumerate(pool.run(jobs.next_candidate, num_ranks, device)):
+        first, second, text, sums, warnings = result
         assert second not in ("", first)
         assert f"{first} (triton): no, rank 1 could not prepare '{first}' for all_reduce: no room here" in text
         assert sums == [[2.0], [2.0]]
+        assert len(warnings) == (rank == 0)  # once, of the group's first member
+        assert all("group of ranks 0, 1: all_reduce does without" in text for text in warnings)
 
 
 @two_ranks

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from jobs_memory import areas, regions
+from jobs_memory import areas, groups_beside_allocations, regions, used_before, what_a_group_gets
 
 from iris_triton.collectives.geometry import carrier_of, columns_first, layout_of
 
@@ -40,6 +40,32 @@ def test_regions_of_teams(pool, system_size, workspace):
             assert 4096 <= row["sizes"][3] <= (256 << 10)
             assert "workspace 'huge' of a collective needs" in row["huge"]
     assert [found[1]["rank"] for found, _ in (results[2], results[0])] == [(0, 2, (2, 0)), (1, 2, (2, 0))]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_control_words_are_zero_where_memory_was_in_use(pool, num_ranks, device):
+    for found in pool.run(used_before, num_ranks, device):
+        assert found == [[num_ranks * (num_ranks + 1) / 2]] * num_ranks
+
+
+def test_a_group_gets_what_a_world_of_its_size_gets(pool):
+    worlds = pool.run(what_a_group_gets, 2, "cpu", [(0, 1)])
+    groups = pool.run(what_a_group_gets, 4, "cpu", [(0, 2), (3, 1)])
+    assert worlds[0] == worlds[1]
+    assert groups == [worlds[0]] * 4
+    assert worlds[0][1] == [4 << 20, 16 << 20]
+
+
+def test_regions_of_groups_and_allocations_never_overlap(pool):
+    results = pool.run(groups_beside_allocations, 4, "cpu")
+    offsets = {}
+    for wrong, counts, places, free in results:
+        assert wrong == []
+        assert counts == results[0][1]
+        assert 0 < free < 8 << 20
+        for name, offset in places.items():
+            assert offsets.setdefault(name, offset) == offset  # the same on all members
+    assert sum(offset is not None for offset in offsets.values()) >= 8
 
 
 @pytest.mark.parametrize(

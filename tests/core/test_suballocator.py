@@ -116,6 +116,19 @@ def test_peak_is_the_most_at_any_time() -> None:
     assert (sub.peak_bytes, sub.allocated_bytes) == (1280, 512)
 
 
+def test_blocks_end_below_the_limit() -> None:
+    sub = SubAllocator(4096)
+    sub.limit = 2048
+    first = sub.allocate(1024)
+    with pytest.raises(HeapExhaustedError):
+        sub.allocate(1280)
+    sub.limit = 4096
+    assert sub.allocate(1280) == 1024
+    sub.limit = 2560
+    sub.free(first)
+    assert sub.allocate(768) == 0
+
+
 def test_a_tail_smaller_than_a_block_is_not_used() -> None:
     sub = SubAllocator(1000)
     assert sub.nbytes == 768

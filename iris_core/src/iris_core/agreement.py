@@ -91,6 +91,7 @@ class Report(NamedTuple):
         num_dropped: how many blocks it has dropped since the last step.
         num_idle: how many of the freed blocks, the oldest first, its streams no longer use.
         signature: what else must be equal, for steps that say so themselves.
+        floor: where the lowest region of a group begins on it, for steps that allocate.
     """
 
     op: int
@@ -103,6 +104,7 @@ class Report(NamedTuple):
     num_dropped: int
     num_idle: int
     signature: int
+    floor: int
 
 
 class History:
@@ -141,6 +143,7 @@ def agree(
     num_dropped: int = 0,
     num_idle: int = 0,
     signature: int = 0,
+    floor: int = 0,
 ) -> list[Report]:
     """Take a step together and compare histories.
 
@@ -158,6 +161,7 @@ def agree(
         num_dropped: how many blocks this rank has dropped since the last step.
         num_idle: how many of the freed blocks, the oldest first, this rank's streams no longer use.
         signature: what else must be equal; the caller compares it.
+        floor: where the lowest region of a group begins on this rank, for steps that allocate.
 
     Returns:
         Every rank's report, by rank.
@@ -167,7 +171,9 @@ def agree(
         CollectiveTimeoutError: a rank did not arrive in time.
         PeerLostError: a rank's process has ended.
     """
-    mine = Report(op, history.calls, history.digest, nbytes, alignment, ok, dirty, num_dropped, num_idle, signature)
+    mine = Report(
+        op, history.calls, history.digest, nbytes, alignment, ok, dirty, num_dropped, num_idle, signature, floor
+    )
     reports = [Report(*row) for row in world.all_gather_ints(mine)]
     if all(report[:5] == mine[:5] for report in reports):
         return reports
@@ -249,6 +255,7 @@ def raise_failure(
     outcomes: Sequence[bool | int],
     what: str,
     otherwise: type[IrisError] = HeapError,
+    ranks: Sequence[int] | None = None,
 ) -> None:
     """Raise the same error on every rank if the local part of a step failed on any.
 
@@ -261,6 +268,7 @@ def raise_failure(
         outcomes: per rank, whether its part has worked.
         what: what the ranks could not do, the words behind "rank 1 ".
         otherwise: raised where the first rank that failed had an error of another kind than these.
+        ranks: what the ranks are called in the message; their ranks in `world` by default.
 
     Raises:
         HeapExhaustedError, PeerAccessError, LayoutError, UnsupportedError, ArgumentError, DeviceError,
@@ -280,8 +288,8 @@ def raise_failure(
     everyone = world.all_gather_object((kind, sizes, str(error) or type(error).__name__))
     by_cause: dict[str, list[int]] = {}
     for rank in failed:
-        by_cause.setdefault(everyone[rank][2], []).append(rank)
-    text = "\n".join(f"{name_ranks(ranks)} {what}: {cause}" for cause, ranks in by_cause.items())
+        by_cause.setdefault(everyone[rank][2], []).append(rank if ranks is None else ranks[rank])
+    text = "\n".join(f"{name_ranks(those)} {what}: {cause}" for cause, those in by_cause.items())
     kind, sizes, _ = everyone[failed[0]]
     if sizes is not None:
         requested, free, largest = sizes

@@ -28,6 +28,7 @@ from iris_core.errors import (
     NotOnHeapError,
     UnsupportedError,
 )
+from iris_core.group_memory import GroupMemory
 from iris_core.growth import Growth
 from iris_core.importing import TensorImporter
 from iris_core.peers import PeerMap
@@ -85,6 +86,7 @@ class SymmetricHeap:
         self._history = History()
         self._table = BlockTable(allocator.base_ptr, allocator.nbytes, self._history)
         self._peers = PeerMap(allocator, world)
+        self._groups = GroupMemory(allocator, world, self._sub, self._peers, self._residency)
         self._growth = Growth(allocator, world, self._history, self._peers, self._residency)
         self._importer = TensorImporter(
             allocator, world, self._history, self._table, self._peers, self._residency, self._sub
@@ -98,6 +100,7 @@ class SymmetricHeap:
             residency=self._residency,
             order=self._order,
             importer=self._importer,
+            groups=self._groups,
         )
         self._live: tuple[int, tuple[Block, ...]] = (-1, ())  # `live_blocks()` as of a version
         self._open = False
@@ -205,6 +208,13 @@ class SymmetricHeap:
         if self._table.scopes:
             self._table.scopes[0].keep(raw)
         return raw
+
+    def take_for_group(self, world: World, members: Sequence[int], nbytes: int, what: str) -> tuple[int, torch.Tensor]:
+        """Return where some ranks have memory that no others know of, and this rank's bytes; see `GroupMemory.take`."""
+        self._check_open()
+        self._order.check_not_capturing(what)
+        offset = self._groups.take(world, members, nbytes, what)
+        return offset, self._allocator.tensor(offset, nbytes, lambda: None)
 
     def allocate_symmetric(self, *size: int, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Allocate a tensor and say where every rank's copy of it lies.
@@ -521,7 +531,7 @@ class SymmetricHeap:
     @property
     def version(self) -> int:
         """Changes whenever `live_blocks` would answer differently."""
-        return self._table.version
+        return self._table.version + len(self._groups.blocks)  # neither ever falls
 
     def live_blocks(self) -> Sequence[Block]:
         """Live blocks by ascending offset, the system area last.
@@ -552,8 +562,8 @@ class SymmetricHeap:
             committed=self._residency.committed_bytes,
             allocated=sub.allocated_bytes - pending,
             pending=pending,
-            free=sub.free_bytes,
-            largest_free=sub.largest_free,
+            free=sub.free_bytes - self._groups.nbytes,
+            largest_free=min(sub.largest_free, sub.free_bytes - self._groups.nbytes),
             peak=sub.peak_bytes,
             num_blocks=len(self._table.live) - sum(not record.pending for record in waiting),
             fragmentation=1 - sub.largest_free / sub.free_bytes if sub.free_bytes else 0.0,

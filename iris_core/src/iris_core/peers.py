@@ -58,17 +58,22 @@ class PeerMap:
             raise RankMismatchError(f"the ranks commit memory in pieces of different sizes (bytes): {listed}")
         self.max_alignment = min(alignment for alignment, _ in rows)
 
-    def exchange(self) -> None:
-        """Export to and import from every peer.
+    def exchange(self, world: World | None = None, members: Sequence[int] | None = None) -> None:
+        """Export to and import from every peer, or the members of a group.
 
-        Collective: every rank calls it.  If it fails on one rank, it raises on all.
+        Collective: every rank calls it, or every member.  If it fails on one rank, it raises on all.
+
+        Args:
+            world: the members; all ranks by default.
+            members: their ranks.  Nobody else will ever map what is new.
 
         Raises:
             HeapError: an allocator reported something that cannot be.
             PeerAccessError: some rank could not map a peer's heap; the text is that rank's.
         """
         generation = self._allocator.generation
-        while self._exchange_part():
+        ranks = range(self._world.world_size) if members is None else members
+        while self._exchange_part(world or self._world, ranks):
             pass
         self._generation = generation
 
@@ -77,7 +82,7 @@ class PeerMap:
         if any(report.dirty for report in reports):
             self.exchange()
 
-    def _exchange_part(self) -> bool:
+    def _exchange_part(self, world: World, ranks: Sequence[int]) -> bool:
         """Exchange what one export describes; whether some rank has more."""
         growth = self._growth
         error: Exception | None = None
@@ -87,14 +92,14 @@ class PeerMap:
         except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
             error = e
         more = growth is not None and growth.has_more
-        outcomes = self._world.all_gather_ints([error is None, more])
-        raise_failure(self._world, error, [ok for ok, _ in outcomes], "could not export its heap", PeerAccessError)
-        everyone = self._world.exchange_segments(segments)
-        error, bases = self._import_all(everyone)
-        reached = self._world.all_gather_ints([error is None])
-        raise_failure(
-            self._world, error, [ok for (ok,) in reached], "could not map the heap of a peer", PeerAccessError
-        )
+        outcomes = world.all_gather_ints([error is None, more])
+        oks = [ok for ok, _ in outcomes]
+        raise_failure(world, error, oks, "could not export its heap", PeerAccessError, ranks)
+        everyone = world.exchange_segments(segments)
+        error, bases = self._import_all(zip(ranks, everyone, strict=True))
+        reached = world.all_gather_ints([error is None])
+        oks = [ok for (ok,) in reached]
+        raise_failure(world, error, oks, "could not map the heap of a peer", PeerAccessError, ranks)
         self.bases = self.bases or tuple(bases)
         if growth is not None:
             growth.exchanged()
@@ -133,11 +138,11 @@ class PeerMap:
             extent = itemsize * (1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)))
         return int(offset) if offset >= 0 and offset + max(extent, 1) <= self._allocator.nbytes else None
 
-    def _import_all(self, everyone: Iterable[Sequence[Segment]]) -> tuple[Exception | None, list[int]]:
+    def _import_all(self, everyone: Iterable[tuple[int, Sequence[Segment]]]) -> tuple[Exception | None, list[int]]:
         """Map every peer; return the first error, for the other ranks have to hear of it before it is raised."""
         error: Exception | None = None
         bases: list[int] = []
-        for peer, segments in enumerate(everyone):
+        for peer, segments in everyone:
             if peer == self._world.rank:
                 bases.append(self._allocator.base_ptr)
             elif error is None:

@@ -11,6 +11,7 @@ other about them is said here.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from iris_core.agreement import History, Label
     from iris_core.blocks import BlockTable, Record
     from iris_core.bootstrap import World
+    from iris_core.group_memory import GroupMemory
     from iris_core.importing import TensorImporter
     from iris_core.peers import PeerMap
     from iris_core.residency import Residency
@@ -43,6 +45,7 @@ class Reclaimer:
         residency: to be told that memory is idle.
         order: which streams still use a freed block.
         importer: to be told that an import is gone.
+        groups: what groups of ranks have at the end of the heap.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Reclaimer:
         residency: Residency,
         order: StreamOrder,
         importer: TensorImporter,
+        groups: GroupMemory,
     ) -> None:
         self._world = world
         self._history = history
@@ -65,6 +69,7 @@ class Reclaimer:
         self._residency = residency
         self._order = order
         self._importer = importer
+        self._groups = groups
 
     def reserve(self, nbytes: int, alignment: int, label: Label) -> int:
         """Find an offset; ask the other ranks for memory that nobody needs any more before giving up.
@@ -83,6 +88,19 @@ class Reclaimer:
         except HeapExhaustedError as e:
             if e.requested_bytes > sub.nbytes:
                 raise self._exhausted(e, alignment, label) from None
+        if sub.limit < sub.nbytes:
+            reports = agree(
+                self._world,
+                self._history,
+                Op.ALLOCATE,
+                nbytes=nbytes,
+                alignment=alignment,
+                label=label,
+                floor=self._groups.floor,
+            )
+            self._groups.raise_limit(nbytes + alignment, [report.floor for report in reports])
+            with contextlib.suppress(HeapExhaustedError):
+                return sub.allocate(nbytes, alignment)
         for collect in (False, True):  # collecting garbage takes long, so only when the rest was not enough
             if collect:
                 gc.collect()  # tensors in reference cycles
@@ -129,6 +147,8 @@ class Reclaimer:
     def _exhausted(self, e: HeapExhaustedError, alignment: int, label: Label) -> HeapExhaustedError:
         waiting = sum(self._sub.size_of(self._table.live[number].offset) for number in self._table.votes)
         held = f" {waiting} bytes have been dropped by some ranks but not by all." if waiting else ""
+        if taken := self._sub.nbytes - self._sub.limit:
+            held += f" {taken} bytes at its end are left to groups of ranks, or taken by them."
         return HeapExhaustedError(
             f"Heap out of memory: {format_label(label)} needs {e.requested_bytes} bytes (alignment {alignment}), but "
             f"of the heap's {self._sub.nbytes} bytes {e.free_bytes} are free, {e.largest_free_bytes} of them in one "

@@ -39,6 +39,8 @@ class SubAllocator:
         self.nbytes = nbytes // alignment * alignment
         if self.nbytes <= 0:
             raise ValueError(f"a heap of {nbytes} bytes is too small: the smallest block has {alignment} bytes")
+        self.limit = self.nbytes
+        """Where blocks end at most; it may rise, up to `nbytes`."""
         self._live: dict[int, int] = {}  # offset -> size
         self._by_size: list[tuple[int, int]] = [(self.nbytes, 0)]  # free blocks as (size, offset), sorted
         self._by_start: dict[int, int] = {0: self.nbytes}  # free blocks: offset -> size
@@ -62,7 +64,7 @@ class SubAllocator:
 
         Raises:
             ValueError: negative size, or an alignment that is no power of two.
-            HeapExhaustedError: no free block is large enough.
+            HeapExhaustedError: no free block is large enough, as far as it lies below `limit`.
         """
         if nbytes < 0:
             raise ValueError(f"cannot allocate {nbytes} bytes")
@@ -70,12 +72,12 @@ class SubAllocator:
         if alignment != granule:
             check_alignment(alignment)
         size = (nbytes + granule - 1) // granule * granule if nbytes else granule
-        by_size = self._by_size
+        by_size, limit = self._by_size, self.limit
         # blocks of the right size come first; with a large alignment some of them may not hold an aligned offset
         for i in range(bisect_left(by_size, (size, 0)), len(by_size)):
             free_size, start = by_size[i]
             offset = start if alignment <= granule else (start + alignment - 1) // alignment * alignment
-            if offset + size <= start + free_size:
+            if offset + size <= start + free_size and offset + size <= limit:
                 break
         else:
             raise HeapExhaustedError(

@@ -63,7 +63,8 @@ class SystemArea:
             what: what it is for, for the message.
 
         Returns:
-            Where it begins, in bytes from the beginning of the area; the same on every member.
+            Where it begins, in bytes from the beginning of the area; the same on every member.  Its content is zero on
+            all of them, and no member has to fill it: no range is handed out twice, and all were cleared at opening.
 
         Raises:
             UnsupportedError: there is no room; raised on every member, and nothing has changed.

@@ -49,6 +49,9 @@ class Collectives:
     asynchronous one runs in a thread; an error that its `wait()` has not raised is a DeviceError of the next
     `ctx.barrier()` or `close()` on all members, or of this rank's next collective call.
 
+    Threads: any thread may call, whatever its current device is; calls of one group come one after the other, in the
+    same order on all members.
+
     Graphs: an operation can be captured once it was called with tensors of the same kind, and replayed for ever.
 
     Arguments that they share:

@@ -19,7 +19,7 @@ from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, R
 from iris_core.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from iris_core.bootstrap import World
     from iris_core.ccl.choice import Choice
@@ -116,7 +116,7 @@ class Members:
                 if named or not (is_new or team.size == 1):
                     raise
                 left_out[algorithm.name] = str(error).partition("\n")[0]
-                team.warn_once(f"{op}: algorithm {algorithm.name!r} is left out: {left_out[algorithm.name]}")
+                team.warn_once(f"{op} does without algorithm {algorithm.name!r}", left_out[algorithm.name])
         if is_new:
             self._agreed.add(members, facts, number, shared, {"operation": op})
         return Settled(algorithm, request, plan, team)
@@ -206,8 +206,7 @@ class Members:
         if any(refusals):
             if error is not None and len(set(refusals)) == 1:
                 raise error
-            outcomes = {rank: not each for rank, each in zip(order, refusals, strict=True)}
-            _raise_failure(order, world, error, outcomes, "refused the call", IrisError)
+            raise_failure(world, error, [not each for each in refusals], "refused the call", IrisError, order)
         names = dict.fromkeys(name for row in everyone for name in row)
         differing = [name for name in names if len({row.get(name) for row in everyone}) > 1]
         if differing:
@@ -251,38 +250,7 @@ def _prepare_alike(team: Team, what: str, make: Callable[[], Any], *, is_new: bo
     if steps is None:
         steps = team.tell_step(Step.PREPARED if error is None else Step.FAILED)
     bad = Step.FAILED if Step.FAILED in steps else Step.ASKS  # who asked in vain did so for the others' failure
-    outcomes = {member: step != bad for member, step in zip(team.members, steps, strict=True)}
     own = error if steps[team.rank] == bad else None
-    _raise_failure(team.members, team.world, own, outcomes, f"could not prepare {what}", IrisError)
+    outcomes = [step != bad for step in steps]
+    raise_failure(team.world, own, outcomes, f"could not prepare {what}", IrisError, team.members)
     return plan
-
-
-def _raise_failure(
-    members: Sequence[int],
-    world: World,
-    error: Exception | None,
-    outcomes: Mapping[int, bool],
-    what: str,
-    otherwise: type[IrisError],
-) -> None:
-    """See `raise_failure`; outcomes are by rank of the context's world, and so are the ranks in its message."""
-    by_rank = [outcomes.get(rank, True) for rank in range(max(members) + 1)]
-    raise_failure(_ByWorldRank(members, world), error, by_rank, what, otherwise)
-
-
-class _ByWorldRank:
-    """Exchanges of a group, with the ranks of the context's world.
-
-    Args:
-        members: those ranks, in the order of `world`.
-        world: the members' world.
-    """
-
-    def __init__(self, members: Sequence[int], world: World) -> None:
-        self._members = members
-        self._world = world
-        self.world_size = len(members)
-
-    def all_gather_object(self, obj: Any) -> Any:
-        """Gather an object from every member, by its rank in the context's world."""
-        return dict(zip(self._members, self._world.all_gather_object(obj), strict=True))

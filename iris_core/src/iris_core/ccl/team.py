@@ -6,8 +6,10 @@ that stays where it is for ever: captured graphs know the addresses.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,6 +31,9 @@ MAX_PROGRAMS = 160
 """Programs of one launch that can meet those of the other members."""
 
 _WORD = 8
+
+_SMALL = 32
+"""What a group takes of the system area also when half of it is used: this part of it, or less."""
 
 MIN_STAGING_NBYTES = 4 << 10
 """A team that cannot have that much workspace has no collectives for tensors off the heap."""
@@ -87,25 +92,51 @@ class Memory:
     area: SystemArea
     limit_nbytes: int
 
-    def take(self, world: World, nbytes: int, what: str) -> Region:
-        """Make a region for some ranks.
+    def take(self, world: World, members: Sequence[int], nbytes: int, what: str, fill: int | None = 0) -> Region:
+        """Make a region for some ranks, filled on all of them: what kernels trust has no other source.
 
-        Collective: every rank of `world` calls it with the same arguments.  What the whole world asks for comes from
-        the system area as long as half of that stays for other groups, then from what users allocate.
+        Collective: every member calls it with the same arguments.  It comes from the system area as long as half of
+        that stays for others, then from the heap: for the whole world from what users allocate, for a group from the
+        heap's end, or what is left of the area.
+
+        Args:
+            world: the members.
+            members: their ranks.
+            nbytes: size in bytes.
+            what: what it is for, for messages.
+            fill: value of every byte; None for anything.
 
         Raises:
             UnsupportedError: there is no room.
         """
+        region = self._find(world, members, nbytes, what)
+        if fill is not None:
+            _fill([region], fill)
+            world.barrier()  # nobody stores there before it is filled
+        return region
+
+    def _find(self, world: World, members: Sequence[int], nbytes: int, what: str) -> Region:
         heap, area = self.heap, self.area
-        everyone = world.world_size == len(heap.heap_bases)
-        if everyone and area.used_nbytes(world) + nbytes > area.nbytes // 2:
-            try:
-                tensor = heap.allocate_unscoped(nbytes, (what, nbytes), ALIGNMENT)
-            except HeapExhaustedError as error:
-                raise UnsupportedError(f"{what} needs {nbytes} bytes: {error}") from error
+        is_group = len(members) < len(heap.heap_bases)
+        of_area = partial(self._of_area, world, nbytes, what)
+        has_half = area.used_nbytes(world) + nbytes <= area.nbytes // 2
+        if has_half or (is_group and nbytes <= area.nbytes // _SMALL):  # the heap may have large granules
+            with contextlib.suppress(UnsupportedError):
+                return of_area()
+        try:
+            if is_group:
+                return Region(*heap.take_for_group(world, members, nbytes, what))
+            tensor = heap.allocate_unscoped(nbytes, (what, nbytes), ALIGNMENT)
             return Region(heap.offset_of(tensor), tensor)
-        offset = area.reserve(world, nbytes, what)
-        return Region(heap.usable_nbytes + offset, area.tensor(offset, nbytes))
+        except HeapExhaustedError as error:
+            if is_group:
+                with contextlib.suppress(UnsupportedError):
+                    return of_area()
+            raise UnsupportedError(f"{what} needs {nbytes} bytes: {error}") from error
+
+    def _of_area(self, world: World, nbytes: int, what: str) -> Region:
+        offset = self.area.reserve(world, nbytes, what)
+        return Region(self.heap.usable_nbytes + offset, self.area.tensor(offset, nbytes))
 
 
 class Team:
@@ -169,7 +200,8 @@ class Team:
         self._held: dict[int, torch.Tensor] = {}
         self._warned: set[str] = set()
         if control is None:
-            control = memory.take(world, control_nbytes(self.size, memory.area.nbytes), "a group's collectives")
+            nbytes = control_nbytes(self.size, memory.area.nbytes)
+            control = memory.take(world, self.members, nbytes, "a group's collectives")
         self.control = control
         self._mail = mail
         self.max_programs = control.nbytes // (control_words(self.size) * _WORD)
@@ -207,11 +239,16 @@ class Team:
         if any(step != Step.ASKS for step in steps):
             raise StepsDifferError(f"not every member asks for {what}", steps)
 
-    def warn_once(self, text: str) -> None:
-        """Log a warning about what this group does without; the first member does, once for each text."""
-        if self.rank == 0 and text not in self._warned:
-            self._warned.add(text)
-            logger.warning("group of ranks %s: %s", ", ".join(map(str, self.members)), text)
+    def warn_once(self, what: str, reason: str) -> None:
+        """Log a warning about what this group does without; its first member does, once.
+
+        Args:
+            what: that, and what it does instead.
+            reason: why, and the way out.
+        """
+        if self.rank == 0 and what not in self._warned:
+            self._warned.add(what)
+            logger.warning("group of ranks %s: %s: %s", ", ".join(map(str, self.members)), what, reason)
 
     def region(self, name: str, nbytes: int, fill: int | None = 0) -> Region:
         """Return symmetric memory of at least this size: the smallest of this name that is large enough, or new one.
@@ -235,11 +272,9 @@ class Team:
         if found is not None:
             return found
         self.ask(f"the workspace {name!r} of a collective")
-        region = self._memory.take(self.world, nbytes, f"workspace {name!r} of a collective")
+        region = self._memory.take(self.world, self.members, nbytes, f"workspace {name!r} of a collective", fill)
         known.append(region)
         self._fills[name] = fill
-        _fill([region], fill)
-        self.world.barrier()  # nobody stores there before it is filled
         return region
 
     def constant(self, numbers: Sequence[int]) -> torch.Tensor:
@@ -292,10 +327,11 @@ class Team:
             if not known or wanted < self._exhausted.get(name, wanted + 1):
                 try:
                     return self.region(name, wanted, fill)
-                except UnsupportedError:
+                except UnsupportedError as error:
                     self._exhausted[name] = wanted
                     if not known and wanted // 2 < minimum:
                         raise
+                    self.warn_once(f"the workspace {name!r} of collectives is smaller than it might be", str(error))
             wanted //= 2
 
     def has(self, address: int) -> bool:

@@ -89,8 +89,9 @@ class Host:
                 continue  # asking again would be an exchange that the others may not take part in
             try:
                 return self.team.region(_REGION, size, fill=None)
-            except UnsupportedError:
+            except UnsupportedError as error:
                 self._exhausted[members] = size
+                self.team.warn_once("fused operations do without memory that peers reach", str(error))
         return None
 
     def scratch(self, nbytes: int, what: str = "") -> torch.Tensor:

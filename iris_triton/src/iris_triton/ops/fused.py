@@ -166,7 +166,7 @@ def peer_memory(host: Host, nbytes: int, what: str) -> torch.Tensor:
     if region is None:
         raise UnsupportedError(
             f"{what} needs {nbytes} bytes that peers reach, and there is no room for them: open the context with a "
-            "larger heap, or, for a group, with a larger IRIS_SYSTEM_SIZE; or let the library choose the algorithm"
+            "larger heap_size, or let the library choose the algorithm"
         )
     return region.tensor
 
