@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from iris_core.device_context import STATUS_WORDS, ContextSpec, encode
+from iris_core.types import Block
 from iris_triton import cpu
 from iris_triton.translation import HEAP_ALIGNMENT
 
@@ -35,8 +36,16 @@ class World:
         self.bases = torch.tensor([heap.data_ptr() for heap in self._heaps], dtype=torch.int64)
         self.status = torch.zeros(STATUS_WORDS, dtype=torch.int64)
         self._next = 0
-        self._tokens = [cpu.allow_region(heap.data_ptr(), nbytes, f"heap {r}") for r, heap in enumerate(self._heaps)]
+        self.rank, self.version, self.heap_bases = 0, 0, tuple(self.bases.tolist())
+        self._tokens = [cpu.register_memory(self)]
         self._tokens.append(cpu.allow_region(self.status.data_ptr(), STATUS_WORDS * 8, "status"))
+
+    def live_blocks(self) -> list[Block]:
+        """One block, the whole heap."""
+        return [Block(0, self.nbytes, "heap")]
+
+    def check_peers(self) -> None:
+        """All ranks are in this process."""
 
     def tensors(self, *values: torch.Tensor) -> list[torch.Tensor]:
         """Put one value per rank at the same offset of every heap; returns the tensors by rank."""

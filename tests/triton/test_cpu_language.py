@@ -441,7 +441,9 @@ def failing_kernel(out):
 def test_errors_point_into_the_kernel_and_name_it():
     with pytest.raises(NameError) as info:
         failing_kernel[(3, 2)](ints(0))
-    assert "in kernel 'failing_kernel', program (0, 0, 0) of grid (3, 2, 1)" in info.value.__notes__
+    (note,) = info.value.__notes__
+    assert note.startswith("in kernel 'failing_kernel', program (0, 0, 0) of grid (3, 2, 1), at ")
+    assert note.endswith(f"test_cpu_language.py:{failing.starting_line_number + 2}")
     frames = [(entry.path.name, entry.lineno + 1) for entry in info.traceback]
     here = "test_cpu_language.py"
     line = failing.starting_line_number

@@ -361,7 +361,7 @@ def misuse(flag, bases, what: tl.constexpr):
 def test_misuse_is_refused(make_world, what, dtype, text):
     world = make_world(1)
     with pytest.raises(Exception, match=text):
-        misuse[(1,)](torch.ones(1, dtype=dtype), world.bases, what)
+        misuse[(1,)](*world.tensors(torch.ones(1, dtype=dtype)), world.bases, what)
 
 
 @triton.jit

@@ -16,6 +16,7 @@ from iris_triton.tiles import moves, reductions
 from iris_triton.tiles.protocol import World, await_end
 from iris_triton.tiles.views import number_of
 from iris_triton.tracing import DeviceTracing
+from iris_triton.translation import check_context
 
 _HEADER_WORDS = gl.constexpr(_layout.HEADER_WORDS)
 _TIMEOUT_WORD = gl.constexpr(_layout.TIMEOUT_WORD)
@@ -93,6 +94,7 @@ class IrisDeviceCtx:
         """
         cur_rank = gl.load(context_tensor).to(gl.int32)
         num_ranks = gl.load(context_tensor + 1).to(gl.int32)
+        check_context(context_tensor, cur_rank, num_ranks)
         recorder = DeviceTracing(context_tensor + (_HEADER_WORDS + _TRACE_WORD) + num_ranks, cur_rank, tracing)
         return IrisDeviceCtx(cur_rank, num_ranks, context_tensor + _HEADER_WORDS, recorder)
 

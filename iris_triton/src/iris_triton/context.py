@@ -13,6 +13,7 @@ from iris_triton.tiles import moves, reductions
 from iris_triton.tiles.protocol import World, await_end
 from iris_triton.tiles.views import number_of
 from iris_triton.tracing import DeviceTracing
+from iris_triton.translation import check_context
 
 _HEADER_WORDS = tl.constexpr(_layout.HEADER_WORDS)
 _TIMEOUT_WORD = tl.constexpr(_layout.TIMEOUT_WORD)
@@ -80,10 +81,11 @@ class DeviceContext:
         Args:
             context_tensor: what `ctx.get_device_context()` returns.
             rank: the caller.  As a constexpr it makes one binary per rank; see `from_tensor`.
-            world_size: number of ranks.
+            world_size: number of ranks.  The CPU checks both, and the tensor, against the open contexts.
             tracing: record every operation of the context but those on tiles, and what the kernel records itself,
                 while the host has tracing on (`ctx.tracing.enable()`).  Without it there is not one instruction more.
         """
+        check_context(context_tensor, rank, world_size)
         words = context_tensor + (_HEADER_WORDS + _TRACE_WORD + world_size)
         recorder = DeviceTracing(words, tl.core.to_tensor(rank), tracing)
         return DeviceContext(rank, world_size, context_tensor + _HEADER_WORDS, recorder)

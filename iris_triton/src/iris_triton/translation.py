@@ -4,6 +4,8 @@
 import triton
 import triton.language as tl
 
+from iris_triton.cpu.entries import cpu_entry
+
 HEAP_ALIGNMENT = 4096
 """Bytes of which every heap base is a multiple; the host checks it, `translate` builds on it."""
 
@@ -55,6 +57,31 @@ def _hint_of(hint, dimension, rank):
 
 
 @triton.jit
+def _stray(pointer, from_rank, to_rank, heap_bases):
+    """0; on the CPU, what leads out of every heap where the pointer does not lie in the heap of from_rank."""
+    return 0
+
+
+@cpu_entry(_stray)
+def _(*given):
+    from iris_triton.cpu.symmetric import stray
+
+    return stray(*given)
+
+
+@triton.jit
+def check_context(context_tensor, rank, world_size):
+    """Check on the CPU that a context tensor is that of this rank and world; on GPUs it is nothing."""
+
+
+@cpu_entry(check_context)
+def _(*given):
+    from iris_triton.cpu.symmetric import check_context as check
+
+    check(*given)
+
+
+@triton.jit
 def translate(pointer, from_rank, to_rank, heap_bases, hint: tl.constexpr = None):
     """Return where `pointer`, an address (or block of addresses) in from_rank's heap, lies in to_rank's heap.
 
@@ -66,6 +93,7 @@ def translate(pointer, from_rank, to_rank, heap_bases, hint: tl.constexpr = None
         hint: alignment in bytes and contiguity in elements, see `iris_triton.language`.
     """
     distance = tl.load(heap_bases + to_rank).to(tl.int64) - tl.load(heap_bases + from_rank).to(tl.int64)
+    distance += _stray(pointer, from_rank, to_rank, heap_bases)
     # The pointer is moved as a pointer to another type, for the sake of AMD: the compiler takes 32 bits for enough to
     # address a small tensor from its argument, and would cut the distance down; behind a cast it knows of no argument.
     # Through an integer, or a type of another size, it would forget alignment or contiguity as well.

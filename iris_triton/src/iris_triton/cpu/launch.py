@@ -11,6 +11,7 @@ import inspect
 import itertools
 import threading
 import warnings
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -239,7 +240,7 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
             with np.errstate(all="ignore"):
                 dialect.run_program(body, values)
         except Exception as error:
-            error.add_note(f"in kernel {kernel!r}, program {program.pid} of grid {size}")
+            error.add_note(f"in kernel {kernel!r}, program {program.pid} of grid {size}{_place(function, error)}")
             ones = [name for name, value in values.items() if name not in plan.constexprs and _is_one(value)]
             if ones and isinstance(error, AttributeError) and error.obj.__class__ is int:
                 error.add_note(
@@ -260,6 +261,15 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
         while_idle=_check_peers,
     )
     scheduler.run()
+
+
+def _place(function: Any, error: Exception) -> str:
+    """The running rank, where there is a heap, and the kernel's line that has failed."""
+    place = "".join(f", rank {rank} of {size}" for rank, size in memory.running_ranks())
+    lines = [
+        n for frame, n in walk_tb(error.__traceback__) if frame.f_code.co_filename == function.fn.__code__.co_filename
+    ]
+    return f"{place}, at {function.fn.__code__.co_filename}:{lines[-1]}" if lines else place
 
 
 def _program_ids(size: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
@@ -398,7 +408,7 @@ def _deadlock(
     address = int(np.frombuffer(place, np.uint64)[0]) if several else int(place)
     size = len(value) // (len(place) // 8) if several else len(value)
     last = int.from_bytes(value[:size], "little")
-    ranks = ", ".join(map(str, sorted({heap.rank for heap in memory.registered_heaps()})))
+    ranks = ", ".join(f"{rank} of {size}" for rank, size in memory.running_ranks())
     where = f"{len(place) // 8} words, the first at " if several else "the word at "
     message = (
         f"kernel {kernel!r}, program {program.pid}{f' on rank {ranks}' if ranks else ''}: all programs of the launch "

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
+OFF_HEAP = 1 << 62
+"""Added to pointers that are translated and do not lie on the heap; no address is as high."""
+
 _lock = threading.Lock()
 _tokens = itertools.count(1)
 _heaps: dict[int, MemoryMap] = {}
@@ -82,6 +85,11 @@ def registered_heaps() -> list[MemoryMap]:
         return list(_heaps.values())
 
 
+def running_ranks() -> list[tuple[int, int]]:
+    """Return the rank and the number of ranks of this process; several only if contexts differ, none without one."""
+    return sorted({(heap.rank, len(heap.heap_bases)) for heap in registered_heaps()})
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
     """One accessible range; `heap_rank` is None outside symmetric heaps."""
@@ -107,7 +115,7 @@ class Regions:
     """Sorted table of the live blocks on every rank's heap, and the regions that the user named."""
 
     def __init__(self, heaps: Sequence[MemoryMap], extra: Sequence[tuple[int, int, str]]) -> None:
-        self.heap_ranges = [(base, base + heap.nbytes) for heap in heaps for base in heap.heap_bases]
+        self.heaps = {base: (base + heap.nbytes, n) for n, heap in enumerate(heaps) for base in heap.heap_bases}
         self.extra = [Region(start, nbytes, label) for start, nbytes, label in extra]
         starts, sizes = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
         source: list[int] = []
@@ -148,7 +156,7 @@ class Regions:
 
     def on_heap(self, start: int, end: int) -> bool:
         """Whether a range lies in the address range of a registered heap, live or not."""
-        return any(low <= start and end <= high for low, high in self.heap_ranges)
+        return any(low <= start and end <= high for low, (high, _) in self.heaps.items())
 
 
 def current_regions() -> Regions:
@@ -175,6 +183,8 @@ class BoundsChecker:
         ]
         self._windows = [Window(region.start, region.end) for region in self._arguments]
         self._recent: list[Window] = []
+        self.heaps = regions.heaps
+        """End and number of the heap that begins at an address, for all ranks' heaps."""
 
     def find(self, low: int, high: int) -> Window | None:
         """Return the accessible range that contains all bytes of [low, high), or None."""
@@ -229,9 +239,16 @@ class BoundsChecker:
         first = int(np.argmax(bad))
         address, lane = int(addresses[first]), int(lanes[first])
         others = int(bad.sum()) - 1
+        translated = address >= OFF_HEAP
+        address -= OFF_HEAP * translated
         near = self.nearest(address)
         message = f"kernel {kernel!r}, program {program}, lane {lane}: {access} of {nbytes} bytes at {address:#x} is "
-        if near is None:
+        if translated:
+            message += (
+                f"not on the heap of the rank that it was translated from: it is {self.describe(address)}. Pass a "
+                "tensor on the symmetric heap (ctx.zeros, ctx.as_symmetric, ...), also where the own rank is accessed"
+            )
+        elif near is None:
             message += "out of bounds: no memory is accessible to this launch"
         elif address >= near.end:
             message += f"out of bounds: it begins {address - near.end} bytes past the end of {near.describe()}"
@@ -241,14 +258,11 @@ class BoundsChecker:
             message += f"out of bounds: it ends {address + nbytes - near.end} bytes past the end of {near.describe()}"
         message += f"; {others} more lanes are out of bounds as well" if others else ""
         message += (
-            ". Mask the access, or, if the address was loaded from memory and is right, pass the tensor as an argument "
-            "or call iris_triton.cpu.allow_region."
+            "."
+            if translated
+            else ". Mask the access, or, if the address was loaded from memory and is right, pass the tensor as an "
+            "argument or call iris_triton.cpu.allow_region."
         )
-        if self._regions.heap_ranges and not self._regions.on_heap(address, address + nbytes):
-            message += (
-                " If the pointer was translated to another rank: it must come from a tensor on the symmetric heap "
-                "(ctx.zeros, ctx.as_symmetric, ...)."
-            )
         return OutOfBoundsError(
             message, kernel=kernel, program=program, lane=lane, access=access, address=address, nbytes=nbytes
         )

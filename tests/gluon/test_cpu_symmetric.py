@@ -1,0 +1,53 @@
+"""Pointers off the heap and foreign context tensors in Gluon kernels, on the CPU, in a world of one."""
+
+import pytest
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from iris_core import Iris
+from iris_core.errors import ArgumentError
+from iris_gluon import IrisDeviceCtx
+from iris_triton.cpu import OutOfBoundsError
+
+
+@gluon.jit
+def access(context, own, x, what: gl.constexpr):
+    ctx = IrisDeviceCtx.initialize(context)
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    offsets = gl.arange(0, 128, layout=layout)
+    if what == "load":
+        ctx.load(x + offsets, 0)
+    elif what == "store":
+        ctx.store(x + offsets, 1, 0)
+    elif what == "get":
+        ctx.get(x + offsets, own + offsets, 0)
+    elif what == "put":
+        ctx.put(own + offsets, x + offsets, 0)
+    elif what == "atomic_add":
+        ctx.atomic_add(x + offsets, gl.full([128], 1, gl.int64, layout), 0)
+    elif what == "signal":
+        ctx.signal(x, 1, 0)
+    else:
+        ctx.put_bulk(own, x, 128, 0)
+
+
+@pytest.mark.parametrize("what", ["load", "store", "get", "put", "atomic_add", "signal", "bulk"])
+def test_a_pointer_off_the_heap_is_an_error_for_the_own_rank_too(what):
+    with Iris("1MiB", device="cpu", backend="gluon") as ctx:
+        own, good = ctx.zeros(128, dtype=torch.int64), ctx.zeros(128, dtype=torch.int64)
+        off = torch.zeros(128, dtype=torch.int64)
+        access[(1,)](ctx.get_device_context(), own, good, what)
+        with pytest.raises(OutOfBoundsError) as caught:
+            access[(1,)](ctx.get_device_context(), own, off, what)
+    assert (caught.value.kernel, caught.value.address) == ("access", off.data_ptr())
+    assert any(", rank 0 of 1, at " in note for note in caught.value.__notes__)
+    assert not off.any()
+
+
+def test_a_context_tensor_of_zeros_is_refused():
+    with Iris("1MiB", device="cpu", backend="gluon") as ctx:
+        x = ctx.zeros(128, dtype=torch.int64)
+        with pytest.raises(ArgumentError):
+            access[(1,)](torch.zeros(32, dtype=torch.int64), x, x, "store")
+        assert not x.any()
