@@ -18,7 +18,7 @@ from iris_core.errors import (
 from iris_core.testing.conformance import oracle
 
 from .fake_driver import GRANULE, Expandable
-from .vmem_cluster import Cluster
+from .vmem_cluster import Cluster, Hub, ThreadWorld
 
 U8 = torch.uint8
 NOTHING = (0, 0, 0, 0)
@@ -434,3 +434,74 @@ def test_an_empty_tensor_becomes_one_on_the_heap():
         empty = c.each(lambda heap: heap.as_symmetric(torch.empty(0, 3)))
         assert [tuple(t.shape) for t in empty] == [(0, 3)] * 2
         assert all(heap.is_symmetric(t) for heap, t in zip(c.heaps, empty, strict=True))
+
+
+def in_group(cluster, members, take):
+    """Results of a function of (heap, the members' world) on some ranks, an error standing for a result."""
+    hub = Hub(len(members))
+    worlds = {member: ThreadWorld(hub, rank) for rank, member in enumerate(members)}
+    return cluster.attempt(lambda heap: take(heap, worlds[heap.rank]) if heap.rank in worlds else None)
+
+
+def regions_of(cluster, members, nbytes, fill):
+    """A region of some ranks, filled, by rank; its offset is the same on all of them."""
+
+    def take(heap, world):
+        offset, tensor = heap.take_for_group(world, members, nbytes, "a test")
+        tensor.fill_(fill + heap.rank)
+        return offset, tensor
+
+    return in_group(cluster, members, take)
+
+
+def peers_read(cluster, members, results):
+    """Whether the members read each other's bytes."""
+    for reader in members:
+        bases = cluster.heaps[reader].heap_bases
+        for member in members:
+            offset, tensor = results[member]
+            if oracle.read_bytes(bases[member] + offset, tensor.nbytes) != bytes(tensor.numpy().tobytes()):
+                return False
+    return True
+
+
+def test_memory_of_groups_is_mapped_by_their_members_alone():
+    with Cluster(3, nbytes=16 * GRANULE) as c:
+        kept = c.each(lambda heap: heap.allocate(GRANULE, U8).fill_(heap.rank + 1))
+        first = regions_of(c, (2, 0), 2 * GRANULE + 5, 10)
+        assert c.used == [4 * GRANULE, GRANULE, 4 * GRANULE]
+        second = regions_of(c, (0, 1), GRANULE, 20)
+        third = regions_of(c, (1, 2), GRANULE, 30)
+        places = [first[0][0], first[2][0], second[0][0], second[1][0], third[1][0], third[2][0]]
+        assert places == [13 * GRANULE] * 2 + [12 * GRANULE] * 2 + [11 * GRANULE] * 2
+        more = c.each(lambda heap: heap.allocate(8 * GRANULE, U8).fill_(heap.rank + 5))  # beyond the first limit
+        errors = c.attempt(lambda heap: heap.allocate(3 * GRANULE, U8))
+        assert [type(e) for e in errors] == [HeapExhaustedError] * 3
+        c.barriers()
+        assert peers_read(c, (2, 0), first)
+        assert peers_read(c, (0, 1), second)
+        assert peers_read(c, (1, 2), third)
+        assert seen_everywhere(c, kept)
+        assert seen_everywhere(c, more)
+        for tensors in (kept, more, first, second, third, errors):
+            tensors.clear()
+    gc.collect()
+    assert c.counts == [NOTHING] * 3
+
+
+@pytest.mark.parametrize("name", ["create", "import_fd", "map"])
+def test_memory_of_a_group_that_one_member_cannot_have_is_given_back_by_all(name):
+    with Cluster(3) as c:
+        kept = c.each(lambda heap: heap.allocate(GRANULE, U8).fill_(heap.rank))
+        counts, descriptors = c.counts, oracle.open_descriptors()
+        c.drivers[2].fail_next[name] = 1
+        errors = regions_of(c, (0, 2), 2 * GRANULE, 10)
+        assert errors[1] is None
+        assert isinstance(errors[0], HeapError | PeerAccessError)
+        assert type(errors[0]) is type(errors[2])
+        assert str(errors[0]).startswith("rank 2 could not")
+        assert c.counts == counts
+        assert oracle.open_descriptors() == descriptors
+        again = regions_of(c, (0, 2), 2 * GRANULE, 10)
+        assert peers_read(c, (0, 2), again)
+        assert seen_everywhere(c, kept)

@@ -38,7 +38,7 @@ def received(segments: Sequence[Segment]) -> list[Segment]:
     return [s if s.fd is None else dataclasses.replace(s, fd=os.dup(s.fd)) for s in segments]
 
 
-class _Hub:
+class Hub:
     def __init__(self, world_size: int) -> None:
         self.barrier = threading.Barrier(world_size, timeout=TIMEOUT_S)
         self.slots: list[Any] = [None] * world_size
@@ -47,7 +47,7 @@ class _Hub:
 class ThreadWorld:
     """One rank of a world of threads."""
 
-    def __init__(self, hub: _Hub, rank: int) -> None:
+    def __init__(self, hub: Hub, rank: int) -> None:
         self.hub = hub
         self.rank = rank
         self.world_size = len(hub.slots)
@@ -80,7 +80,7 @@ class Cluster:
     """Ranks with an open heap each; `each` runs a function of (heap) on all of them at the same time."""
 
     def __init__(self, world_size: int, nbytes: int = 8 * GRANULE, total: int = 1 << 40, **settings: Any) -> None:
-        hub = _Hub(world_size)
+        hub = Hub(world_size)
         self.drivers = [FakeVmm(total) for _ in range(world_size)]
         self.worlds = [ThreadWorld(hub, rank) for rank in range(world_size)]
         self.allocators = [
