@@ -8,7 +8,7 @@ One process per GPU; bf16; sizes are those of the full buffer (the output of all
 backend's own algorithms, by the same tables and models; "iris <algorithm>" is one that was named.  Each is measured in
 CUDA graphs; "eager" ones also with the launches by the host.  All data is small integers, so that every sum is exact,
 and every element of the output is compared with what it must be, in the timed configuration; before that the output is
-spoiled.
+spoiled.  Group "half": the two halves of the ranks side by side, from four ranks on, as tensor parallelism has it.
 
 "nccl-windows" is only given numbers if NCCL's kernel for symmetric windows was seen by the profiler; the counter says.
 No NVLink multicast is used by anyone: NCCL_NVLS_ENABLE=0, TORCH_SYMM_MEM_DISABLE_MULTICAST=1.
@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import pathlib
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from ccl_groups import HALF, groups, part_of
 from ccl_peers import Unavailable, is_symmetric_kernel, kernels_of, nccl_call, torch_symmetric, window_tensors
 
 from iris_core import bench
@@ -100,7 +102,8 @@ def declare(state: State, ctx: Iris, op: str, *, each: bool) -> None:
         op: the operation.
         each: every algorithm by its name, without the peers; else the choice, and the peers.
     """
-    rank, size, nbytes = ctx.cur_rank, ctx.num_ranks, state["nbytes"]
+    part, nbytes = part_of(ctx, state["group"]), state["nbytes"]
+    rank, size = part.rank, part.size
     if size < 2:
         state.skip("needs two ranks or more")
     sample = Sample.of_bytes(op, DTYPE, rank, size, nbytes)
@@ -109,8 +112,8 @@ def declare(state: State, ctx: Iris, op: str, *, each: bool) -> None:
     assert out is not None
     assert inp is not None
     state.set_bytes(sample.nbytes, bus_factor=(size - 1) / size * (2 if op == "all_reduce" else 1))
-    run = getattr(ctx.ccl, op)
-    usable = [found for found in ctx.ccl.explain(op, out, inp).candidates if found.ok]
+    run = partial(getattr(ctx.ccl, op), group=part.members)
+    usable = [found for found in ctx.ccl.explain(op, out, inp, group=part.members).candidates if found.ok]
     if each:
         named = {f"iris {c.name}": Config(algorithm=c.name) for c in usable if measured(c.name, nbytes)}
     else:
@@ -136,14 +139,14 @@ def declare(state: State, ctx: Iris, op: str, *, each: bool) -> None:
                 prepare=spoil,
             )
         if state.on_gpu and not each:
-            declare_peers(state, sample, out, inp, suffix)
+            declare_peers(state, sample, out, inp, suffix, part.process_group)
             bound = target_of(op, nbytes, size)
             if bound is not None and timer == "graph":
                 state.target("iris", "ratio_to_best_peer", at_least=bound)
 
 
-def declare_peers(state: State, sample: Sample, out: torch.Tensor, inp: torch.Tensor, suffix: str) -> None:
-    """Declare the other libraries, with ordinary tensors of their own."""
+def declare_peers(state: State, sample: Sample, out: torch.Tensor, inp: torch.Tensor, suffix: str, group: Any) -> None:
+    """Declare the other libraries, with ordinary tensors of their own; only NCCL on halves of the ranks."""
     op = sample.op
 
     def provider(
@@ -169,9 +172,11 @@ def declare_peers(state: State, sample: Sample, out: torch.Tensor, inp: torch.Te
         provider(name, call, own_out, (lambda: own_out.copy_(own_inp)) if in_place else None)
 
     own_out, own_inp = torch.empty_like(out), inp.clone()
-    call = nccl_call(op, own_out, own_inp)
+    call = nccl_call(op, own_out, own_inp, group)
     call()  # its communicator exists from here on, which registering windows needs
     nccl("nccl", call, own_out, own_inp)
+    if state["group"] == HALF:
+        return
     try:
         window_out, window_inp, pool = window_tensors(out, inp)
         window_inp.copy_(inp)
@@ -197,6 +202,7 @@ def declare_peers(state: State, sample: Sample, out: torch.Tensor, inp: torch.Te
 
 
 @bench.register
+@bench.axis("group", groups)
 @bench.axis("nbytes", sizes)
 def all_reduce(state: State, ctx: Iris) -> None:
     """Sum of all inputs, to all."""
@@ -204,6 +210,7 @@ def all_reduce(state: State, ctx: Iris) -> None:
 
 
 @bench.register
+@bench.axis("group", groups)
 @bench.axis("nbytes", sizes)
 def all_gather(state: State, ctx: Iris) -> None:
     """All inputs, to all."""
@@ -211,6 +218,7 @@ def all_gather(state: State, ctx: Iris) -> None:
 
 
 @bench.register
+@bench.axis("group", groups)
 @bench.axis("nbytes", sizes)
 def reduce_scatter(state: State, ctx: Iris) -> None:
     """Sum of all inputs, a part to each."""
@@ -218,6 +226,7 @@ def reduce_scatter(state: State, ctx: Iris) -> None:
 
 
 @bench.register
+@bench.axis("group", groups)
 @bench.axis("nbytes", sizes)
 def all_to_all(state: State, ctx: Iris) -> None:
     """A part of every input to each."""
@@ -225,6 +234,7 @@ def all_to_all(state: State, ctx: Iris) -> None:
 
 
 @bench.register(by_default=False)
+@bench.axis("group", groups)
 @bench.axis("nbytes", sizes)
 def each_all_reduce(state: State, ctx: Iris) -> None:
     """Sum of all inputs, to all: every algorithm."""
@@ -232,6 +242,7 @@ def each_all_reduce(state: State, ctx: Iris) -> None:
 
 
 @bench.register(by_default=False)
+@bench.axis("group", groups)
 @bench.axis("nbytes", sizes)
 def each_all_gather(state: State, ctx: Iris) -> None:
     """All inputs, to all: every algorithm."""
@@ -239,6 +250,7 @@ def each_all_gather(state: State, ctx: Iris) -> None:
 
 
 @bench.register(by_default=False)
+@bench.axis("group", groups)
 @bench.axis("nbytes", sizes)
 def each_reduce_scatter(state: State, ctx: Iris) -> None:
     """Sum of all inputs, a part to each: every algorithm."""
@@ -246,6 +258,7 @@ def each_reduce_scatter(state: State, ctx: Iris) -> None:
 
 
 @bench.register(by_default=False)
+@bench.axis("group", groups)
 @bench.axis("nbytes", sizes)
 def each_all_to_all(state: State, ctx: Iris) -> None:
     """A part of every input to each: every algorithm."""

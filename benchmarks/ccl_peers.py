@@ -17,13 +17,16 @@ class Unavailable(Exception):
     """A peer cannot be measured here; says why."""
 
 
-def nccl_call(op: str, out: torch.Tensor, inp: torch.Tensor) -> Callable[[], object]:
-    """Return a call of NCCL; an all_reduce is in place on `out`, into which `inp` was copied."""
+def nccl_call(op: str, out: torch.Tensor, inp: torch.Tensor, group: Any = None) -> Callable[[], object]:
+    """Return a call of NCCL among a process group, by default all ranks.
+
+    An all_reduce is in place on `out`, into which `inp` was copied.
+    """
     calls: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(out),
-        "all_gather": lambda: dist.all_gather_into_tensor(out, inp),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(out, inp),
-        "all_to_all": lambda: dist.all_to_all_single(out, inp),
+        "all_reduce": lambda: dist.all_reduce(out, group=group),
+        "all_gather": lambda: dist.all_gather_into_tensor(out, inp, group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(out, inp, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(out, inp, group=group),
     }
     return calls[op]
 

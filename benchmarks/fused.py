@@ -14,6 +14,8 @@ exact in bf16, and every element of the output is compared in the timed configur
 Targets: in a graph, so many times as fast as "cublas+nccl" (`TARGETS`), and never slower than "cublas+iris", which is
 the "ratio" of "iris"; of "iris eager" the ratio is that to "cublas+nccl eager".
 
+Group "half": the two halves of the ranks side by side, from four ranks on, each with a weight of its own.
+
 "iris" chooses by its tables: measure them first (`iris tune --ops`).
 
 On CPU ranks (--device cpu) the same code runs with tiny shapes, so that it is tested; the times say nothing then.
@@ -28,12 +30,15 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from ccl_groups import HALF, groups, part_of
 
 from iris_core import bench
 from iris_core.ops import FusedConfig
 from iris_core.ops.samples import SPOILED, FusedSample
 
 if TYPE_CHECKING:
+    from ccl_groups import Part
+
     from iris_core import Iris
     from iris_core.bench import RunOptions, State
 
@@ -79,17 +84,19 @@ class Problem:
     Args:
         ctx: the context.
         op: the operation.
+        part: the ranks that it is divided among.
         m, n, k: see the module.
     """
 
-    def __init__(self, ctx: Iris, op: str, m: int, n: int, k: int) -> None:
+    def __init__(self, ctx: Iris, op: str, part: Part, m: int, n: int, k: int) -> None:
+        self._group = part.process_group if ctx.device != "cpu" else None
         dim = 0 if "all_gather" in op else None
-        sample = FusedSample.of_layer(op, dim, DTYPE, ctx.cur_rank, ctx.num_ranks, (m, n, k))
+        sample = FusedSample.of_layer(op, dim, DTYPE, part.rank, part.size, (m, n, k))
         self.op, self.options = op, sample.options
         self.out, self.a, self.b = sample.tensors(ctx)
         self.want = sample.wanted(ctx.device)
         if op == "all_gather_matmul":
-            self.gathered = torch.cat([sample.a(rank, ctx.device) for rank in range(ctx.num_ranks)])
+            self.gathered = torch.cat([sample.a(rank, ctx.device) for rank in range(part.size)])
         else:
             self.product = torch.empty(*sample.shape[:2], dtype=DTYPE, device=ctx.device)
         self.flops = 2.0 * math.prod(sample.shape)
@@ -112,17 +119,17 @@ class Problem:
     def pair(self) -> None:
         """The product and a collective of torch.distributed, one after the other."""
         if self.op == "all_gather_matmul":
-            dist.all_gather_into_tensor(self.gathered, self.a)
+            dist.all_gather_into_tensor(self.gathered, self.a, self._group)
             self.gemm()
         elif self.op == "matmul_reduce_scatter":
             self.gemm()
-            dist.reduce_scatter_tensor(self.out, self.product)
+            dist.reduce_scatter_tensor(self.out, self.product, group=self._group)
         elif self.op == "matmul_all_gather":
             self.gemm()
-            dist.all_gather_into_tensor(self.out, self.product)
+            dist.all_gather_into_tensor(self.out, self.product, self._group)
         else:
             torch.mm(self.a, self.b, out=self.out)
-            dist.all_reduce(self.out)
+            dist.all_reduce(self.out, group=self._group)
 
 
 class AsyncTp:
@@ -170,12 +177,13 @@ def declare(state: State, ctx: Iris, op: str) -> None:
     if ctx.num_ranks < 2:
         state.skip("needs two ranks or more")
     n, k = map(int, state["weight"].split("x"))
-    if n % ctx.num_ranks or state["m"] % ctx.num_ranks:
-        state.skip(f"{ctx.num_ranks} ranks cannot divide it")
+    part = part_of(ctx, state["group"])
+    if n % part.size or state["m"] % part.size:
+        state.skip(f"{part.size} ranks cannot divide it")
     state.enter(ctx.scope())
-    problem = Problem(ctx, op, state["m"], n, k)
+    problem = Problem(ctx, op, part, state["m"], n, k)
     state.set_flops(problem.flops)
-    options, run = problem.options, getattr(ctx.ops, op)
+    options, run = problem.options | {"group": part.members}, getattr(ctx.ops, op)
     tensors = problem.out, problem.a, problem.b
     names = [found.name for found in ctx.ops.explain(op, *tensors, **options).candidates if found.ok]
     for timer in ("graph", "events") if state.on_gpu else (None,):
@@ -199,11 +207,13 @@ def declare(state: State, ctx: Iris, op: str) -> None:
             continue
         state.provider(f"cublas+nccl{suffix}", problem.pair, **checks, peer=not suffix)
         try:
+            if state["group"] == HALF:
+                raise AttributeError("it is measured on all ranks only")
             peer = AsyncTp(problem)
             state.provider(f"async-tp{suffix}", peer, check=peer.is_right, prepare=peer.spoil)
         except (AttributeError, RuntimeError, ImportError) as error:
             state.skip_provider(f"async-tp{suffix}", str(error).partition("\n")[0])
-        bound = TARGETS.get((op, state["m"], state["weight"]), 1.0) if ctx.num_ranks == 8 else 1.0
+        bound = TARGETS.get((op, state["m"], state["weight"]), 1.0) if part.size == 8 else 1.0
         if timer == "graph":
             state.target("iris", "ratio_to_best_peer", at_least=bound)
             state.target("iris", "ratio", at_least=NEVER_SLOWER)
@@ -214,6 +224,7 @@ def declare(state: State, ctx: Iris, op: str) -> None:
 @bench.register
 @bench.axis("weight", weights)
 @bench.axis("m", rows)
+@bench.axis("group", groups)
 def all_gather_matmul(state: State, ctx: Iris) -> None:
     """The rows of all ranks times the own columns of a weight."""
     declare(state, ctx, "all_gather_matmul")
@@ -222,6 +233,7 @@ def all_gather_matmul(state: State, ctx: Iris) -> None:
 @bench.register
 @bench.axis("weight", weights)
 @bench.axis("m", rows)
+@bench.axis("group", groups)
 def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
     """Rows of the sum of all ranks' products."""
     declare(state, ctx, "matmul_reduce_scatter")
@@ -230,6 +242,7 @@ def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
 @bench.register
 @bench.axis("weight", weights)
 @bench.axis("m", rows)
+@bench.axis("group", groups)
 def matmul_all_reduce(state: State, ctx: Iris) -> None:
     """The sum of all ranks' products."""
     declare(state, ctx, "matmul_all_reduce")
@@ -238,6 +251,7 @@ def matmul_all_reduce(state: State, ctx: Iris) -> None:
 @bench.register
 @bench.axis("weight", weights)
 @bench.axis("m", rows)
+@bench.axis("group", groups)
 def matmul_all_gather(state: State, ctx: Iris) -> None:
     """The own rows times a weight that all have, the products of all ranks below each other."""
     declare(state, ctx, "matmul_all_gather")
