@@ -22,7 +22,7 @@ def test_the_example_runs(tmp_path):
     command = [sys.executable, str(script), *options]
     done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    results = Report.from_json(out.read_text()).results
+    results = Report.read(out).results
     assert [each.params["nbytes"] for each in results] == [4096, 4096, 8192, 8192]
     assert all(each.verified for each in results)
 

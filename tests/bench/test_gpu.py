@@ -107,7 +107,7 @@ def test_rma_on_two_gpus(tmp_path):
     command = [sys.executable, str(rma), "--ranks", "2", "--quick", "--out", str(out), "--limit", "200"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    results = bench.Report.from_json(out.read_text()).results
+    results = bench.Report.read(out).results
     assert {each.provider for each in results if each.time_us} == {
         "engine push", "engine pull", "push", "pull", "engine", "signal", "cuMemcpyDtoDAsync", "cuMemcpyPeerAsync",
         "barrier",

@@ -98,7 +98,7 @@ def test_rma_on_cpu_ranks(tmp_path):
     out = tmp_path / "rma.json"
     done = rma("--device", "cpu", "--ranks", "2", "--quick", "--rounds", "1", "--out", str(out))
     assert done.returncode == 0, done.stdout + done.stderr
-    report = bench.Report.from_json(out.read_text())
+    report = bench.Report.read(out)
     names = ("pair", "pairs", "ring", "all_to_all", "latency", "latencies", "engine_calls", "barrier")
     assert {each.benchmark for each in report.results} == {f"rma.{name}" for name in names}
     assert all(each.verified or each.skipped for each in report.results)

@@ -141,7 +141,7 @@ def test_each_number_of_ranks(file, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("IRIS_TEST_SUITE", raising=False)
     assert main(["bench", "run", str(file), "--ranks", "1,2", "--rounds", "1"]) == 0
     capsys.readouterr()
-    report = bench.Report.from_json((tmp_path / "kept-1-2.json").read_text())
+    report = bench.Report.read(tmp_path / "kept-1-2.json")
     assert report.run["num_ranks"] == [1, 2]
     assert [(each.provider, each.num_ranks) for each in report.results] == [("a", 0), ("a", 0), ("c", 1), ("c", 2)]
     assert all(each.counters["variable"] == 7 for each in report.results if each.provider == "c")

@@ -119,7 +119,7 @@ def test_an_algorithm_that_raises_is_left_out_with_one_warning(caplog, question,
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
-        ("supports", True), ("supports", None), ("supports", Availability("yes")), ("supports", Availability(False, 5)),
+        ("supports", True), ("supports", None),
         ("cost", "1"), ("cost", None), ("cost", math.nan), ("cost", -1.0), ("cost", True), ("host_seconds", math.nan),
         ("tunings", 5), ("tunings", [5]),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from iris_core.ccl.tables import Entry, read_table, write_table
 from iris_core.cli import main, tune
-from iris_core.cli.doctor.installation import examine_packages, versions
+from iris_core.cli.doctor.installation import examine_packages
 from iris_core.diagnosis import Verdict
 from iris_core.registry import reset_default_registry
 from iris_core.testing.dist_info import provider_source
@@ -62,7 +62,7 @@ def test_config_lists_the_others(capsys, site, field):
 def test_doctor_names_a_damaged_distribution(site, monkeypatch):
     (site.install("iris-bad") / "METADATA").write_bytes(b"\xff")
     monkeypatch.syspath_prepend(site.folder)
-    finding = examine_packages(versions())
+    finding = examine_packages()
     assert finding.verdict is Verdict.BROKEN
     assert "iris_bad-1.0.dist-info" in finding.text
     assert "iris-core" in finding.text

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_NBYTES = 64 << 20
-"""Largest file that is read: results of the largest runs have less than 1 MiB."""
+MAX_NBYTES = 1 << 30
+"""Largest file that is read; traces are the largest ones."""
 
 
 def read_document(path: Path, kind: pydantic.TypeAdapter[T]) -> T:
@@ -34,11 +34,11 @@ def read_document(path: Path, kind: pydantic.TypeAdapter[T]) -> T:
     except OSError as error:
         raise ValueError(f"it cannot be read: {error.strerror or error}") from error
     except pydantic.ValidationError as error:
-        raise ValueError(first_problem(error)) from error
+        raise ValueError(_first_problem(error)) from error
 
 
-def first_problem(error: pydantic.ValidationError) -> str:
-    """Return what is wrong at the first place, on one line, and at how many more."""
+def _first_problem(error: pydantic.ValidationError) -> str:
+    """What is wrong at the first place, on one line, and at how many more."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     where = ".".join(map(str, problems[0]["loc"]))
     text = " ".join(problems[0]["msg"].removeprefix("Value error, ").split())

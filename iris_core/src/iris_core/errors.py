@@ -36,6 +36,10 @@ def _restored(cls: type[IrisError], args: tuple[Any, ...], attributes: dict[str,
     return error
 
 
+FAILURES = (Exception, SystemExit, GeneratorExit)
+"""What the code of a plugin or of a file may raise as its own failure; a KeyboardInterrupt is meant for the program."""
+
+
 # -- plugins ----------------------------------------------------------------------------------------------------------
 class PluginError(IrisError):
     """Base of the errors about finding, loading and choosing plugins."""

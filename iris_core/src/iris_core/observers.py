@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from iris_core.errors import PluginError
+from iris_core.errors import FAILURES, PluginError
 from iris_core.hooks import OBSERVER_HOOKS
 from iris_core.logs import logger
 from iris_core.registry import default_registry
@@ -56,9 +56,7 @@ class Observers:
         for record in self._watching[hook]:
             try:
                 self._registry.observe(record, hook, **arguments)
-            except KeyboardInterrupt:
-                raise
-            except BaseException:  # noqa: BLE001 - an observer may raise anything
+            except FAILURES:
                 if (record.qualified_name, hook) not in self._reported:
                     self._reported.add((record.qualified_name, hook))
                     way = f"update {record.distribution}, or block it with IRIS_BLOCK={record.name}"

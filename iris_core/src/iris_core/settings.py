@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, PrivateAt
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as _DecodeError
 
-from iris_core.errors import PluginError, SettingsError
+from iris_core.errors import FAILURES, PluginError, SettingsError
 from iris_core.logs import LEVELS, logger
 from iris_core.types import PluginKind, PluginState
 
@@ -388,9 +388,7 @@ def _build(cls: type[_S], prefix: str, given: Mapping[str, Any], label: str) -> 
         raise SettingsError("; ".join(problems)) from error
     except _DecodeError as error:  # a structured value that is not JSON
         raise SettingsError(f"a variable {prefix}... is not valid JSON: {error}") from error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # of a plugin's own code
+    except FAILURES as error:  # of a plugin's own code
         from iris_core.registry.records import error_text
 
         way = "update the plugin, or block it with IRIS_BLOCK"

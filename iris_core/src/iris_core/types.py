@@ -100,6 +100,10 @@ class Availability:
     ok: bool
     reason: str = ""
 
+    def __post_init__(self) -> None:
+        if not (isinstance(self.ok, bool) and isinstance(self.reason, str)):
+            raise TypeError(f"Availability takes a bool and text, not {self.ok!r} and {self.reason!r}")
+
     @classmethod
     def yes(cls) -> Availability:
         """It can be used."""

@@ -12,7 +12,7 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from iris_core.errors import BenchmarkError, IrisError
+from iris_core.errors import FAILURES, BenchmarkError, IrisError
 from iris_core.registry.records import error_text
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def load(path: str) -> None:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[spec.name]
-        if isinstance(error, IrisError | KeyboardInterrupt):
+        if isinstance(error, IrisError) or not isinstance(error, FAILURES):
             raise
         frames = traceback.extract_tb(error.__traceback__)
         line = next((f", at line {each.lineno}" for each in reversed(frames) if each.filename == str(file)), "")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import pydantic
 
-from iris_core.documents import first_problem, read_document
+from iris_core.documents import read_document
 from iris_core.errors import BenchmarkError
 
 if TYPE_CHECKING:
@@ -201,18 +201,6 @@ class Report:
             row += ["" if (value := getattr(each, name)) is None else value for name in _COLUMNS]
             writer.writerow([*row, *(each.counters.get(key, "") for key in counters)])
         return text.getvalue()
-
-    @classmethod
-    def from_json(cls, text: str) -> Report:
-        """Build a report from JSON text.
-
-        Raises:
-            BenchmarkError: this is no report, or one of another schema.
-        """
-        try:
-            return _DOCUMENT.validate_json(text).report()
-        except pydantic.ValidationError as error:
-            raise BenchmarkError(f"this is not the JSON of a report of benchmarks: {first_problem(error)}") from error
 
     @classmethod
     def read(cls, path: str | pathlib.Path) -> Report:

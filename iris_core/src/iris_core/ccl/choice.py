@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.errors import FAILURES, ArgumentError, UnsupportedError
 from iris_core.logs import logger
 from iris_core.registry.records import error_text
 from iris_core.types import Availability
@@ -87,23 +87,15 @@ class Explanation:
         return "\n".join([head, *(f"  {candidate}" for candidate in self.candidates)])
 
 
-def _is_answer(answer: Any) -> bool:
-    return isinstance(answer, Availability) and isinstance(answer.ok, bool) and isinstance(answer.reason, str)
-
-
 def _is_seconds(answer: Any) -> bool:
     return isinstance(answer, numbers.Real) and not isinstance(answer, bool) and float(answer) >= 0
 
 
-def _are_tunings(answer: Any) -> bool:
-    return isinstance(answer, list | tuple) and all(isinstance(each, Mapping) for each in answer)
-
-
 _IS_RIGHT: Mapping[str, Callable[[Any], bool]] = {
-    "supports": _is_answer,
+    "supports": lambda answer: isinstance(answer, Availability),
     "cost": _is_seconds,
     "host_seconds": _is_seconds,
-    "tunings": _are_tunings,
+    "tunings": lambda answer: isinstance(answer, list | tuple) and all(isinstance(each, Mapping) for each in answer),
 }
 """Whether what an algorithm says is of the right kind."""
 
@@ -266,9 +258,7 @@ class Chooser:
             if _IS_RIGHT[question](answer):
                 return answer, ""
             problem = f"its `{question}` returned {reprlib.repr(answer)}"
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - of a plugin, which may raise anything
+        except FAILURES as error:
             problem = f"its `{question}` raised {error_text(error)}"
         plugin, name = algorithm.info.name, algorithm.name
         if (request.op, name) not in self._reported:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from iris_core.ccl.local import local_algorithms
-from iris_core.errors import IrisError, PluginError
+from iris_core.errors import FAILURES, PluginError
 from iris_core.registry import default_registry
-from iris_core.types import PluginInfo, PluginKind, PluginState
+from iris_core.types import PluginKind, PluginState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,26 +39,16 @@ def find_algorithms(
         try:
             reason = _obstacle(context, record, provides)
             if not reason:
-                found.append(_checked(record, create(record)))
-                continue
-        except IrisError as error:
+                algorithm = create(record)
+                if all(isinstance(each, str) for each in (algorithm.op, algorithm.name, algorithm.info.name)):
+                    found.append(algorithm)
+                    continue
+                raise PluginError("op, name and info.name of its algorithm must be text")
+        except FAILURES as error:
             record.leave_out(error)
             reason = str(error)
         unusable.append((record.label, reason))
     return found, unusable
-
-
-def _checked(record: PluginRecord, algorithm: Collective) -> Collective:
-    """Refuse an algorithm that does not say what it is."""
-    try:
-        names, info = (algorithm.op, algorithm.name), algorithm.info
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise PluginError(f"{record.label}: asking its algorithm for op, name and info raised {error!r}") from error
-    if not (all(isinstance(each, str) and each for each in names) and isinstance(info, PluginInfo)):
-        raise PluginError(f"{record.label}: op and name of its algorithm must be text, and info a PluginInfo")
-    return algorithm
 
 
 def _obstacle(context: Iris, record: PluginRecord, provides: frozenset[Capability]) -> str:

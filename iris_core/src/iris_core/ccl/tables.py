@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from iris_core.ccl.config import Config
 from iris_core.documents import read_document
@@ -102,6 +101,10 @@ def size_of(request: CollectiveRequest) -> int | None:
     return request.nbytes
 
 
+Fields = dict[str, Annotated[int, Field(ge=0, le=1 << 20)] | str]
+"""Fields of a config, in a file."""
+
+
 class Row(BaseModel):
     """One line of a file, as far as files of all kinds agree."""
 
@@ -111,25 +114,24 @@ class Row(BaseModel):
     dtype: Annotated[str, Field(min_length=1)]
     algorithm: Annotated[str, Field(min_length=1)]
     seconds: Annotated[float, Field(ge=1e-9, le=1e6)]
-    config: dict[str, Annotated[int, Field(ge=0, le=1 << 20)] | str] = {}
 
 
-@functools.cache
-def check_config(kind: type[Config] | type[FusedConfig], fields: tuple[tuple[str, Any], ...]) -> None:
-    """Raise ValueError for what `kind` would not take from a caller."""
-    try:
-        kind(algorithm="a name", **dict(fields))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"config: {error}") from error
+def checked_by(kind: type[Config] | type[FusedConfig]) -> AfterValidator:
+    """Return a check of configs, which refuses what `kind` would not take from a caller."""
+
+    def check(fields: dict[str, Any]) -> dict[str, Any]:
+        try:
+            kind(algorithm="a name", **fields)
+        except (TypeError, ValueError) as error:
+            raise ValueError(str(error)) from error
+        return fields
+
+    return AfterValidator(check)
 
 
 class _CollectiveRow(Row):
     max_nbytes: Annotated[int, Field(ge=0, le=MAX_SIZE)] | None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        check_config(Config, tuple(self.config.items()))
-        return self
+    config: Annotated[Fields, checked_by(Config)] = Field(default_factory=dict)
 
 
 R = TypeVar("R", bound=Row)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter
 
 from iris_core.ccl.tables import (
     ANY_DTYPE,
     MAX_SIZE,
     Entry,
+    Fields,
     File,
     Row,
-    check_config,
+    checked_by,
     joined,
     read_file,
     read_folders,
@@ -167,11 +168,7 @@ class _FusedRow(Row):
     n: Annotated[int, Field(ge=1, le=MAX_SIZE)]
     k: Annotated[int, Field(ge=1, le=MAX_SIZE)]
     gather_dim: Literal[0, 1] | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        check_config(FusedConfig, tuple(self.config.items()))
-        return self
+    config: Annotated[Fields, checked_by(FusedConfig)] = Field(default_factory=dict)
 
     def measured(self) -> Measured:
         shape = self.m, self.n, self.k

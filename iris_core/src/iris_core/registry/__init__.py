@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from iris_core.diagnosis import Finding
 from iris_core.errors import (
+    FAILURES,
     IrisError,
     NoUsablePluginError,
     PluginConflictError,
@@ -224,12 +225,10 @@ class Registry:
             if _implements(record, "iris_plugin_info"):
                 record.info = check_info(record, self._call(record, "iris_plugin_info"))
                 record.name = record.name or record.info.name
-        except KeyboardInterrupt:
-            raise
         except PluginError as error:
             record.fail(error)
             raise
-        except BaseException as error:  # the object's own code runs where its attributes are looked at
+        except FAILURES as error:  # the object's own code runs where its attributes are looked at
             raise record.fail(load_error(record, f": checking it raised {error_text(error)}")) from error
         record.state, record.reason = PluginState.LOADED, ""
 
@@ -279,7 +278,7 @@ class Registry:
         """
         self.load(record)
         answer = self._call(record, "iris_plugin_probe", target=target)
-        if not (isinstance(answer, Availability) and isinstance(answer.ok, bool) and isinstance(answer.reason, str)):
+        if not isinstance(answer, Availability):
             raise record.fail(wrong_result(record, "iris_plugin_probe", "an Availability", answer))
         return answer
 
@@ -314,9 +313,7 @@ class Registry:
         own = [target for target in targets if target.type in record.info.devices]
         try:
             (findings,) = _caller(record, "iris_plugin_diagnose")(targets=own) or (None,)  # pluggy drops None
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
+        except FAILURES as error:
             raise PluginError(f"{record.label}: iris_plugin_diagnose raised {error_text(error)}") from error
         if not (isinstance(findings, list | tuple) and all(isinstance(each, Finding) for each in findings)):
             raise wrong_result(record, "iris_plugin_diagnose", "a list of Finding", findings)
@@ -335,9 +332,7 @@ class Registry:
         """Call a provider hook; what a plugin raises becomes one of our errors, with the cause chained."""
         try:
             results = _caller(record, hook)(**arguments)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
+        except FAILURES as error:
             if hook != "iris_plugin_create":
                 raise record.fail(load_error(record, f": {hook} raised {error_text(error)}")) from error
             if isinstance(error, IrisError):  # an exhausted device, say: no fault of the plugin

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import importlib_metadata
 
+from iris_core.errors import FAILURES
 from iris_core.logs import logger
 from iris_core.registry.records import PluginRecord, canonical, error_text, load_error
 from iris_core.types import PluginKind
@@ -120,8 +121,6 @@ def import_plugin(record: PluginRecord) -> Any:
     point = importlib_metadata.EntryPoint(record.name, record.entry_point, record.kind.group)
     try:
         return point.load()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
+    except FAILURES as error:
         problem = f" could not be loaded from {record.entry_point!r}: {error_text(error)}"
         raise load_error(record, problem) from error

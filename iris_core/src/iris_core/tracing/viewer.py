@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import http.server
-import json
 import pathlib
 import shutil
 from typing import Any
+
+import pydantic
+
+from iris_core.documents import read_document
 
 PAGE = pathlib.Path(__file__).with_name("viewer.html")
 _HOSTS = ("127.0.0.1", "localhost")
@@ -20,14 +23,14 @@ class TraceServer(http.server.ThreadingHTTPServer):
         port: 0 for any that is free.
 
     Raises:
-        OSError: the file is not there, or the port is taken.
-        ValueError: the file is not a trace.
+        OSError: the port is taken.
+        ValueError: the file cannot be read, or is not a trace.
     """
 
     daemon_threads = True
 
     def __init__(self, trace: pathlib.Path, port: int = 0) -> None:
-        _check(trace)  # an error here and now, not in the browser
+        read_document(trace, pydantic.TypeAdapter(_Trace))  # an error here and now, not in the browser
         self.trace = trace
         super().__init__(("127.0.0.1", port), _Handler)
 
@@ -37,15 +40,8 @@ class TraceServer(http.server.ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/"
 
 
-def _check(trace: pathlib.Path) -> None:
-    if not trace.exists() or trace.is_file():  # opening a pipe would wait
-        try:
-            content = json.loads(trace.read_bytes())
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
-        if isinstance(content, dict) and isinstance(content.get("traceEvents"), list):
-            return
-    raise ValueError("it is not a file with a JSON object that has the list traceEvents")
+class _Trace(pydantic.BaseModel):
+    traceEvents: list[Any]
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -13,6 +13,7 @@ from iris_core.diagnosis import Finding, Verdict
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
     from iris_core.cli.doctor.selftest import Outcome
     from iris_core.cli.doctor.survey import Survey
@@ -33,7 +34,7 @@ class Report:
     """
 
     findings: list[Finding]
-    versions: dict[str, str]
+    versions: Mapping[str, str]
     survey: Survey
     self_tests: list[Outcome] | None
 
@@ -47,7 +48,7 @@ class Report:
         return {
             "ok": not self.broken,
             "findings": [asdict(finding) for finding in self.findings],
-            "versions": {"distributions": self.versions, **self.survey.versions},
+            "versions": {"distributions": dict(self.versions), **self.survey.versions},
             "gpus": self.survey.gpus,
             "pairs": self.survey.pairs,
             "self_tests": None if self.self_tests is None else [outcome.to_json() for outcome in self.self_tests],
@@ -94,11 +95,11 @@ def examine(*, self_test: bool = True, timeout_s: float = TIMEOUT_S) -> Report:
     """
     from iris_core.cli.doctor import host, installation, survey
 
-    versions = installation.versions()
+    packages = installation.examine_packages()
     taken = survey.take_survey(timeout_s)
     findings = [
         *host.examine_host(),
-        installation.examine_packages(versions),
+        packages,
         *installation.examine_settings(),
         *installation.examine_plugins(),
         *taken.findings,
@@ -110,7 +111,7 @@ def examine(*, self_test: bool = True, timeout_s: float = TIMEOUT_S) -> Report:
         text = "left out: no backend and allocator can be used together here"
         findings.append(Finding("self-test", Verdict.NOTE, text))
     findings += [outcome.finding() for outcome in outcomes or ()]
-    return Report(findings, versions, taken, outcomes)
+    return Report(findings, packages.data, taken, outcomes)
 
 
 def _self_tests(taken: Survey, timeout_s: float) -> list[Outcome]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from typing import TYPE_CHECKING
 
 import importlib_metadata
 
@@ -13,10 +12,7 @@ from iris_core.errors import IrisError
 from iris_core.registry.discovery import folder_of, identity, searched
 from iris_core.registry.records import error_text
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-DAMAGED = "(its METADATA is damaged)"
+DAMAGED = "(METADATA is damaged: reinstall it)"
 
 _OF_INTEREST = re.compile(
     r"iris[-_.]|(pytorch[-_])?triton|torch|cuda[-_](bindings|python)|hip[-_]python|nvidia[-_]ml[-_]py|amdsmi|pluggy|pydantic"
@@ -36,13 +32,11 @@ def versions() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def examine_packages(versions: Mapping[str, str]) -> Finding:
+def examine_packages() -> Finding:
     """Say which distributions there are; broken, if one of them is damaged."""
-    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
-    damaged = [name for name, version in versions.items() if version.startswith(DAMAGED)]
-    if not damaged:
-        return Finding("packages", Verdict.OK, packages, dict(versions))
-    return Finding("packages", Verdict.BROKEN, f"{packages}. Reinstall {', '.join(damaged)}", dict(versions))
+    found = versions()
+    verdict = Verdict.BROKEN if any(DAMAGED in version for version in found.values()) else Verdict.OK
+    return Finding("packages", verdict, ", ".join(map(" ".join, found.items())), found)
 
 
 def examine_settings() -> list[Finding]:

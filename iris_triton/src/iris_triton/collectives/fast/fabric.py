@@ -8,14 +8,11 @@ come with this package, and those in the user's cache (`<IRIS_CACHE_DIR>/fabric`
 from __future__ import annotations
 
 import functools
-import os
+import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
-
-from iris_core.documents import read_document
 from iris_core.logs import logger
 
 FORMAT = 1
@@ -30,26 +27,15 @@ class Fact(StrEnum):
     """128 bytes, aligned, that eight neighbouring threads store with one instruction arrive together at a peer."""
 
 
-class _Found(BaseModel):
-    model_config = ConfigDict(strict=True)
-    holds: bool
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(strict=True)
-    format: Literal[1]
-    facts: dict[Fact, _Found]
-
-
-_FILE = TypeAdapter(_File)
-
-
 def read_facts(path: Path) -> frozenset[Fact]:
-    """Return what a file says; nothing, with a warning, if it is damaged or of another format."""
+    """Return what a file says; nothing if it is none of this format."""
     try:
-        return frozenset(fact for fact, found in read_document(path, _FILE).facts.items() if found.holds)
-    except ValueError as error:
-        logger.warning("%s does not say what memory between GPUs does: %s. Delete it, and probe again", path, error)
+        content: Any = json.loads(path.read_text())
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']}, this version reads {FORMAT}")
+        return frozenset(Fact(name) for name, found in content["facts"].items() if found["holds"] is True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        logger.warning("%s does not say what memory between GPUs does: %s: %s", path, type(error).__name__, error)
         return frozenset()
 
 
@@ -69,4 +55,4 @@ def known_facts(device: str) -> frozenset[Fact]:
 
     folders = [Path(load_settings().cache_dir) / "fabric", SHIPPED]
     paths = (folder / file_name(device) for folder in folders)
-    return next((read_facts(path) for path in paths if os.path.lexists(path)), frozenset())
+    return next((read_facts(path) for path in paths if path.is_file()), frozenset())
