@@ -3,13 +3,11 @@
 import math
 
 import torch
-from ops_cases import Case, expected, operand, owned_tiles, tolerance
+from ops_cases import UNTOUCHED, Case, operand, wrong_elements
 
 from iris_core import Iris
 from iris_core.ccl import kinds
 from iris_core.ops import FusedConfig
-
-UNTOUCHED = 77.0
 
 
 class Tensors:
@@ -63,18 +61,8 @@ def call(ctx, case, tensors, group=None, async_op=False, workspace=None):
 def verify(case, tensors, turn=0, what=""):
     """What is wrong with the output, or with what should not have changed; an empty list if nothing is."""
     rank, size = tensors.rank, tensors.size
-    want, largest = expected(case, rank, size, turn)
     got = tensors.out.cpu().double()
-    wrong = []
-    if case.layout == "tiles":
-        own = owned_tiles(case, rank, size)
-        if not bool((got[~own] == UNTOUCHED).all()):
-            wrong.append(f"{case}{what}: rank {rank} changed elements that are not its own")
-        got, want = got[own], want[own]
-    error = float((got - want).abs().max()) if got.numel() else 0.0
-    allowed = tolerance(case, largest, tensors.out.is_cuda)
-    if not error <= allowed:
-        wrong.append(f"{case}{what}: rank {rank} of {size} is wrong by {error}, allowed {allowed}")
+    wrong = [f"{case}{what}: {text}" for text in wrong_elements(case, got, rank, size, turn, tensors.out.is_cuda)]
     for which, tensor in enumerate((tensors.a, tensors.b, tensors.bias)):
         if tensor is not None:
             was = operand(case, rank, size, which, turn)

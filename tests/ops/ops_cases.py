@@ -20,6 +20,9 @@ PLACES = ("heap", "ordinary", "transposed", "gaps", "skewed")
 """Where tensors lie: on the heap; off it; with columns one behind the other; with gaps between rows; aligned to
 elements only."""
 
+UNTOUCHED = 77.0
+"""In every element of an output before the call."""
+
 SEVERAL = {"num_sms": 3, "block_size_m": 16, "block_size_n": 16, "block_size_k": 32}
 """Several programs, and several tiles for each, even of small matrices."""
 
@@ -198,6 +201,11 @@ def layout_cases(size):
     yield Case("matmul_reduce_scatter", None, (130, 70, 17), layout="tiles")
 
 
+def is_exact(turn):
+    """Whether operands are small whole numbers, of which no sum is rounded; in the other turns they are any numbers."""
+    return turn % 2 == 0
+
+
 def operand(case, rank, size, which, turn=0):
     """A rank's A (0) or B (1), or the bias (2), in its own type."""
     generator = torch.Generator().manual_seed(1000 * turn + 10 * rank + which)
@@ -207,7 +215,13 @@ def operand(case, rank, size, which, turn=0):
     if which == 2 and case.op in ("matmul_all_reduce", "matmul_reduce_scatter"):  # equal where results are shared
         own_rows = case.op == "matmul_reduce_scatter" and case.bias == "rows" and case.layout == "torch"
         generator.manual_seed(1000 * turn + 7 + (10 * rank if own_rows else 0))
-    values = torch.randn(shape, generator=generator)
+    if is_exact(turn):
+        values = torch.randint(1, 9 if which == 2 else 3, shape, generator=generator).float()
+        values *= torch.randint(0, 2, shape, generator=generator) * 2 - 1
+        if which != 2:
+            values *= torch.rand(shape, generator=generator) < min(1.0, (28 / (case.shape[2] * size)) ** 0.5)
+    else:
+        values = torch.randn(shape, generator=generator)
     return values.to(getattr(torch, (case.out_dtype if which == 2 else "") or case.dtype))
 
 
@@ -226,34 +240,71 @@ def owned_tiles(case, rank, size):
 
 
 def expected(case, rank, size, turn=0):
-    """The output of a rank in float64, and the largest sum of absolute values that it is made of."""
+    """The output of a rank in float64, and for each element the sum of the absolute values that it is made of."""
     a = [operand(case, r, size, 0, turn).double() for r in range(size)]
     b = [operand(case, r, size, 1, turn).double() for r in range(size)]
     bias = [operand(case, r, size, 2, turn) for r in range(size)]
-    added = [0.0 if each is None else each.double() for each in bias]
+    added = [torch.zeros(()) if each is None else each.double() for each in bias]
 
     def compute(change):
         if case.op == "matmul_all_reduce":
-            return sum(change(x) @ change(y) for x, y in zip(a, b, strict=True)) + added[rank]
+            return sum(change(x) @ change(y) for x, y in zip(a, b, strict=True)) + change(added[rank])
         if case.op == "matmul_reduce_scatter":
             whole = sum(change(x) @ change(y) for x, y in zip(a, b, strict=True))
             part = whole if case.layout == "tiles" else whole.chunk(size)[rank]
-            return part + added[rank]
+            return part + change(added[rank])
         if case.op == "all_gather_matmul":
-            return torch.cat([change(x) for x in a], case.dim) @ change(b[rank]) + added[rank]
-        products = [change(x) @ change(y) + z for x, y, z in zip(a, b, added, strict=True)]
+            return torch.cat([change(x) for x in a], case.dim) @ change(b[rank]) + change(added[rank])
+        products = [change(x) @ change(y) + change(z) for x, y, z in zip(a, b, added, strict=True)]
         return torch.cat(products, case.dim)
 
-    return compute(lambda x: x), float(compute(torch.abs).abs().max())
+    return compute(lambda x: x), compute(torch.abs)
 
 
-ROUNDING = {"float32": 2.0**-22, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-"""Relative error of two roundings to a type: of a product, and of the sum.  Sums of float32 are longer."""
+ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Relative error of one rounding to a type."""
+
+EXACT = {"float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
+"""Up to which all whole numbers are exact."""
 
 
-def tolerance(case, largest, on_gpu):
-    """The largest deviation that the arithmetic explains."""
+def tolerance(case, made_of, size, turn, on_gpu):
+    """How far each element may be from the right one.
+
+    Args:
+        case: the call.
+        made_of: sums of absolute values, as `expected` returns them.
+        size: number of ranks.
+        turn: of the data.
+        on_gpu: whether a GPU has computed.
+    """
     out = case.out_dtype or case.dtype
+    if is_exact(turn):
+        assert float(made_of.max()) <= EXACT[out], f"{case}: data is not exact"
+        return torch.zeros_like(made_of)
+    names = (case.algorithm, *case.config.values())
+    roundings = size + 2 if {"atomic", "spinlock"} & set(names) else 3  # of the product, of the sum, with the bias
+    if out == "float32":
+        roundings = 4 * (size + case.shape[2] ** 0.5)  # sums are as long as that; they are rounded up and down
+    bound = roundings * ROUNDING[out]
     if on_gpu and case.dtype.startswith("float8"):
-        return max(ROUNDING[out], 2.0**-10) * largest  # Hopper adds their products up with 14 bits
-    return ROUNDING[out] * largest * (8 if out == "float32" else 1)
+        bound = max(bound, 2.0**-10)  # Hopper adds their products up with 14 bits
+    return bound * made_of
+
+
+def wrong_elements(case, got, rank, size, turn, on_gpu=False):
+    """What is wrong with a rank's output, as float64 on the CPU; an empty list if nothing is."""
+    want, made_of = expected(case, rank, size, turn)
+    allowed, wrong = tolerance(case, made_of, size, turn, on_gpu), []
+    if case.layout == "tiles":
+        own = owned_tiles(case, rank, size)
+        if not bool((got[~own] == UNTOUCHED).all()):
+            wrong.append(f"rank {rank} changed elements that are not its own")
+        got, want, allowed = got[own], want[own], allowed[own]
+    bad = ~((got - want).abs() <= allowed)  # NaN is none that is smaller
+    if bad.any():
+        i = int(bad.flatten().nonzero()[0])
+        is_, right, bound = (float(x.flatten()[i]) for x in (got, want, allowed))
+        count = f"{int(bad.sum())} of {bad.numel()} elements"
+        wrong.append(f"rank {rank} of {size}: {count}, the first one is {is_} and not {right}, allowed {bound}")
+    return wrong
