@@ -339,7 +339,11 @@ def _put(
     own, gathered, flags, control, bases, me, rank, rows_each, k, timeout_ns, status,
     SIZE: gl.constexpr, PUTTERS: gl.constexpr, BLOCK_M: gl.constexpr
 ):  # fmt: skip
-    """Put the own rows to the others, first to the member before this one, which begins with them."""
+    """Put the own rows to the others, first to the member before this one, which begins with them.
+
+    Programs of this member count the pieces of a block together, in words that no other member adds to.  They are 0
+    before, because all members have come to this call, behind the last one, which has cleared them.
+    """
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE) + 1
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
