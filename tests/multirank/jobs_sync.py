@@ -55,7 +55,7 @@ def ring(
 
 @triton.jit
 def count_signals(flag, context, rank: tl.constexpr, world: tl.constexpr, rounds):
-    """Every rank signals rank 0 by adding; rank 0 waits for all signals that there will ever be, so none is too early."""
+    """Every rank signals rank 0 by adding; rank 0 waits for all signals of the test, so none is too early."""
     ctx = DeviceContext.initialize(context, rank, world)
     for _ in range(rounds):
         ctx.signal(flag, 1, 0, op="add")
