@@ -298,7 +298,7 @@ def run_case(ctx, language, case, problems, sums):
         exact, true = expected(case, parts, rank, before)
         if exact is not None and not torch.equal(result, exact):
             problems.append(f"rank {rank}, launch {turn}: {case} is not exact")
-        scale = sum(p.double().abs() for p in parts).max() if case.op in OPS else 1
+        scale = 0.0 if case.op in MOVES else sum(p.double().abs() for p in parts)  # of each element
         steps = 1 if exact is not None else world  # how often it was rounded
         rounding = torch.finfo(dst_dtype).eps if dst_dtype.is_floating_point else 0
         if case.src_dtype or case.dst_dtype:

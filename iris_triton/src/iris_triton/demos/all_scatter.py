@@ -57,8 +57,7 @@ def run(ctx, progress) -> DemoResult:
     rank, world = ctx.cur_rank, ctx.num_ranks
     n = N_PER_RANK * world
     generator = torch.Generator().manual_seed(7)
-    whole_a = torch.randn(M, K, generator=generator).to(torch.bfloat16)
-    whole_b = torch.randn(K, n, generator=generator).to(torch.bfloat16)
+    whole_a, whole_b = (torch.randint(-1, 2, shape, generator=generator).bfloat16() for shape in ((M, K), (K, n)))
     a = whole_a.to(ctx.device)
     b = whole_b[:, rank * N_PER_RANK : (rank + 1) * N_PER_RANK].to(ctx.device)
     c = ctx.full((M, n), float("nan"), dtype=torch.bfloat16)
@@ -72,5 +71,5 @@ def run(ctx, progress) -> DemoResult:
     ctx.barrier()
     progress(1.0)
     expected = whole_a.float() @ whole_b.float()
-    error = ((c.cpu().float() - expected).abs().max() / expected.abs().max()).item()
-    return DemoResult(error, 1e-2, f"C {M} x {n}, K {K}, bf16, tiles {TILE_M} x {TILE_N}")
+    error = (c.cpu().float() - expected).abs().max().item()  # small whole numbers: their sums are exact
+    return DemoResult(error, 0.0, f"C {M} x {n}, K {K}, bf16, tiles {TILE_M} x {TILE_N}")
