@@ -47,12 +47,14 @@ def out_of_step(pair):
 
 
 def after_an_error():
-    """One rank's call is refused there and it goes on to a barrier, while the others wait for it in the call."""
+    """One rank fails before a call and goes on to a barrier, while the others wait for it in the call."""
     with Iris("1MiB", device="cpu") as ctx:
         odd = ctx.cur_rank == 1
-        a, b, out = torch.ones(8, 9 if odd else 8), torch.ones(8, 8), ctx.zeros(8, 8)
+        a, b, out = torch.ones(8, 8), torch.ones(8, 8), ctx.zeros(8, 8)
         said = []
         try:
+            if odd:
+                raise ArgumentError("it has failed here")
             ctx.ops.matmul_all_reduce(out, a, b)
         except (ArgumentError, RankMismatchError) as error:
             said.append(f"{type(error).__name__}: {error}")
@@ -62,6 +64,6 @@ def after_an_error():
             except RankMismatchError as error:
                 said.append(str(error))
         ctx.barrier()
-        ctx.ops.matmul_all_reduce(out, a[:, :8], b)
+        ctx.ops.matmul_all_reduce(out, a, b)
         ctx.barrier()
         return said, out.unique().tolist()
