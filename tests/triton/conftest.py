@@ -47,6 +47,10 @@ class World:
     def check_peers(self) -> None:
         """All ranks are in this process."""
 
+    def stands_still(self, quiet: bool) -> bool:
+        """All ranks are programs of one launch."""
+        return quiet
+
     def tensors(self, *values: torch.Tensor) -> list[torch.Tensor]:
         """Put one value per rank at the same offset of every heap; returns the tensors by rank."""
         assert len(values) == self.world_size

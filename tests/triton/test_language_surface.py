@@ -154,6 +154,9 @@ class Heap:
     def live_blocks(self):
         return self._blocks
 
+    def stands_still(self, quiet):
+        return False
+
     def check_peers(self):
         return None
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from iris_core.bootstrap import World
     from iris_core.importing import Extent
     from iris_core.protocols import Allocator
+    from iris_core.standstill import Standstill
     from iris_core.stream_order import Stream, Streams
 
 
@@ -78,6 +79,8 @@ class SymmetricHeap:
         self._on_allocated = on_allocated
         self.streams: Streams = HostStreams() if streams is None else streams
         """The device's streams."""
+        self.standstill: Standstill | None = None
+        """What CPU ranks know of each other's kernels; set when the context is opened."""
         self._order = StreamOrder(self.streams)
         self._device = device
         self._base = allocator.base_ptr
@@ -429,6 +432,13 @@ class SymmetricHeap:
     def check_peers(self) -> None:
         """Raise PeerLostError if the process of a peer has ended.  Local and cheap."""
         self._world.check_peers()
+
+    def stands_still(self, quiet: bool) -> bool:
+        """Say that kernels of this rank have polled in vain, and return whether no rank can end that.
+
+        Local.  Only where all ranks' kernels run on the CPU; see `iris_core.standstill`.
+        """
+        return self.standstill is not None and self.standstill.report(quiet)
 
     # -- addresses ----------------------------------------------------------------------------------------------------
     def translate(self, ptr: int, from_rank: int, to_rank: int) -> int:

@@ -23,6 +23,7 @@ from iris_core.heap import SymmetricHeap
 from iris_core.registry import default_registry
 from iris_core.reports import KernelReports
 from iris_core.settings import check_options, load_plugin_settings
+from iris_core.standstill import ROW_NBYTES, Standstill
 from iris_core.stream_order import TorchStreams
 from iris_core.system_area import SystemArea
 from iris_core.types import CreateRequest, DeviceType
@@ -177,6 +178,9 @@ def open_heap(
     area = SystemArea(heap)
     barriers = DeviceBarriers(heap, area, world, backend, plan.backend.name)
     everywhere(world, "clearing the system area", lambda: _clear(area, heap))
+    if target.type is DeviceType.CPU:
+        row = heap.usable_nbytes + area.reserve_at_opening(ROW_NBYTES)
+        heap.standstill = Standstill([base + row for base in heap.heap_bases], world.rank)
     reports, spec, tensor = everywhere(
         world, "making the device context", lambda: _make_context(world, heap, backend, target, settings.device_timeout)
     )

@@ -164,6 +164,13 @@ class MemoryMap(Protocol):
     def check_peers(self) -> None:
         """Raise PeerLostError if the process of a peer has ended.  Cheap; called while a kernel waits."""
 
+    def stands_still(self, quiet: bool) -> bool:
+        """Say that kernels of this rank have polled in vain, and return whether no rank can end that.
+
+        Args:
+            quiet: whether nothing has changed since the last call; not at the first one of a launch.
+        """
+
 
 class DeviceBackend(Protocol):
     """A device-side language: what kernels are written in."""

@@ -6,15 +6,13 @@ takes scalars for uniform, so a loop or branch that contains a barrier must not 
 """
 # mypy: ignore-errors
 
-import time
-
 import numpy as np
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import is_cuda, is_hip
 
-from iris_triton.cpu.entries import cpu_entry
+from iris_triton.cpu.entries import cpu_entry, read_clock
 from iris_triton.lanes import lanes
 
 _LANES = tl.constexpr(1024)
@@ -149,7 +147,7 @@ def let_next_start(EARLY: tl.constexpr):
 @cpu_entry(clock_ns)
 @cpu_entry(uniform_clock_ns)
 def _cpu_clock(program):
-    return np.int64(time.monotonic_ns())
+    return np.int64(read_clock(program))
 
 
 @cpu_entry(get_cu_id)

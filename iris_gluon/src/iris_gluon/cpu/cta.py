@@ -18,6 +18,7 @@ from iris_gluon.cpu.clocks import Clock, Queue
 from iris_gluon.cpu.errors import RaceError
 from iris_gluon.cpu.source import here
 from iris_triton.cpu.errors import DeadlockError
+from iris_triton.cpu.memory import running_ranks
 from iris_triton.cpu.scheduler import Cancelled, Program, run_on_thread
 from iris_triton.cpu.state import Launch, current
 
@@ -286,7 +287,8 @@ class Cta:
         first = waiting[0]
         kernel = self.launch.kernel
         message = f"kernel {kernel!r}, program {first.pid}: nobody can go on. {'; '.join(parts)}"
-        return DeadlockError(message, kernel=kernel, program=first.pid, address=0, last_value=0)
+        rank = next((rank for rank, _ in running_ranks()), None)
+        return DeadlockError(message, kernel=kernel, rank=rank, program=first.pid, address=0, last_value=0)
 
     # -- the end ------------------------------------------------------------------------------------------------------
     def finish(self) -> None:

@@ -20,6 +20,7 @@ from iris_triton import _compat
 from iris_triton.cpu import access, atomics, elementwise, numerics
 from iris_triton.cpu.entries import find_assembly
 from iris_triton.cpu.libdevice import call_libdevice
+from iris_triton.cpu.scheduler import place_of
 from iris_triton.cpu.state import current, program_info
 from iris_triton.cpu.typefacts import block_type
 from iris_triton.cpu.values import (
@@ -177,8 +178,7 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
 
     def _observe(self, addresses: Array, values: Array) -> None:
         """Tell the scheduler what an atomic or volatile access has seen."""
-        place = int(addresses.reshape(-1)[0]) if addresses.size == 1 else addresses.tobytes()
-        current.program.observe(place, values.tobytes())
+        current.program.observe(place_of(addresses), values.tobytes())
 
     def create_load(self, pointers: Handle, *policy: Any, is_volatile: bool | None = None) -> Handle:
         if is_volatile is None:
@@ -202,17 +202,29 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
         self, pointers: Handle, mask: Array | None, other: Handle | None, policy: tuple[Any, ...], is_volatile: bool
     ) -> Handle:
         element = pointers.get_element_ty()
-        data = self.load(pointers.data, mask, None if other is None else other.data, numpy_dtype(element))
-        if is_volatile or _compat.is_uncached(policy):
+        fill, is_poll = None if other is None else other.data, is_volatile or _compat.is_uncached(policy)
+        data = self.load(pointers.data, mask, fill, numpy_dtype(element), is_poll=is_poll)
+        if is_poll:
             self._observe(pointers.data, data)
         return Handle(data, element)
 
-    def load(self, addresses: Array, mask: Array | None, fill: Array | None, dtype: np.dtype[Any]) -> Array:
-        """Read the active elements, after checking their addresses."""
+    def load(
+        self,
+        addresses: Array,
+        mask: Array | None,
+        fill: Array | None,
+        dtype: np.dtype[Any],
+        *,
+        is_poll: bool = False,
+    ) -> Array:
+        """Read the active elements, after checking their addresses.  The caller observes what is a poll."""
         if mask is not None:
             mask = None if mask.all() else np.broadcast_to(mask, addresses.shape)
         window = self._range_of(addresses, mask, dtype.itemsize, "load")
-        return access.load(window, addresses, mask, fill, dtype)
+        data = access.load(window, addresses, mask, fill, dtype)
+        if not is_poll:
+            current.program.loaded(addresses, data)
+        return data
 
     def create_descriptor_load(self, descriptor: Any, indices: list[Handle], *policy: Any) -> Handle:
         padded_with_nan = descriptor.padding == _compat.ir.PADDING_OPTION.PAD_NAN
@@ -243,7 +255,8 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
             mask = None if mask.all() else np.broadcast_to(mask, addresses.shape)
         window = self._range_of(addresses, mask, data.dtype.itemsize, "store")
         access.store(window, addresses, mask, data)
-        current.program.scheduler.idle_polls = 0  # a program that stores is working, not only waiting
+        program = current.program
+        program.scheduler.idle_polls = program.idle_loads = 0  # a program that stores is working, not only waiting
 
     def create_atomic_cas(self, pointers: Handle, expected: Handle, desired: Handle, sem: Any, scope: Any) -> Handle:
         self._range_of(pointers.data, None, desired.data.itemsize, "atomic_cas")

@@ -120,7 +120,11 @@ _HARMLESS = re.compile(
 """Instructions that only move registers, or that one of the built-in entries stands for."""
 
 
-def _timer(program: ProgramInfo, *operands: Any) -> int:
+def read_clock(program: ProgramInfo, *operands: Any) -> int:
+    """Nanoseconds; CPU entry.  What a program waits for may be the time, from now on."""
+    from iris_triton.cpu.state import current
+
+    current.program.scheduler.is_bounded = True
     return time.monotonic_ns()
 
 
@@ -133,11 +137,11 @@ def _nothing(program: ProgramInfo, *operands: Any) -> int:
 
 
 _BUILT_IN: tuple[tuple[str, Callable[..., Any]], ...] = (
-    ("%globaltimer", _timer),
-    ("%clock", _timer),
-    ("s_memrealtime", _timer),
-    ("s_memtime", _timer),
-    ("MSG_RTN_GET_REALTIME", _timer),
+    ("%globaltimer", read_clock),
+    ("%clock", read_clock),
+    ("s_memrealtime", read_clock),
+    ("s_memtime", read_clock),
+    ("MSG_RTN_GET_REALTIME", read_clock),
     ("%smid", _unit),
     ("HW_REG_HW_ID", _unit),
     ("HW_REG_XCC_ID", _nothing),

@@ -34,17 +34,26 @@ class OutOfBoundsError(DeviceError, IndexError):
 
 
 class DeadlockError(DeviceError, TimeoutError):
-    """All programs of a launch waited for memory that did not change within the bound.
+    """All programs of a launch wait for memory that no rank changes, or that has not changed within the bound.
 
     Attributes:
         kernel: name of the kernel.
+        rank: the running rank; None where there is no heap.
         program: index of the program that reports.
         address: the address it waits on (the first one, if it polls several).
         last_value: raw bits of the last value seen, as an unsigned integer.
     """
 
     def __init__(
-        self, message: str, *, kernel: str, program: tuple[int, int, int], address: int, last_value: int
+        self,
+        message: str,
+        *,
+        kernel: str,
+        rank: int | None,
+        program: tuple[int, int, int],
+        address: int,
+        last_value: int,
     ) -> None:
         super().__init__(message)
-        self.kernel, self.program, self.address, self.last_value = kernel, program, address, last_value
+        self.kernel, self.rank, self.program = kernel, rank, program
+        self.address, self.last_value = address, last_value

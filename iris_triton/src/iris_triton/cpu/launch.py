@@ -257,8 +257,8 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
         count,
         run,
         timeout_s=settings.timeout_s,
-        deadlock=functools.partial(_deadlock, kernel, settings.timeout_s, checker),
-        while_idle=_check_peers,
+        deadlock=functools.partial(_deadlock, kernel, checker),
+        while_idle=_stands_still,
     )
     scheduler.run()
 
@@ -389,32 +389,38 @@ def _torch_pointer_type(dtype: torch.dtype) -> Any:
     return _compat.pointer_type_of(torch.empty(0, dtype=dtype))
 
 
-def _check_peers() -> None:
+def _stands_still(quiet: bool) -> bool:
+    """Whether no rank and no other thread can end what all programs of a launch wait for, as far as can be known."""
+    still = quiet
     for heap in memory.registered_heaps():
         heap.check_peers()
+        still = heap.stands_still(quiet) and still
+    return still
 
 
 def _deadlock(
     kernel: str,
-    timeout_s: float,
     checker: BoundsChecker,
     program: Program,
     place: Any,
     value: bytes,
     waiting: int,
     unstarted: int,
+    how: str,
 ) -> DeadlockError:
     several = isinstance(place, bytes)
     address = int(np.frombuffer(place, np.uint64)[0]) if several else int(place)
     size = len(value) // (len(place) // 8) if several else len(value)
     last = int.from_bytes(value[:size], "little")
-    ranks = ", ".join(f"{rank} of {size}" for rank, size in memory.running_ranks())
+    running = memory.running_ranks()
+    ranks = ", ".join(f"{rank} of {count}" for rank, count in running)
     where = f"{len(place) // 8} words, the first at " if several else "the word at "
     message = (
         f"kernel {kernel!r}, program {program.pid}{f' on rank {ranks}' if ranks else ''}: all programs of the launch "
-        f"have been waiting for {timeout_s:g} s. This one polls {where}{checker.describe(address)}; the last value "
+        f"have been waiting {how}. This one polls {where}{checker.describe(address)}; the last value "
         f"seen was {last:#x} ({int.from_bytes(value[:size], 'little', signed=True)} as a signed integer). "
         f"{waiting} other programs wait, {unstarted} have not started. Look for who should have written there, or "
         "raise timeout_s of the CPU executor."
     )
-    return DeadlockError(message, kernel=kernel, program=program.pid, address=address, last_value=last)
+    rank = running[0][0] if running else None
+    return DeadlockError(message, kernel=kernel, rank=rank, program=program.pid, address=address, last_value=last)

@@ -1,10 +1,11 @@
 """Runs the programs of one launch, one at a time, and switches when a program waits.
 
-A program *observes* memory when it executes an atomic or a volatile load.  Seeing the same value at the same place
-again means that it is waiting (spinning).  It then hands the baton on: to a program that has not started, else to the
-one that has waited longest.  When every program of the launch waits, the thread sleeps between polls so that other
-ranks get the processor, and the time spent so is counted; a long computation elsewhere is not waiting and does not
-count.
+A program *observes* memory when it executes an atomic or a volatile load, or thousands of plain loads that see nothing
+new.  Seeing the same value at the same place again means that it is waiting (spinning).  It then hands the baton on: to
+a program that has not started, else to the one that has waited longest.  When every program of the launch waits, the
+thread sleeps between polls so that other ranks get the processor, and the time spent so is counted; a long computation
+elsewhere is not waiting and does not count.  Where all ranks can only wait for each other, the launch fails at once
+(`iris_core.standstill`).
 
 Programs start in the order of a GPU's linear block index: x fastest, then y, then z.  They run on the launching thread;
 another thread is taken from the pool only when a program waits while others have not started.
@@ -23,8 +24,11 @@ MAX_WAITING = 2048
 """Programs of one launch that can be in progress at the same time; each one that waits keeps a thread."""
 
 _FORGET = 1024  # places a program remembers; a loop that polls more of them is not seen as waiting
+_POLLED_WORDS = 64  # what a loop of plain loads may read to be seen as waiting, in one load and in different ones
+_IDLE_LOADS = 5000  # plain loads in a row that see nothing new, before they are seen as waiting
 _COUNTED_S = 0.1  # a single poll never counts for more: the process may have been stopped or starved
 _CHECK_S = 0.2  # how often `while_idle` is called
+_PROVING_POLLS = 128  # of each program before its wait can be endless: a bounded one has looked at the clock by then
 _IDLE_KEPT = 16  # threads that stay in the pool
 
 
@@ -32,14 +36,21 @@ class Cancelled(BaseException):
     """Unwinds a waiting program after another one has failed.  Not an Exception: kernels cannot catch it."""
 
 
+def place_of(addresses: Any) -> Any:
+    """What stands for the words of an access: the address of one, the bytes of several addresses."""
+    return int(addresses.reshape(-1)[0]) if addresses.size == 1 else addresses.tobytes()
+
+
 class Program:
     """One program in progress."""
 
-    __slots__ = ("baton", "pid", "scheduler", "seen")
+    __slots__ = ("baton", "idle_loads", "loads", "pid", "scheduler", "seen")
 
     def __init__(self, pid: tuple[int, int, int], scheduler: Scheduler) -> None:
         self.pid, self.scheduler = pid, scheduler
         self.seen: dict[Any, bytes] = {}
+        self.loads: dict[Any, bytes] = {}
+        self.idle_loads = 0
         self.baton: threading.Semaphore | None = None
 
     def observe(self, place: Any, value: bytes) -> None:
@@ -53,7 +64,24 @@ class Program:
             if len(self.seen) >= _FORGET:
                 self.seen.clear()
             self.seen[place] = value
-            scheduler.idle_polls = 0
+            scheduler.idle_polls = self.idle_loads = 0
+
+    def loaded(self, addresses: Any, data: Any) -> None:
+        """Note a plain load: who reads the same few words thousands of times, and does nothing else, waits as well."""
+        if addresses.size > _POLLED_WORDS:
+            self.idle_loads = 0
+            return
+        place, value = place_of(addresses), data.tobytes()
+        if self.loads.get(place) != value:
+            if len(self.loads) >= _POLLED_WORDS:
+                self.loads.clear()
+            self.loads[place] = value
+            self.idle_loads = 0
+            return
+        self.idle_loads += 1
+        if self.idle_loads > _IDLE_LOADS:
+            self.scheduler.is_bounded = True  # it may be counting
+            self.observe(place, value)
 
     def wait(self, place: Any, value: bytes) -> None:
         """Let others run, because nothing new was seen."""
@@ -70,8 +98,8 @@ class Scheduler:
         run: Callable[[Program], None],
         *,
         timeout_s: float,
-        deadlock: Callable[[Program, Any, bytes, int, int], BaseException],
-        while_idle: Callable[[], None],
+        deadlock: Callable[[Program, Any, bytes, int, int, str], BaseException],
+        while_idle: Callable[[bool], bool],
     ) -> None:
         """Prepare a launch.
 
@@ -80,8 +108,9 @@ class Scheduler:
             count: how many there are.
             run: runs one program.
             timeout_s: bound of the time in which all programs wait.
-            deadlock: makes the error (program, place, value, waiting programs, programs not started).
-            while_idle: called about five times a second while every program waits; may raise.
+            deadlock: makes the error (program, place, value, waiting programs, programs not started, how long).
+            while_idle: called about five times a second while every program waits, with whether nothing has changed
+                since it was called last; returns whether that is so for good, and may raise.
         """
         self._pids, self._unstarted = pids, count
         self._run, self._timeout_s, self._deadlock, self._while_idle = run, timeout_s, deadlock, while_idle
@@ -93,6 +122,10 @@ class Scheduler:
         self._idle_s = 0.0
         self._last_poll = 0.0
         self._next_check_s = 0.0
+        self._checked = 0  # `idle_polls` at the last check
+        self._launcher = threading.current_thread()
+        self.is_bounded = False
+        """Whether a program may wait for something else than memory: for a time, or for a number of polls."""
         self.error: BaseException | None = None
         self.idle_polls = 0
 
@@ -103,12 +136,15 @@ class Scheduler:
             BaseException: what the first failing program raised; the others have been unwound.
         """
         self._threads = 1
+        _running.add(self)
         try:
             self._work()
             self._all_left.wait()
         except BaseException as error:  # noqa: BLE001 - KeyboardInterrupt while another thread has the baton
             self._fail(error)
             self._all_left.wait()
+        finally:
+            _running.discard(self)
         if self.error is not None:
             raise self.error
 
@@ -184,16 +220,32 @@ class Scheduler:
     def _idle(self, program: Program, place: Any, value: bytes) -> None:
         now = time.monotonic()
         if self.idle_polls == 2 * self._in_progress + 1:
-            self._idle_s, self._last_poll, self._next_check_s = 0.0, now, _CHECK_S
+            self._idle_s, self._last_poll, self._next_check_s, self._checked = 0.0, now, _CHECK_S, 0
         self._idle_s += min(now - self._last_poll, _COUNTED_S)
         self._last_poll = now
         if self._idle_s >= self._next_check_s:
             self._next_check_s = self._idle_s + _CHECK_S
-            self._while_idle()
+            if self._stands_still():
+                how = "for words that no program of any rank changes"
+                raise self._deadlock(program, place, value, len(self._waiting), self._unstarted, how)
         if self._idle_s > self._timeout_s:
-            raise self._deadlock(program, place, value, len(self._waiting), self._unstarted)
+            how = f"for {self._timeout_s:g} s"
+            raise self._deadlock(program, place, value, len(self._waiting), self._unstarted, how)
         # Short at first, for ping-pong between ranks; longer later, for the ranks that still have to compute.
         time.sleep(0 if self.idle_polls < 50 else 50e-6 if self._idle_s < 0.05 else 500e-6)
+
+    def _stands_still(self) -> bool:
+        """Whether the programs wait for good: nothing has changed, and neither a thread nor a rank can do that."""
+        polls = self.idle_polls
+        quiet = self._checked > 0 and polls - self._checked >= 2 * self._in_progress
+        others = (thread for thread in threading.enumerate() if not thread.name.startswith("iris-"))
+        alone = _running == {self} and all(thread is self._launcher for thread in others)
+        self._checked = polls
+        return self._while_idle(quiet and alone and not self.is_bounded and polls >= _PROVING_POLLS * self._in_progress)
+
+
+_running: set[Scheduler] = set()
+"""The launches of this process, by any thread."""
 
 
 class _Pool:

@@ -141,6 +141,10 @@ class OneHeap:
     def check_peers(self) -> None:
         """There are none to lose."""
 
+    def stands_still(self, quiet: bool) -> bool:
+        """Nothing is known of other threads."""
+        return False
+
 
 class BackendConformance(PluginConformance):
     """Tests of a device backend.

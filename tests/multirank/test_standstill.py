@@ -1,0 +1,10 @@
+"""A deadlock of all ranks' kernels is an error of all of them at once; a slow rank is none."""
+
+import pytest
+from jobs_standstill import tokens
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_a_deadlock_of_all_ranks(pool, num_ranks):
+    results = pool.run(tokens, num_ranks, num_ranks, 6, 4)
+    assert results == [((4, rank, 3, True), 6) for rank in range(num_ranks)]
