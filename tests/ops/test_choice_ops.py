@@ -363,7 +363,10 @@ def test_sizes_of_memory():
 
 def test_a_region_without_room_to_spare():
     class Team:
-        members, asked = (0, 1), []
+        members, asked, warned = (0, 1), [], set()
+
+        def warn_once(self, what, reason):
+            self.warned.add(what)
 
         def region(self, name, size, fill):
             self.asked.append(size >> 20)
@@ -374,7 +377,9 @@ def test_a_region_without_room_to_spare():
     host, team = Host(None, Team(), Scratch(), {}, 1), Team
     assert [host.symmetric(33 << 20) for _ in range(2)] == [48 << 20] * 2
     assert team.asked == [64, 48, 48]  # what there was no room for is not asked for again
+    assert not team.warned
     assert host.symmetric(60 << 20) is None
+    assert team.warned == {"fused operations do without memory that peers reach"}
     assert host.symmetric(20 << 20) == 32 << 20
     assert team.asked[3:] == [32]
 

@@ -332,7 +332,7 @@ class FusedRequest:
             "config" (FusedConfig's fields that were given), "tf32" (products of float32 may be of TF32: what the config
             says, else torch's setting; False for other elements and on the CPU).
         b_dtype: torch's name of B's element type; empty for that of A, from which only 8-bit floats may differ.
-        processors: multiprocessors (SMs, CUs) of the device; on the CPU 1.
+        processors: multiprocessors (SMs, CUs) of the device, of the smallest one of all ranks; on the CPU 1.
     """
 
     op: str

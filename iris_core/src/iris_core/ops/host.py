@@ -50,7 +50,7 @@ class Host:
 
     Attributes:
         team: the members; see docs/collectives.md.
-        processors: multiprocessors (SMs, CUs) of the device; on the CPU 1.
+        processors: multiprocessors (SMs, CUs) of the device, of the smallest one of all ranks; on the CPU 1.
 
     Args:
         binder: of `ctx.ccl`.
@@ -89,9 +89,10 @@ class Host:
                 continue  # asking again would be an exchange that the others may not take part in
             try:
                 return self.team.region(_REGION, size, fill=None)
-            except UnsupportedError as error:
+            except UnsupportedError:
                 self._exhausted[members] = size
-                self.team.warn_once("fused operations do without memory that peers reach", str(error))
+        reason = f"there is no room for {nbytes} bytes; open the context with a larger heap_size"
+        self.team.warn_once("fused operations do without memory that peers reach", reason)
         return None
 
     def scratch(self, nbytes: int, what: str = "") -> torch.Tensor:
