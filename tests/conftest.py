@@ -66,5 +66,6 @@ def pytest_sessionstart():
 def pool():
     """One pool of rank processes for the whole run.  Their waits inside kernels are bounded."""
     warm = ("torch", "triton", "iris_triton.context", "iris_core.api")
-    with RankPool(warm=warm, timeout_s=120.0, environ={"IRIS_DEVICE_TIMEOUT": "30"}) as pool:
+    environ = {"IRIS_DEVICE_TIMEOUT": "30"}
+    with RankPool(warm=warm, timeout_s=120.0, environ=environ, torch_distributed=True) as pool:
         yield pool

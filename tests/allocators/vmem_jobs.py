@@ -3,16 +3,14 @@
 import gc
 import os
 import resource
-import socket
 import weakref
 
 import torch
-import torch.distributed as dist
 
-from iris_core import bootstrap
 from iris_core.errors import HeapExhaustedError, IrisError
 from iris_core.heap import SymmetricHeap
 from iris_core.testing.conformance import oracle
+from iris_core.world import connect
 
 from .fake_driver import GRANULE, Expandable, FakeVmm
 from .vmem_cluster import make
@@ -25,7 +23,7 @@ class _Opened:
     """A rank's heap in a real world of processes."""
 
     def __init__(self, nbytes, total=1 << 40, granule=GRANULE):
-        self.world = bootstrap.connect(None, TIMEOUT_S)
+        self.world = connect(None, TIMEOUT_S)
         self.driver = FakeVmm(total)
         self.allocator = make(nbytes, self.world.rank, self.world.world_size, self.driver, granule=granule)
         self.heap = SymmetricHeap(self.allocator, self.world)
@@ -128,44 +126,9 @@ def short_of_descriptors(rooms):
     return errors, seen, ctx.driver.counts()
 
 
-def elsewhere(what):
-    """Rank 1 seems to be on another host or in other namespaces; returns each step's error, and if nothing is left.
-
-    Args:
-        what: "host", or the name of a namespace.
-    """
-    name, link, rank = socket.gethostname, os.readlink, dist.get_rank()
-    if rank == 1 and what == "host":
-        socket.gethostname = lambda: "elsewhere"
-    elif rank == 1:
-        os.readlink = lambda path: f"{what}:[1]" if path == f"/proc/self/ns/{what}" else link(path)
-    try:
-        ctx = _Opened(64 * GRANULE)
-    finally:
-        socket.gethostname, os.readlink = name, link
-    before, counts = oracle.open_descriptors(), ctx.driver.counts()
-    errors = []
-    source = Expandable(ctx.driver, GRANULE)
-    for step in (
-        lambda: ctx.heap.allocate(1, U8),
-        lambda: ctx.heap.as_symmetric(source.tensor(0, (8,))),
-        lambda: ctx.heap.allocate(1, U8),
-    ):
-        try:
-            step()
-        except IrisError as e:
-            errors.append((type(e).__name__, str(e)))
-    source.last = None
-    source.close()
-    ctx.heap.barrier_agreement()
-    nothing_left = ctx.driver.counts() == counts and not oracle.open_descriptors() - before
-    ctx.close()
-    return errors, nothing_left
-
-
 def exhausted():
     """Rank 1's device is full; returns the error, and what is seen of a smaller tensor afterwards."""
-    ctx = _Opened(64 * GRANULE, total=(8 if dist.get_rank() == 1 else 64) * GRANULE)
+    ctx = _Opened(64 * GRANULE, total=(8 if int(os.environ["RANK"]) == 1 else 64) * GRANULE)
     try:
         ctx.heap.allocate(20 * GRANULE, U8)
         error = ("", "")

@@ -9,7 +9,7 @@ import pytest
 from iris_core.bench import registry
 from iris_core.bench.options import RunOptions
 from iris_core.bench.runner import Runner
-from iris_core.bootstrap import SingleWorld
+from iris_core.world import SingleWorld
 
 QUICK = RunOptions(rounds=3, batch_ms=0.2, warm_ms=1.0)
 

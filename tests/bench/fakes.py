@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from iris_core.bootstrap import SingleWorld
+from iris_core.world import SingleWorld
 
 
 class PretendedWorld(SingleWorld):

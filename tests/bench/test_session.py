@@ -13,7 +13,7 @@ from iris_core import bench
 from iris_core.bench import registry
 from iris_core.bench.options import RunOptions
 from iris_core.errors import PeerLostError
-from iris_core.launch import RankError
+from iris_core.world.launch import RankError
 
 HERE = pathlib.Path(__file__).parent
 RMA = HERE.parents[1] / "benchmarks" / "rma.py"

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from iris_core.bootstrap import check_agreement
 from iris_core.errors import RankMismatchError
 from iris_core.opening import plan_facts
 from iris_core.types import DeviceTarget, DeviceType
+from iris_core.world.failures import check_agreement
 
 from .fakes import Hub, ThreadWorld
 

@@ -4,7 +4,7 @@ import jobs_gpu_pool as jobs
 import pytest
 
 from iris_core.errors import CollectiveTimeoutError
-from iris_core.launch import RankError
+from iris_core.world.launch import RankError
 
 pytestmark = pytest.mark.gpu
 

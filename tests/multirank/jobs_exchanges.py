@@ -1,23 +1,38 @@
-"""Rank jobs: exchanges between hosts, and ranks that are in different ones."""
+"""Rank jobs: exchanges between hosts, ranks that are in different ones, and worlds of some of the ranks."""
+
+import contextlib
+import os
+import random
+import threading
+import time
 
 import torch
-import torch.distributed as dist
 
 from iris_core import Iris
-from iris_core.bootstrap import connect
-from iris_core.errors import ArgumentError, RankMismatchError
+from iris_core.errors import CollectiveTimeoutError, IrisError
+from iris_core.world import connect, folder, rendezvous
+
+
+def attempt(call):
+    """What a call raises, as (kind, ranks, text)."""
+    try:
+        call()
+    except IrisError as error:
+        ranks = getattr(error, "ranks", ()) or getattr(error, "missing_ranks", ())
+        return type(error).__name__, tuple(ranks), str(error)
+    return "nothing", (), ""
 
 
 def exchanges():
     """All kinds, small and large; what was wrong."""
-    world = connect(None, 10.0)
-    rank, size, wrong = dist.get_rank(), dist.get_world_size(), []
+    world = connect(None, 30.0)
+    rank, size, wrong = world.rank, world.world_size, []
     for number in (0, 1, 14, 15, 40):
         rows = world.all_gather_ints([rank - (1 << 62)] * number)
         if rows != [(r - (1 << 62),) * number for r in range(size)]:
             wrong.append(f"{number} integers: {rows}")
-    for length in (0, 90, 112, 113, 5000):
-        if world.all_gather_object("\xff" * (length + rank)) != ["\xff" * (length + r) for r in range(size)]:
+    for length in (0, 90, 113, 5000, 3 << 20):  # the last one is more than a socket holds
+        if world.all_gather_object(["\xff" * (length + rank)]) != [["\xff" * (length + r)] for r in range(size)]:
             wrong.append(f"objects of {length}")
         if world.broadcast_object(b"\0" * length + bytes([rank]), size - 1) != b"\0" * length + bytes([size - 1]):
             wrong.append(f"broadcast of {length}")
@@ -28,42 +43,220 @@ def exchanges():
 
 def out_of_step(pair):
     """What ranks are told that are in different exchanges; afterwards they can go on."""
-    world = connect(None, 10.0)
+    world = connect(None, 30.0)
     calls = {
         "two": lambda: world.all_gather_ints([1, 2]),
         "three": lambda: world.all_gather_ints([1, 2, 3]),
         "object": lambda: world.all_gather_object("x" * 500),
         "broadcast": lambda: world.broadcast_object("x", 0),
+        "another root": lambda: world.broadcast_object("x", 1),
         "barrier": world.barrier,
     }
-    said = "nothing"
-    try:
-        calls[pair[dist.get_rank() % 2]]()
-    except RankMismatchError as error:
-        said = str(error)
-    after = world.all_gather_object(dist.get_rank())
+    said = attempt(calls[pair[world.rank % 2]])
+    after = world.all_gather_object(world.rank)
     world.close()
     return said, after
 
 
-def after_an_error():
-    """One rank fails before a call and goes on to a barrier, while the others wait for it in the call."""
+class Stubborn:
+    def __reduce__(self):
+        raise RuntimeError("cannot be sent")
+
+
+def broadcast_what_cannot_be_sent():
+    """One rank's object refuses to be pickled: all raise, and can go on."""
     with Iris("1MiB", device="cpu") as ctx:
-        odd = ctx.cur_rank == 1
-        a, b, out = torch.ones(8, 8), torch.ones(8, 8), ctx.zeros(8, 8)
-        said = []
         try:
-            if odd:
-                raise ArgumentError("it has failed here")
-            ctx.ops.matmul_all_reduce(out, a, b)
-        except (ArgumentError, RankMismatchError) as error:
-            said.append(f"{type(error).__name__}: {error}")
-        if odd:
-            try:
-                ctx.barrier()
-            except RankMismatchError as error:
-                said.append(str(error))
+            ctx.broadcast(Stubborn(), src=1)
+        except (IrisError, RuntimeError) as error:
+            return type(error).__name__, str(error), ctx.broadcast(7, src=1)
+
+
+def different_calls():
+    """One rank is in a barrier while the others wait for it in the first call of an operation; then all go on."""
+    with Iris("1MiB", device="cpu") as ctx:
+        a, out = torch.ones(8, 8), ctx.zeros(8, 8)
+        multiply = lambda: ctx.ops.matmul_all_reduce(out, a, a)
+        said = attempt(ctx.barrier if ctx.cur_rank == 1 else multiply)
         ctx.barrier()
-        ctx.ops.matmul_all_reduce(out, a, b)
+        multiply()
         ctx.barrier()
         return said, out.unique().tolist()
+
+
+def late():
+    """Rank 1 is in a world that rank 0 is not waiting in, and rank 2 in none; what ranks 0 and 1 are told."""
+    world = connect(None, 30.0)
+    rank = world.rank
+    world.barrier()
+    said = None
+    if rank < 2:
+        world._timeout_s = 1.0
+        members = (0, 2, 1) if rank == 0 else (1, 0)
+        said = attempt(world.subworld(members).barrier)
+        world._timeout_s = 30.0
+    else:
+        time.sleep(3)
+    world.barrier()  # all come here, and are in step again
+    if rank < 2:
+        world.subworld((1, 0)).barrier() if rank == 0 else None  # where rank 1 has been already
+    world.barrier()
+    world.close()
+    return said
+
+
+def threads():
+    """Rank 1 waits in one exchange of each of two threads."""
+    world = connect(None, 30.0)
+    pair, other = world.subworld((0, 1)), world.subworld((1, 0))
+    if world.rank == 0:
+        pair.barrier()  # rank 1 comes here in its thread, while it waits in `other`
+        other.barrier()
+    else:
+        thread = threading.Thread(target=lambda: (time.sleep(1), pair.barrier()))
+        thread.start()
+        other.barrier()
+        thread.join()
+    world.close()
+    return "passed"
+
+
+def stress(seed, calls):
+    """Many groups, with ranks that are late by anything; descriptors now and then.  Returns what was wrong."""
+    world = connect(None, 60.0)
+    rank, size = world.rank, world.world_size
+    shared, own = random.Random(seed), random.Random(seed + 1 + rank)
+    wrong = []
+    for call in range(calls):
+        members = tuple(shared.sample(range(size), shared.randint(2, size)))
+        kind = shared.randrange(4)
+        if own.random() < 0.1:
+            time.sleep(own.expovariate(100))
+        if rank not in members:
+            continue
+        part = world.subworld(members)
+        if kind == 0:
+            part.barrier()
+        elif kind == 1:
+            if part.all_gather_ints([rank, call]) != [(member, call) for member in members]:
+                wrong.append(call)
+        elif kind == 2:
+            if part.all_gather_object("x" * 300 + str(rank)) != ["x" * 300 + str(each) for each in members]:
+                wrong.append(call)
+        else:
+            wrong += [(call, each) for each in pass_descriptors(part, members)]
+    world.barrier()
+    world.close()
+    return wrong
+
+
+def pass_descriptors(part, members, each=lambda rank: rank % 3):
+    """Every member sends some descriptors; returns of whom they were not right."""
+    from iris_core.types import Segment
+
+    rank = members[part.rank]
+    mine = []
+    for index in range(each(rank)):
+        mine.append(os.memfd_create("stress"))
+        os.write(mine[-1], f"{rank} {index}".encode())
+    segments = [Segment(index, 1, bytes([rank]), fd) for index, fd in enumerate(mine)]
+    got = part.exchange_segments([*segments, Segment(9, 9, b"plain")])
+    wrong = []
+    for index, row in enumerate(got):
+        contents = [os.pread(each.fd, 99, 0).decode() for each in row[:-1]]
+        right = [f"{members[index]} {number}" for number in range(each(members[index]))]
+        if contents != right or row[-1] != Segment(9, 9, b"plain"):
+            wrong.append((members[index], contents))
+        if index != part.rank:
+            for segment in row[:-1]:
+                os.close(segment.fd)
+    for fd in mine:
+        os.close(fd)
+    return wrong
+
+
+def many_descriptors():
+    """More than one message holds; none of them stays."""
+    world = connect(None, 30.0)
+    before = num_descriptors()
+    wrong = pass_descriptors(world, tuple(range(world.world_size)), lambda rank: (0, 1, 450)[rank])
+    after = num_descriptors()
+    world.close()
+    return wrong, after - before
+
+
+def open_and_close(times):
+    """How many more descriptors are open after worlds were opened and closed, though they are kept."""
+    before, kept = 0, []
+    for number in range(times + 2):
+        world = connect(None, 30.0)
+        world.subworld((1, 0)).barrier()
+        world.barrier()
+        world.close()
+        kept.append(world)
+        if number == 1:
+            before = num_descriptors()
+    return num_descriptors() - before
+
+
+def fail_to_open(times):
+    """The kinds of errors, and how many more descriptors are open, after worlds that one rank refuses to open."""
+    said, before = [], 0
+    look = rendezvous.Opening._look_after
+    for number in range(times + 2):
+        if int(os.environ["RANK"]) == 1:
+            rendezvous.Opening._look_after = _refuse
+        try:
+            said.append(attempt(lambda: connect(None, 30.0))[::2])
+        finally:
+            rendezvous.Opening._look_after = look
+        if number == 1:
+            before = num_descriptors()
+    return set(said), num_descriptors() - before
+
+
+def _refuse(*_):
+    raise OSError(24, "Too many open files")
+
+
+def elsewhere():
+    """Rank 1 seems to be on another host; what all are told."""
+    real = folder.host_id
+    if int(os.environ["RANK"]) == 1:
+        folder.host_id = lambda: "elsewhere"
+    try:
+        return attempt(lambda: connect(None, 30.0))
+    finally:
+        folder.host_id = real
+
+
+def refused_settings():
+    """Rank 1's arguments are wrong: all raise, soon."""
+    rank = int(os.environ["RANK"])
+    return attempt(lambda: Iris("1MiB" if rank != 1 else "no size", device="cpu"))
+
+
+def timed_out():
+    """Rank 1 comes to the barrier when rank 0 has given it up; later all is well."""
+    with Iris("1MiB", device="cpu") as ctx:
+        kind = "nothing"
+        if ctx.cur_rank == 0:
+            ctx._world._timeout_s = 0.3
+            try:
+                ctx._world.barrier()
+            except CollectiveTimeoutError as error:
+                kind = f"{type(error).__name__} {error.missing_ranks}"
+            ctx._world._timeout_s = 30.0
+        else:
+            time.sleep(1)
+            ctx._world.barrier()
+        return kind, ctx.broadcast(ctx.cur_rank, src=1)
+
+
+def num_descriptors():
+    """How many descriptors are open; without the sockets of gloo, which closes them when it likes."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that lists
+            count += not os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+    return count

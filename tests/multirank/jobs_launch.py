@@ -1,35 +1,49 @@
 """Jobs of test_launch and test_pool: ranks that return, raise, die and hang."""
 
+import atexit
 import os
 import time
 
 import torch.distributed as dist
 
+from iris_core.world import connect
+
+
+def rank():
+    return int(os.environ["RANK"])
+
 
 def describe(word):
-    return word, dist.get_rank(), dist.get_world_size(), os.environ["RANK"], os.environ["LOCAL_RANK"]
+    world = connect(None, 30.0)
+    world.barrier()
+    world.close()
+    return word, world.rank, world.world_size, os.environ["RANK"], os.environ["LOCAL_RANK"]
+
+
+def initialised():
+    return dist.is_initialized() and dist.get_rank() == rank()
 
 
 def variable(name):
     return os.environ.get(name)
 
 
-def raise_on(rank):
-    if dist.get_rank() == rank:
-        raise ValueError(f"deliberate, on {rank}")
-    dist.barrier()  # the others wait for a rank that does not come
+def raise_on(number):
+    if rank() == number:
+        raise ValueError(f"deliberate, on {number}")
+    connect(None, 30.0)  # the others wait for a rank that does not come
     return "ok"
 
 
-def die_on(rank):
-    if dist.get_rank() == rank:
+def die_on(number):
+    if rank() == number:
         os._exit(7)
-    dist.barrier()
+    connect(None, 30.0)
     return "ok"
 
 
-def hang_on(rank):
-    if dist.get_rank() == rank:
+def hang_on(number):
+    if rank() == number:
         time.sleep(600)
     return "ok"
 
@@ -64,15 +78,52 @@ def start_a_process():
     return [batch.tolist() for batch in DataLoader([1, 2, 3, 4], batch_size=2, num_workers=1)]
 
 
-def fork_and_close(device):
-    """A child that was forked off a rank closes the context; the ranks must not notice."""
+def fork_and_use(device):
+    """A child that was forked off a rank is refused, whatever it does; the ranks must not notice."""
+    import gc
+
+    import torch
+
     from iris_core import Iris
+    from iris_core.errors import HeapClosedError
 
     with Iris("1MiB", device=device) as ctx:
-        pid = os.fork()
-        if pid == 0:
-            ctx.close()
-            os._exit(0)
-        _, status = os.waitpid(pid, 0)
+        x, pid, heap, ccl = ctx.ones(4), os.getpid(), ctx.heap, ctx.ccl
+        ccl.all_reduce(x, x)
         ctx.barrier()
-        return status
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            uses = {
+                "barrier": ctx.barrier,
+                "zeros": lambda: ctx.zeros(4),
+                "allocate": lambda: heap.allocate(4, torch.float32),
+                "free": lambda: ctx.free(x),
+                "all_reduce": lambda: ccl.all_reduce(x, x),
+                "broadcast": lambda: ctx.broadcast(1),
+                "context": ctx.get_device_context,
+                "world": ctx._world.barrier,
+                "peers": heap.check_peers,
+                "device_barrier": ctx.device_barrier,
+            }
+            allowed, unnamed = [], []
+            for name, use in uses.items():
+                try:
+                    use()
+                    allowed.append(name)
+                except HeapClosedError as error:
+                    if f"process {pid}" not in str(error):
+                        unnamed.append(name)
+            ctx.close()
+            os.write(writing, repr((allowed, unnamed)).encode())
+            del uses, ctx, heap, ccl, x
+            gc.collect()
+            atexit._run_exitfuncs()
+            os._exit(0)
+        os.waitpid(child, 0)
+        said = os.read(reading, 1000).decode()
+        ctx.barrier()
+        x.fill_(ctx.cur_rank + 1)
+        ccl.all_reduce(x, x)
+        ctx.barrier()
+        return said, x[0].item()

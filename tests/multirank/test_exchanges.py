@@ -1,28 +1,111 @@
 """Exchanges between hosts: every kind and size; ranks that are in different ones are told, and can go on."""
 
+import jobs_exchanges as jobs
 import pytest
-from jobs_exchanges import after_an_error, exchanges, out_of_step
+
+from iris_core.testing import RankPool
 
 
-def test_integers_and_objects_of_any_size(pool):
-    assert pool.run(exchanges, 3) == [[], [], []]
+@pytest.fixture(scope="module")
+def plain_pool():
+    """Ranks without torch.distributed."""
+    with RankPool(timeout_s=120.0) as pool:
+        yield pool
+
+
+@pytest.fixture(params=["torch.distributed", "plain"])
+def any_pool(request):
+    """The ranks find each other by way of torch.distributed's store, and through their launcher's folder."""
+    return request.getfixturevalue("pool" if request.param == "torch.distributed" else "plain_pool")
+
+
+def test_every_kind_and_size(any_pool):
+    assert any_pool.run(jobs.exchanges, 3) == [[], [], []]
 
 
 @pytest.mark.parametrize(
-    "pair", [("two", "three"), ("two", "object"), ("barrier", "two"), ("object", "barrier"), ("broadcast", "object")]
+    "pair",
+    [
+        ("two", "three"),
+        ("two", "object"),
+        ("barrier", "two"),
+        ("object", "barrier"),
+        ("broadcast", "object"),
+        ("broadcast", "another root"),
+    ],
 )
-def test_ranks_in_different_exchanges(pool, pair):
-    for said, after in pool.run(out_of_step, 2, pair):
-        assert "rank 0: " in said
-        assert "rank 1: " in said
-        assert said.count("jobs_exchanges.py") == 2
+def test_ranks_in_different_exchanges(plain_pool, pair):
+    for (kind, _, text), after in plain_pool.run(jobs.out_of_step, 2, pair):
+        assert kind == "RankMismatchError"
+        assert "rank 0" in text
+        assert "rank 1" in text
+        assert text.count("jobs_exchanges.py") == (0 if "another root" in pair else 2)
         assert after == [0, 1]
 
 
-def test_a_rank_that_goes_on_after_an_error(pool):
-    results = pool.run(after_an_error, 3)
-    assert "it has failed here" in results[1][0].pop(0)
-    for (said,), result in results:
-        assert "ranks 0, 2: matmul_all_reduce(), called at jobs_exchanges.py:" in said
-        assert "rank 1: barrier(), called at jobs_exchanges.py:" in said
+def test_a_broadcast_that_one_rank_cannot_send(pool):
+    assert pool.run(jobs.broadcast_what_cannot_be_sent, 2) == [
+        ("IrisError", "broadcast: rank 1's object cannot be pickled: cannot be sent", 7),
+        ("RuntimeError", "cannot be sent", 7),
+    ]
+
+
+def test_ranks_in_different_calls_of_a_context(pool):
+    for (kind, _, text), result in pool.run(jobs.different_calls, 3):
+        assert kind == "RankMismatchError"
+        assert "ranks 0, 2: matmul_all_reduce(), called at jobs_exchanges.py:" in text
+        assert "rank 1: barrier(), called at jobs_exchanges.py:" in text
         assert result == [24.0]
+
+
+def test_time_outs_name_the_missing_ranks_and_say_where_the_others_are(plain_pool):
+    first, second, third = plain_pool.run(jobs.late, 3)
+    assert first[:2] == ("CollectiveTimeoutError", (1, 2))
+    assert "rank 0 waits in barrier(), called at jobs_exchanges.py:" in first[2]
+    assert "rank 1 waits in barrier(), called at jobs_exchanges.py:" in first[2]
+    assert ", among ranks 1, 0\n" in first[2]
+    assert "rank 2 waits in no exchange with rank 0" in first[2]
+    assert second[:2] == ("CollectiveTimeoutError", (0,))
+    assert third is None
+
+
+def test_a_rank_that_comes_after_a_time_out(pool):
+    assert pool.run(jobs.timed_out, 2) == [("CollectiveTimeoutError (1,)", 1), ("nothing", 1)]
+
+
+def test_exchanges_of_several_threads(plain_pool):
+    assert plain_pool.run(jobs.threads, 2) == ["passed"] * 2
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_groups_in_any_order_with_random_delays(plain_pool, num_ranks):
+    assert plain_pool.run(jobs.stress, num_ranks, 7, 1500) == [[]] * num_ranks
+
+
+def test_more_descriptors_than_one_message_holds(plain_pool):
+    assert plain_pool.run(jobs.many_descriptors, 3) == [([], 0)] * 3
+
+
+def test_closed_worlds_leave_no_descriptors(any_pool):
+    assert any_pool.run(jobs.open_and_close, 2, 5) == [0, 0]
+
+
+def test_a_world_that_one_rank_refuses_to_open(any_pool):
+    results = any_pool.run(jobs.fail_to_open, 3, 4)
+    assert [more for _, more in results] == [0, 0, 0]
+    for rank, (said, _) in enumerate(results):
+        ((kind, text),) = said
+        assert kind == "IrisError"
+        assert text.startswith(f"rank {rank}: cannot open the world: [Errno 24] Too many open files; the limit of open")
+
+
+def test_what_one_rank_refuses_before_the_world_is_open(pool):
+    results = pool.run(jobs.refused_settings, 3)
+    assert [kind for kind, *_ in results] == ["IrisError", "SettingsError", "IrisError"]
+    assert all("no size" in text for *_, text in results)
+
+
+def test_ranks_on_several_hosts_are_all_refused(any_pool):
+    for kind, _, text in any_pool.run(jobs.elsewhere, 3):
+        assert kind == "UnsupportedError"
+        assert "is on another host" in text

@@ -9,8 +9,8 @@ import torch
 
 import iris_core
 from iris_core.errors import CollectiveTimeoutError, PeerLostError
-from iris_core.launch import RankError
 from iris_core.testing import RankPool
+from iris_core.world.launch import RankError
 
 
 def left_behind():
@@ -20,6 +20,11 @@ def left_behind():
 def test_results_come_back_in_the_order_of_ranks():
     assert iris_core.run(jobs.describe, 3, "hello") == [("hello", r, 3, str(r), str(r)) for r in range(3)]
     assert left_behind() == []
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_torch_distributed_is_there_if_it_is_asked_for(wanted):
+    assert iris_core.run(jobs.initialised, 2, torch_distributed=wanted) == [wanted] * 2
 
 
 def test_variables_reach_the_ranks_and_not_us():
@@ -86,5 +91,5 @@ def test_ranks_may_start_processes():
 
 
 @pytest.mark.parametrize("num_ranks", [2])
-def test_a_forked_child_disturbs_nobody(pool, num_ranks, device):
-    assert pool.run(jobs.fork_and_close, num_ranks, device) == [0] * num_ranks
+def test_a_forked_child_is_refused_and_disturbs_nothing(pool, num_ranks, device):
+    assert pool.run(jobs.fork_and_use, num_ranks, device) == [("([], [])", 3.0)] * num_ranks

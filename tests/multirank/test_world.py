@@ -4,7 +4,7 @@ import jobs_world as jobs
 import pytest
 
 from iris_core.errors import PeerLostError
-from iris_core.launch import RankError
+from iris_core.world.launch import RankError
 
 
 @pytest.mark.parametrize("num_ranks", [3])

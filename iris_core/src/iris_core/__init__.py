@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from iris_core.api import Iris as Iris
     from iris_core.hooks import hookimpl as hookimpl
-    from iris_core.launch import run as run
     from iris_core.logs import logger as logger
     from iris_core.logs import set_logger_level as set_logger_level
     from iris_core.settings import IrisSettings as IrisSettings
     from iris_core.settings import PluginSettings as PluginSettings
+    from iris_core.world.launch import run as run
 
 __version__ = "0.2.0"
 
@@ -25,7 +25,7 @@ _HOMES = {
     "PluginSettings": "iris_core.settings",
     "hookimpl": "iris_core.hooks",
     "logger": "iris_core.logs",
-    "run": "iris_core.launch",
+    "run": "iris_core.world.launch",
     "set_logger_level": "iris_core.logs",
 }
 

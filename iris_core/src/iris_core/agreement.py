@@ -10,32 +10,18 @@ from __future__ import annotations
 import enum
 import zlib
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from iris_core.errors import (
-    ArgumentError,
-    CollectiveTimeoutError,
-    DeviceError,
-    DriverError,
-    HeapError,
-    HeapExhaustedError,
-    IrisError,
-    LayoutError,
-    PeerAccessError,
-    SymmetryError,
-    UnsupportedError,
-)
+from iris_core.errors import SymmetryError
+from iris_core.world.failures import name_ranks, raise_failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iris_core.bootstrap import World
+    from iris_core.world import World
 
 HISTORY_LENGTH = 256
 """Calls that are kept to explain a difference."""
-
-_KINDS = (PeerAccessError, LayoutError, UnsupportedError, ArgumentError, DeviceError, CollectiveTimeoutError, TypeError)
-"""Errors that keep their kind when all ranks raise them; a driver's are only the reason for another one."""
 
 CANNOT_IMPORT = "cannot import the tensor that was passed to as_symmetric"
 """What ranks cannot do where one cannot go on, for messages."""
@@ -181,7 +167,7 @@ def agree(
     now = Call(history.calls + 1, op, nbytes, alignment, -1, label, history.digest)
     recent = [*history.recent(), now]
     everyone = world.all_gather_object([call._replace(label=(format_label(call.label),)) for call in recent])
-    raise SymmetryError(explain_difference(everyone))
+    raise SymmetryError(explain_difference([[Call(*call) for call in row] for row in everyone]))
 
 
 class Passed(NamedTuple):
@@ -243,62 +229,6 @@ def agree_on_tensor(world: World, history: History, label: Label, tensor: Passed
     )
 
 
-class _Gathers(Protocol):
-    world_size: int
-
-    def all_gather_object(self, obj: Any) -> list[Any]: ...
-
-
-def raise_failure(
-    world: _Gathers,
-    error: Exception | None,
-    outcomes: Sequence[bool | int],
-    what: str,
-    otherwise: type[IrisError] = HeapError,
-    ranks: Sequence[int] | None = None,
-) -> None:
-    """Raise the same error on every rank if the local part of a step failed on any.
-
-    Collective where an outcome is false.  The error names the ranks and has their reasons; where it happened, the
-    original one is its cause.  A rank alone raises the original itself.
-
-    Args:
-        world: the ranks.
-        error: this rank's error.
-        outcomes: per rank, whether its part has worked.
-        what: what the ranks could not do, the words behind "rank 1 ".
-        otherwise: raised where the first rank that failed had an error of another kind than these.
-        ranks: what the ranks are called in the message; their ranks in `world` by default.
-
-    Raises:
-        HeapExhaustedError, PeerAccessError, LayoutError, UnsupportedError, ArgumentError, DeviceError,
-            CollectiveTimeoutError, TypeError: on the first rank that failed, the error was one.
-    """
-    failed = [rank for rank, ok in enumerate(outcomes) if not ok]
-    if not failed:
-        return
-    if world.world_size == 1 and error is not None:
-        raise error
-    exhausted = error if isinstance(error, HeapExhaustedError) else None
-    sizes = (
-        None if exhausted is None else (exhausted.requested_bytes, exhausted.free_bytes, exhausted.largest_free_bytes)
-    )
-    keeps = not isinstance(error, DriverError)
-    kind = next((number for number, each in enumerate(_KINDS) if keeps and isinstance(error, each)), None)
-    everyone = world.all_gather_object((kind, sizes, str(error) or type(error).__name__))
-    by_cause: dict[str, list[int]] = {}
-    for rank in failed:
-        by_cause.setdefault(everyone[rank][2], []).append(rank if ranks is None else ranks[rank])
-    text = "\n".join(f"{name_ranks(those)} {what}: {cause}" for cause, those in by_cause.items())
-    kind, sizes, _ = everyone[failed[0]]
-    if sizes is not None:
-        requested, free, largest = sizes
-        raise HeapExhaustedError(
-            text, requested_bytes=requested, free_bytes=free, largest_free_bytes=largest
-        ) from error
-    raise (otherwise if kind is None else _KINDS[kind])(text) from error
-
-
 def explain_difference(tails: Sequence[Sequence[Call]]) -> str:
     """Say in which call the ranks' histories differ first.
 
@@ -337,11 +267,6 @@ def format_label(label: Label) -> str:
         return label[0] if label else "allocation"
     name, *args = label
     return f"{name}({', '.join(_plain(arg) for arg in args)})"
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Return "rank 1" or "ranks 0, 2"."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
 def _plain(arg: object) -> str:

@@ -13,7 +13,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from iris_core import devices, opening
+from iris_core import devices, opening, world
 from iris_core.ccl.api import Collectives
 from iris_core.ccl.binding import Binder
 from iris_core.errors import DeviceError, HeapClosedError, PeerLostError
@@ -21,10 +21,12 @@ from iris_core.logs import rank_logger, set_logger_level
 from iris_core.observers import notify
 from iris_core.ops.api import Operations
 from iris_core.ops.binding import OperationBinder
+from iris_core.reclaiming import NOT_FINISHED
 from iris_core.registry import default_registry
 from iris_core.settings import load_settings, warn_unknown_variables
 from iris_core.tensors import TensorFactories
 from iris_core.tracing.recorder import Tracing
+from iris_core.world.failures import on_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -40,8 +42,8 @@ class Iris(TensorFactories):
 
     Collective: every rank of the world constructs it with the same arguments.
 
-    torch.distributed is used where it is initialised, initialised from torchrun's variables where only those exist; a
-    process with neither is a world of one.
+    The ranks are those of torch.distributed where the program has initialised it, those that `iris_core.run` has
+    started, or torchrun; any other process is a world of one.
 
     Args:
         heap_size: bytes of each rank's heap, as a number or "64MiB", "1GiB"; IRIS_HEAP_SIZE or 1 GiB by default.
@@ -85,7 +87,21 @@ class Iris(TensorFactories):
         options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self._closed = True  # until everything is open
+        self._forked_from = ""  # in a process that was forked off: what is to be said there
         self._mem_pool: torch.cuda.MemPool | None = None
+        # the process first: from here on, the others know whom they have lost if it dies
+        with world.arrive(group) as arrival:
+            self._open_all(arrival, heap_size, allocator, backend, device, dict(options or {}))
+
+    def _open_all(
+        self,
+        arrival: world.Arrival,
+        heap_size: int | str | None,
+        allocator: str,
+        backend: str,
+        device: str | torch.device | None,
+        options: dict[str, Mapping[str, Any]],
+    ) -> None:
         settings = load_settings(
             heap_size=heap_size,
             allocator=None if allocator == "auto" else allocator,
@@ -102,8 +118,8 @@ class Iris(TensorFactories):
         with contextlib.ExitStack() as undo:
             opened = opening.open_heap(
                 settings,
-                dict(options or {}),
-                group,
+                options,
+                arrival,
                 on_allocated=lambda *block: _call(on_allocated, *block),
                 undo=undo,
             )
@@ -130,6 +146,7 @@ class Iris(TensorFactories):
             self._ccl = self._collectives(collectives)
             operations = OperationBinder(collectives)
             undo.callback(operations.close)
+            self._parts = collectives, operations
             self._ops = self._operations(operations)
             self._tracing = Tracing(self, self._world)
             self._world.barrier()
@@ -138,6 +155,7 @@ class Iris(TensorFactories):
         self._pid = os.getpid()
         # A context that is dropped without close() still gives everything back, without waiting for the others.
         self._finalizer = weakref.finalize(self, _close_here, closing, self._pid)
+        _open.add(self)
         notify("iris_opened", context=self)
 
     def _allocated(self, offset_bytes: int, nbytes: int) -> None:
@@ -265,7 +283,7 @@ class Iris(TensorFactories):
         else:
             members = self._world.members_of(group)
             step = partial(self.heap.streams.synchronize, stream)
-            opening.everywhere(self._world.subgroup(group), "the barrier", step, members)
+            on_all_ranks(self._world.subgroup(group), NOT_FINISHED, step, DeviceError, members)
         self._reports.check(self._ccl, stream)
 
     def device_barrier(
@@ -529,7 +547,7 @@ class Iris(TensorFactories):
             if os.getpid() == self._pid:
                 if synchronize:
                     try:
-                        opening.everywhere(self._world, "close", self.heap.streams.synchronize)
+                        on_all_ranks(self._world, NOT_FINISHED, self.heap.streams.synchronize, DeviceError)
                     except DeviceError as e:
                         error = e
                     error = self._reports.error(self._ccl) or error
@@ -555,7 +573,7 @@ class Iris(TensorFactories):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise HeapClosedError("this Iris context is closed; open a new one")
+            raise HeapClosedError(self._forked_from or "this Iris context is closed; open a new one")
 
     def _check_tensor(self, tensor: Any, what: str) -> None:
         self._check_open()
@@ -571,6 +589,29 @@ class Iris(TensorFactories):
             f"<Iris rank {self.cur_rank} of {self.num_ranks} on {self.device}, backend {self._plan.backend.name!r}, "
             f"allocator {self._plan.allocator.name!r}, heap of {self.heap_size} bytes>"
         )
+
+
+_open: weakref.WeakSet[Iris] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In a process that was forked off: contexts are the parent's."""
+    for context in list(_open):
+        if not context._closed:
+            context._closed, context._forked_from = (
+                True,
+                (
+                    f"this process ({os.getpid()}) was forked off process {context._pid}, which has opened this "
+                    "and alone can use it; start processes with the method spawn, or before the context"
+                ),
+            )
+            context.heap.refuse(context._forked_from)
+            collectives, operations = context._parts
+            collectives.forget(context._forked_from)
+            operations.bound.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _close_here(closing: contextlib.ExitStack, pid: int) -> None:

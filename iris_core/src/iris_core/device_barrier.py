@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from iris_core.bootstrap import World
     from iris_core.ccl.order import DeviceOrder
     from iris_core.heap import SymmetricHeap
     from iris_core.protocols import DeviceBackend, SupportsDeviceBarrier
     from iris_core.system_area import SystemArea
+    from iris_core.world import World
 
 SEMS = ("release", "relaxed")
 

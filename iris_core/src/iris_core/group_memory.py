@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from iris_core.agreement import raise_failure
 from iris_core.errors import HeapExhaustedError
 from iris_core.types import Block
+from iris_core.world.failures import raise_failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iris_core.bootstrap import World
     from iris_core.peers import PeerMap
     from iris_core.protocols import Allocator
     from iris_core.residency import Residency
     from iris_core.suballocator import SubAllocator
+    from iris_core.world import World
 
 _FIRST_SHARE, _STEPS = 2, 16
 """Allocations have a half of the heap at first, and then a sixteenth more at a time, at least."""

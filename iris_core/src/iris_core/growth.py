@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from iris_core.agreement import Op, agree, format_label, raise_failure
+from iris_core.agreement import Op, agree, format_label
+from iris_core.world.failures import on_all_ranks, raise_failure
 
 if TYPE_CHECKING:
     from iris_core.agreement import History, Label
-    from iris_core.bootstrap import World
     from iris_core.peers import PeerMap
     from iris_core.protocols import Allocator
     from iris_core.residency import Residency
+    from iris_core.world import World
 
 
 class Growth:
@@ -43,13 +44,11 @@ class Growth:
             HeapExhaustedError: some rank's device has no room.
             HeapError: some rank could not get memory for another reason.
         """
-        error: Exception | None = None
-        try:
-            self._residency.commit(offset, nbytes)
-        except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
-            error = e
-        outcomes = [ok for (ok,) in self._world.all_gather_ints([error is None])]
-        raise_failure(self._world, error, outcomes, "could not get memory for the heap's system area")
+        on_all_ranks(
+            self._world,
+            "could not get memory for the heap's system area",
+            lambda: self._residency.commit(offset, nbytes),
+        )
 
     def run(self, offset: int, nbytes: int, alignment: int, label: Label) -> None:
         """Back a range with memory.

@@ -41,11 +41,11 @@ from iris_core.types import Block, Capability, HeapStats
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iris_core.bootstrap import World
     from iris_core.importing import Extent
     from iris_core.protocols import Allocator
     from iris_core.standstill import Standstill
     from iris_core.stream_order import Stream, Streams
+    from iris_core.world import World
 
 
 class SymmetricHeap:
@@ -107,7 +107,7 @@ class SymmetricHeap:
         )
         self._live: tuple[int, tuple[Block, ...]] = (-1, ())  # `live_blocks()` as of a version
         self._open = False
-        self._closed = False
+        self._closed = ""  # or why
 
     # -- opening and closing ------------------------------------------------------------------------------------------
     def open(self) -> None:
@@ -128,13 +128,17 @@ class SymmetricHeap:
         self._peers.open()
         self._open = True
 
+    def refuse(self, why: str) -> None:
+        """Serve no call any more; in a process that was forked off, whose parent goes on, no more than this."""
+        self._closed = why
+
     def close(self) -> None:
         """Release the peers' heaps and then the own one.  Idempotent; tensors that still live stay valid memory.
 
         Local: synchronise with the peers before, because they may still write.
         """
         if not self._closed:
-            self._closed = True
+            self.refuse("the symmetric heap is closed: its context was closed before this call")
             self._allocator.close()
 
     def refresh_peer_access(self) -> None:
@@ -581,11 +585,7 @@ class SymmetricHeap:
 
     def _check_open(self) -> None:
         if not self._open or self._closed:
-            raise HeapClosedError(
-                "the symmetric heap is closed: its context was closed before this call"
-                if self._closed
-                else "the symmetric heap is not open yet: call open() on every rank"
-            )
+            raise HeapClosedError(self._closed or "the symmetric heap is not open yet: call open() on every rank")
 
     def _check_alignment(self, alignment: int) -> None:
         check_alignment(alignment)

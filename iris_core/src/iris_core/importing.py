@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from iris_core.agreement import CANNOT_IMPORT, Op, agree, raise_failure
+from iris_core.agreement import CANNOT_IMPORT, Op, agree
 from iris_core.blocks import Record
 from iris_core.errors import UnsupportedError
+from iris_core.world.failures import raise_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 
     from iris_core.agreement import History, Label
     from iris_core.blocks import BlockTable
-    from iris_core.bootstrap import World
     from iris_core.peers import PeerMap
     from iris_core.protocols import Allocator, SupportsImportTensor
     from iris_core.residency import Residency
     from iris_core.suballocator import SubAllocator
+    from iris_core.world import World
 
 
 class Extent(NamedTuple):

@@ -2,7 +2,7 @@
 
 The path: connect to the world -> choose plugins -> agree with the other ranks -> allocator -> backend -> heap -> system
 area -> context tensor -> the backend is attached.  Every step that can fail on one rank alone is followed by an
-exchange, so the others raise, too (`everywhere`).
+exchange, so the others raise, too (`on_all_ranks`).
 
 Nothing here knows the context that it is done for: a context holds what was opened, and never the other way round.
 """
@@ -10,15 +10,15 @@ Nothing here knows the context that it is done for: a context holds what was ope
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 import iris_core
-from iris_core import bootstrap, device_context, selection
+from iris_core import device_context, selection
 from iris_core.device_barrier import DeviceBarriers
 from iris_core.devices import device_targets
-from iris_core.errors import DeviceError, IrisError, PeerLostError
+from iris_core.errors import IrisError
 from iris_core.heap import SymmetricHeap
 from iris_core.registry import default_registry
 from iris_core.reports import KernelReports
@@ -27,18 +27,18 @@ from iris_core.standstill import ROW_NBYTES, Standstill
 from iris_core.stream_order import TorchStreams
 from iris_core.system_area import SystemArea
 from iris_core.types import CreateRequest, DeviceType
+from iris_core.world.failures import check_agreement, on_all_ranks
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable, Mapping, Sequence
-
-    import torch.distributed as dist
+    from collections.abc import Callable, Mapping
 
     from iris_core.protocols import Allocator, DeviceBackend
     from iris_core.registry import PluginRecord
     from iris_core.selection import Plan
     from iris_core.settings import IrisSettings
     from iris_core.types import DeviceTarget
+    from iris_core.world import Arrival, World
 
     Options = Mapping[str, Mapping[str, Any]]
 
@@ -59,7 +59,7 @@ class Maker:
         options: settings of plugins by plugin name.
     """
 
-    world: bootstrap.World
+    world: World
     target: DeviceTarget
     settings: IrisSettings
     options: Options
@@ -110,7 +110,7 @@ class Opened:
         context_tensor: what kernels decode.
     """
 
-    world: bootstrap.World
+    world: World
     plan: Plan
     maker: Maker
     allocator: Allocator
@@ -126,7 +126,7 @@ class Opened:
 def open_heap(
     settings: IrisSettings,
     options: Options,
-    group: dist.ProcessGroup | None,
+    arrival: Arrival,
     *,
     on_allocated: Callable[[int, int], None],
     undo: contextlib.ExitStack,
@@ -139,31 +139,29 @@ def open_heap(
         settings: of the context.
         options: settings of plugins by plugin name; what has no effect is warned about at the line that called the
             caller.
-        group: the process group whose ranks share the heap; all ranks if None.
+        arrival: this rank, whose process the others know.
         on_allocated: called with (offset_bytes, nbytes) after every allocation.
         undo: gets what closes each thing that was opened; for the caller to close, also after an error.
 
     Raises:
         IrisError: see `iris_core.Iris`.
     """
-    world = bootstrap.connect(group, settings.barrier_timeout)
+    world = arrival.open(settings.barrier_timeout)
     undo.callback(world.close)
-    plan = everywhere(world, "choosing plugins", lambda: _choose(settings, options, world.rank))
+    plan = _on_all(world, "choose plugins", lambda: _choose(settings, options, world.rank))
     target = plan.target
     maker = Maker(world, target, settings, options)
     workspace = "default" if settings.ccl_workspace is None else str(int(settings.ccl_workspace))
     facts = plan_facts(plan, int(settings.heap_size))
     facts |= {"system_size": str(maker.system_nbytes), "IRIS_CCL_WORKSPACE": workspace}
-    bootstrap.check_agreement(world, facts)
+    check_agreement(world, facts)
     if target.type is not DeviceType.CPU:
         torch.cuda.set_device(target.index)
-    allocator: Allocator = everywhere(
-        world, f"creating allocator {plan.allocator.name!r}", lambda: maker.create(plan.allocator)
+    allocator: Allocator = _on_all(
+        world, f"create allocator {plan.allocator.name!r}", lambda: maker.create(plan.allocator)
     )
     undo.callback(allocator.close)
-    backend: DeviceBackend = everywhere(
-        world, f"creating backend {plan.backend.name!r}", lambda: maker.create(plan.backend)
-    )
+    backend: DeviceBackend = _on_all(world, f"create backend {plan.backend.name!r}", lambda: maker.create(plan.backend))
     heap = SymmetricHeap(
         allocator,
         world,
@@ -172,59 +170,28 @@ def open_heap(
         streams=None if target.type is DeviceType.CPU else TorchStreams(target.index),
         device=target.torch_device,
     )
-    everywhere(world, "opening the heap", heap.open)
+    _on_all(world, "open the heap", heap.open)
     undo.callback(heap.close)
     undo.callback(backend.detach)  # before the next steps: any may fail on another rank alone
     area = SystemArea(heap)
     barriers = DeviceBarriers(heap, area, world, backend, plan.backend.name)
-    everywhere(world, "clearing the system area", lambda: _clear(area, heap))
+    _on_all(world, "clear the system area", lambda: _clear(area, heap))
     if target.type is DeviceType.CPU:
         row = heap.usable_nbytes + area.reserve_at_opening(ROW_NBYTES)
         heap.standstill = Standstill([base + row for base in heap.heap_bases], world.rank)
-    reports, spec, tensor = everywhere(
-        world, "making the device context", lambda: _make_context(world, heap, backend, target, settings.device_timeout)
+    reports, spec, tensor = _on_all(
+        world, "make the device context", lambda: _make_context(world, heap, backend, target, settings.device_timeout)
     )
-    everywhere(world, "attaching the backend", lambda: backend.attach(heap))
+    _on_all(world, "attach the backend", lambda: backend.attach(heap))
     return Opened(world, plan, maker, allocator, backend, heap, area, barriers, reports, spec, tensor)
 
 
-def everywhere(world: bootstrap.World, what: str, step: Callable[[], T], ranks: Sequence[int] | None = None) -> T:
-    """Run a local step; if it fails on any rank, every rank raises instead of waiting for the failed one.
-
-    Collective: every rank calls it.
-
-    Args:
-        world: the ranks.
-        what: the step, for the message.
-        step: runs here.
-        ranks: what the ranks are called in the message; their ranks in `world` by default.
-
-    Raises:
-        DeviceError: on other ranks than those that failed, where one of them had one.
-        IrisError: likewise, for another reason.
-    """
-    problem: BaseException | None = None
-    result = None
-    try:
-        result = step()
-    except Exception as e:  # noqa: BLE001 - re-raised below, after the other ranks know
-        problem = e
-    if isinstance(problem, PeerLostError | TimeoutError):
-        raise problem  # the exchange below could only fail again
-    mine = None if problem is None else (isinstance(problem, DeviceError), f"{type(problem).__name__}: {problem}")
-    answers = world.all_gather_object(mine)
-    if problem is not None:
-        raise problem
-    failed = {rank: each for rank, each in zip(ranks or range(len(answers)), answers, strict=True) if each is not None}
-    if failed:
-        kind = DeviceError if any(of_device for of_device, _ in failed.values()) else IrisError
-        text = "\n".join(f"rank {rank}: {text}" for rank, (_, text) in failed.items())
-        raise kind(f"{what} failed on other ranks:\n{text}")
-    return cast("T", result)
+def _on_all(world: World, what: str, step: Callable[[], T]) -> T:
+    return on_all_ranks(world, f"could not {what}", step, IrisError)
 
 
 def plan_facts(plan: Plan, heap_nbytes: int) -> dict[str, str]:
-    """What must be equal on all ranks, for `bootstrap.check_agreement`."""
+    """What must be equal on all ranks, for `check_agreement`."""
     return {
         "iris-core": iris_core.__version__,
         "torch": torch.__version__,
@@ -240,8 +207,8 @@ def plan_facts(plan: Plan, heap_nbytes: int) -> dict[str, str]:
 def _choose(settings: IrisSettings, options: Options, rank: int) -> Plan:
     registry = default_registry()
     plan = selection.select(registry, settings, targets=device_targets(settings.device, rank))
-    # the level: _choose, the step, everywhere, open_heap, the context, and whoever made that
-    check_options(registry, options, (plan.allocator, plan.backend), stacklevel=6)
+    # the level: _choose, the step, on_all_ranks and its caller, open_heap, the context in two steps, its caller
+    check_options(registry, options, (plan.allocator, plan.backend), stacklevel=8)
     return plan
 
 
@@ -251,7 +218,7 @@ def _clear(area: SystemArea, heap: SymmetricHeap) -> None:
 
 
 def _make_context(
-    world: bootstrap.World, heap: SymmetricHeap, backend: DeviceBackend, target: DeviceTarget, timeout_s: float | None
+    world: World, heap: SymmetricHeap, backend: DeviceBackend, target: DeviceTarget, timeout_s: float | None
 ) -> tuple[KernelReports, device_context.ContextSpec, torch.Tensor]:
     reports = KernelReports(target, timeout_s)
     spec = device_context.ContextSpec(

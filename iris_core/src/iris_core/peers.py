@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from iris_core.agreement import raise_failure
 from iris_core.errors import HeapError, NotOnHeapError, PeerAccessError, RankMismatchError
 from iris_core.types import Capability
+from iris_core.world.failures import raise_failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from iris_core.agreement import Report
-    from iris_core.bootstrap import World
     from iris_core.protocols import Allocator, SupportsGrowth
     from iris_core.types import Segment
+    from iris_core.world import World
 
 
 class PeerMap:

@@ -16,21 +16,25 @@ import gc
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from iris_core.agreement import Op, agree, format_label, raise_failure
+from iris_core.agreement import Op, agree, format_label
 from iris_core.errors import DeviceError, HeapExhaustedError
+from iris_core.world.failures import raise_failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iris_core.agreement import History, Label
     from iris_core.blocks import BlockTable, Record
-    from iris_core.bootstrap import World
     from iris_core.group_memory import GroupMemory
     from iris_core.importing import TensorImporter
     from iris_core.peers import PeerMap
     from iris_core.residency import Residency
     from iris_core.stream_order import Stream, StreamOrder
     from iris_core.suballocator import SubAllocator
+    from iris_core.world import World
+
+NOT_FINISHED = "could not finish the work of its device"
+"""What ranks cannot do where one cannot wait for its device, for messages."""
 
 
 class Reclaimer:
@@ -202,7 +206,7 @@ class Reclaimer:
             num_idle=num_idle,
         )
         outcomes = [report.ok for report in reports]
-        raise_failure(world, error, outcomes, "could not finish the work of its device", DeviceError)
+        raise_failure(world, error, outcomes, NOT_FINISHED, DeviceError)
         freed = table.take_pending(min(report.num_idle for report in reports))
         longest = max(report.num_dropped for report in reports)
         if longest:

@@ -14,8 +14,8 @@ from iris_core.errors import UnsupportedError
 if TYPE_CHECKING:
     import torch
 
-    from iris_core.bootstrap import World
     from iris_core.heap import SymmetricHeap
+    from iris_core.world import World
 
 ALIGNMENT = 256
 """Alignment in bytes of every range; no two ranges share a cache line."""

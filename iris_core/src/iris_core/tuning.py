@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from iris_core.api import Iris
     from iris_core.bench import RunOptions, State
-    from iris_core.bootstrap import World
     from iris_core.ccl.choice import Explanation
+    from iris_core.world import World
 
 _FIRST_ROUNDS = 3
 _NEAR = 1.3
@@ -277,7 +277,7 @@ def tuner_of_this_rank(options: RunOptions) -> Iterator[Tuner]:
         options: ranks, plugins, heap, rounds and limit; its axes are not looked at.
     """
     from iris_core.api import Iris
-    from iris_core.bootstrap import connect
+    from iris_core.world import connect
 
     faulthandler.dump_traceback_later(options.limit_s + _GRACE_S, exit=True)
     try:

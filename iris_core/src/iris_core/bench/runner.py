@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from iris_core.bench.options import RunOptions
     from iris_core.bench.registry import Benchmark
     from iris_core.bench.results import Result
-    from iris_core.bootstrap import World
+    from iris_core.world import World
 
 MAX_UNITS = 100_000
 """Bound of the repetitions in one round, for calls that take next to nothing."""

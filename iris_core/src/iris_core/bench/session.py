@@ -87,7 +87,7 @@ def run_with_each(benchmarks: Iterable[Benchmark], options: Sequence[RunOptions]
 
 def run_here(benchmark: Benchmark, options: RunOptions) -> list[Result]:
     """Run a benchmark without ranks in this process."""
-    from iris_core.bootstrap import SingleWorld
+    from iris_core.world import SingleWorld
 
     runner = Runner(SingleWorld(), None, options)
     with Progress(shown=True) as progress:
@@ -95,14 +95,17 @@ def run_here(benchmark: Benchmark, options: RunOptions) -> list[Result]:
 
 
 def _run_on_ranks(benchmarks: Sequence[Benchmark], options: RunOptions) -> tuple[dict[str, list[Result]], Any]:
-    from iris_core.launch import run as start_ranks
+    from iris_core.world.launch import run as start_ranks
 
     names = [each.name for each in benchmarks]
     sources = sorted({os.path.abspath(each.source) for each in benchmarks})
     # a wait inside a kernel that nobody ends must end all the same
     wanted = {"IRIS_DEVICE_TIMEOUT": str(options.device_timeout_s), **options.environ}
     environ = {variable: value for variable, value in wanted.items() if variable not in os.environ}
-    return start_ranks(run_on_this_rank, options.num_ranks, names, sources, options, environ=environ)[0]
+    # benchmarks compare with torch.distributed
+    return start_ranks(
+        run_on_this_rank, options.num_ranks, names, sources, options, environ=environ, torch_distributed=True
+    )[0]
 
 
 def run_on_this_rank(
@@ -120,7 +123,7 @@ def run_on_this_rank(
     Returns:
         (results by benchmark, facts about the run: plugins, device, clocks).
     """
-    from iris_core.bootstrap import connect
+    from iris_core.world import connect
 
     module, _, name = options.context.partition(":")
     opened: type[Iris] = getattr(importlib.import_module(module), name)

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from iris_core.api import Iris
-    from iris_core.bootstrap import World
     from iris_core.ccl.choice import Explanation
     from iris_core.ccl.config import Config
     from iris_core.device_context import ContextSpec
@@ -48,10 +47,13 @@ if TYPE_CHECKING:
     from iris_core.registry import PluginRecord
     from iris_core.system_area import SystemArea
     from iris_core.types import Capability, CollectiveRequest
+    from iris_core.world import World
 
 
 _WORKSPACE = {True: 32 << 20, False: 256 << 20}
 """Bound of workspaces where IRIS_CCL_WORKSPACE says nothing, by whether ranks compute on CPUs."""
+
+_CLOSED = "this Iris context is closed; open a new one"
 
 
 class Question(NamedTuple):
@@ -215,7 +217,7 @@ class Binder:
         self.members = Members(world, self._team)
         self._chooser: Chooser | None = None
         self._found: tuple[list[Collective], list[tuple[str, str]]] | None = None
-        self._closed = False
+        self._closed = ""  # or why
         own_processors = context.get_cu_count() if context.target.type is not DeviceType.CPU else 1
         self.processors = min(least for (least,) in world.all_gather_ints([own_processors]))
         """Multiprocessors (SMs, CUs) of the smallest device of all ranks: grids of all members are the same."""
@@ -330,11 +332,16 @@ class Binder:
         self._heap.streams.synchronize()
         self.team(self._world.members_of(group)).reset()
 
+    def forget(self, why: str) -> None:
+        """Serve no call any more; in a process that was forked off, whose parent goes on, no more than this."""
+        self._closed = why
+        self.bound.clear()
+
     def open(self) -> Iris:
         """Return the context; HeapClosedError if it is closed."""
         context = self._context()
         if self._closed or context is None:
-            raise HeapClosedError("this Iris context is closed; open a new one")
+            raise HeapClosedError(self._closed or _CLOSED)
         return context
 
     def _call(self, question: Question, members: tuple[int, ...]) -> Call:
@@ -460,9 +467,8 @@ class Binder:
 
     def close(self) -> None:
         """End the threads, and let go of the heap's memory."""
-        self._closed = True
+        self.forget(_CLOSED)
         self._control = self._mail = None
-        self.bound.clear()
         for order in self._orders.values():
             order.close()
         self._teams.clear()

@@ -11,19 +11,19 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from iris_core.agreement import raise_failure
 from iris_core.ccl.calls import config_text
 from iris_core.ccl.kinds import Agreed
 from iris_core.ccl.team import Step, StepsDifferError
 from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError, UnsupportedError
 from iris_core.logs import logger
+from iris_core.world.failures import raise_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from iris_core.bootstrap import World
     from iris_core.ccl.choice import Choice
     from iris_core.ccl.team import Team
+    from iris_core.world import World
 
 _FROM_TABLES = (
     "\nWhere the caller has named no algorithm or config, measured tables do: all members need the same "

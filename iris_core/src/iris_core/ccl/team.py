@@ -21,11 +21,11 @@ from iris_core.system_area import ALIGNMENT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iris_core.bootstrap import World
     from iris_core.device_context import ContextSpec
     from iris_core.heap import SymmetricHeap
     from iris_core.protocols import Collective
     from iris_core.system_area import SystemArea
+    from iris_core.world import World
 
 MAX_PROGRAMS = 160
 """Programs of one launch that can meet those of the other members."""

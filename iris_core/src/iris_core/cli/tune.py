@@ -149,7 +149,7 @@ def _options(args: argparse.Namespace, ranks: int, device: str, heap: int) -> Ru
 
 def _measure(job: Callable[..., Tuned[Any]], wanted: object, options: RunOptions) -> Tuned[Any]:
     """Run a job on ranks of its own, and say what it passed over and what was wrong."""
-    from iris_core.launch import run as start_ranks
+    from iris_core.world.launch import run as start_ranks
 
     environ = {} if "IRIS_DEVICE_TIMEOUT" in os.environ else {"IRIS_DEVICE_TIMEOUT": str(options.device_timeout_s)}
     found = start_ranks(job, options.num_ranks, wanted, options, environ=environ)[0]

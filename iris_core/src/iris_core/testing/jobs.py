@@ -5,6 +5,6 @@ from __future__ import annotations
 
 def rank_and_world() -> tuple[int, int]:
     """Return (rank, world_size) of the calling process."""
-    import torch.distributed as dist
+    import os
 
-    return dist.get_rank(), dist.get_world_size()
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

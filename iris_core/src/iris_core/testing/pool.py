@@ -17,9 +17,9 @@ import time
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
-from iris_core.agreement import name_ranks
 from iris_core.errors import CollectiveTimeoutError, PeerLostError
-from iris_core.launch import RankError, failure, join_world, rank_environment, success
+from iris_core.world.failures import name_ranks
+from iris_core.world.launch import RankError, failure, join_rank, rank_environment, success
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +38,8 @@ class RankPool:
         warm: modules that every worker imports at start.
         timeout_s: bound of one job in seconds.
         environ: variables of the workers beside those of this process.
+        torch_distributed: initialise torch.distributed in the ranks as well, for jobs that use it: gloo, and NCCL
+            where there are GPUs.  These listen on TCP, without asking who connects.
 
     Example:
         >>> from iris_core.testing import RankPool
@@ -53,7 +55,9 @@ class RankPool:
         warm: Sequence[str] = ("torch",),
         timeout_s: float = 120.0,
         environ: Mapping[str, str] | None = None,
+        torch_distributed: bool = False,
     ) -> None:
+        self._torch_distributed = torch_distributed
         self._warm = tuple(warm)
         self._timeout_s = timeout_s
         self._environ = dict(environ or {})
@@ -85,10 +89,11 @@ class RankPool:
         if self._size != num_ranks:
             self._worlds += 1
             self._size = num_ranks
-        store = os.path.join(self._folder.name, f"world-{self._worlds}")
+        folder = os.path.join(self._folder.name, f"world-{self._worlds}")
+        os.makedirs(folder, mode=0o700, exist_ok=True)
         workers = self._workers[:num_ranks]
         for rank, worker in enumerate(workers):
-            worker.pipe.send((store, rank, num_ranks, fn, args))
+            worker.pipe.send((folder, rank, num_ranks, fn, args))
         try:
             return self._collect(workers, getattr(fn, "__name__", str(fn)), timeout_s or self._timeout_s)
         except BaseException:
@@ -110,7 +115,7 @@ class RankPool:
         self.close()
 
     def _start(self, rank: int) -> _Worker:
-        return _Worker(rank, self._warm, self._environ)
+        return _Worker(rank, self._warm, self._environ, self._torch_distributed)
 
     def _restart(self, num_ranks: int) -> None:
         """Keep workers that finished the job and can go on; replace the others."""
@@ -122,7 +127,7 @@ class RankPool:
 
     def _collect(self, workers: Sequence[_Worker], job: str, timeout_s: float) -> list[Any]:
         results: dict[int, Any] = {}
-        failed: dict[int, tuple[float, str]] = {}  # when, and the traceback
+        failed: dict[int, tuple[tuple[bool, float], str]] = {}  # when, and the traceback
         died: list[int] = []
         for worker in workers:
             worker.busy = True
@@ -162,12 +167,12 @@ class RankPool:
 
 
 class _Worker:
-    def __init__(self, rank: int, warm: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    def __init__(self, rank: int, warm: tuple[str, ...], environ: Mapping[str, str], torch_distributed: bool) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         # spawn passes sys.path on, so jobs may live in test modules
         self.process: BaseProcess = context.Process(
-            target=_serve, args=(theirs, rank, warm, environ, list(sys.path)), daemon=True
+            target=_serve, args=(theirs, rank, warm, environ, list(sys.path), torch_distributed), daemon=True
         )
         self.process.start()
         theirs.close()
@@ -187,7 +192,14 @@ class _Worker:
         self.pipe.close()
 
 
-def _serve(pipe: Connection, rank: int, warm: tuple[str, ...], environ: Mapping[str, str], path: list[str]) -> None:
+def _serve(
+    pipe: Connection,
+    rank: int,
+    warm: tuple[str, ...],
+    environ: Mapping[str, str],
+    path: list[str],
+    torch_distributed: bool,
+) -> None:
     sys.path[:] = path
     os.environ.update({**environ, **rank_environment(rank, rank + 1)})
     for name in warm:
@@ -209,14 +221,14 @@ def _serve(pipe: Connection, rank: int, warm: tuple[str, ...], environ: Mapping[
             if dist.is_initialized():
                 dist.destroy_process_group()
             return
-        store, rank, num_ranks, fn, args = job
+        folder, rank, num_ranks, fn, args = job
         try:
-            if store != current:
+            if folder != current:
                 if dist.is_initialized():
                     dist.destroy_process_group()
                 os.environ.update(rank_environment(rank, num_ranks))
-                join_world(store, rank, num_ranks)
-                current = store
+                join_rank(folder, rank, num_ranks, torch_distributed=torch_distributed)
+                current = folder
             answer = False, success(fn(*args))
         except BaseException:  # noqa: BLE001 - whatever it was, the pool has to hear of it
             # an error inside a kernel stays with the process: each later call of the driver would report it again

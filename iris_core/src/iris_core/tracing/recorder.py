@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     import torch
 
     from iris_core.api import Iris
-    from iris_core.bootstrap import World
     from iris_core.protocols import SupportsTracing
     from iris_core.tracing.clocks import Clock, Offset
     from iris_core.tracing.events import Events
+    from iris_core.world import World
 
 MAX_EVENTS = 1_000_000
 """Events that the buffers of a rank hold unless the user says otherwise: 64 MB."""

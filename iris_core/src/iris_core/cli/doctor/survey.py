@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from iris_core.cli.doctor.process import Recorder, environment_without_world, read_records, run_module
 from iris_core.diagnosis import Finding, Verdict
 from iris_core.errors import IrisError
-from iris_core.launch import end_with_parent
+from iris_core.world.launch import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -18,7 +18,7 @@ from typing import Any
 from iris_core.cli.doctor.process import Recorder
 from iris_core.diagnosis import PairCheck
 from iris_core.errors import IrisError, PeerLostError
-from iris_core.launch import RankError, end_with_parent
+from iris_core.world.launch import RankError, end_with_parent
 
 HEAP_SIZE = "64MiB"
 

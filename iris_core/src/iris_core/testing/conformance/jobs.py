@@ -57,9 +57,9 @@ def see_peers(name: str, device: str, nbytes: int) -> tuple[dict[int, PeerReport
     Returns:
         One report per peer, and what the peers have written into this rank's heap (by rank; own slot empty).
     """
-    from iris_core import bootstrap
+    from iris_core.world import connect
 
-    world = bootstrap.connect(None, TIMEOUT_S)
+    world = connect(None, TIMEOUT_S)
     allocator, target = _create(PluginKind.ALLOCATOR, name, device, nbytes, world.rank, world.world_size)
     where = target.torch_device
     try:
@@ -262,7 +262,6 @@ def device_barrier(stack: Stack, num_turns: int) -> list[tuple[tuple[int, ...], 
         The members and the contents of this rank's words, for each turn.
     """
     import torch
-    import torch.distributed as dist
 
     out: list[tuple[tuple[int, ...], bytes]] = []
     with open_stack(stack) as ctx:
@@ -270,7 +269,6 @@ def device_barrier(stack: Stack, num_turns: int) -> list[tuple[tuple[int, ...], 
             return None
         me, world = ctx.cur_rank, ctx.num_ranks
         everyone, ends = tuple(range(world)), tuple(sorted({0, world - 1}))
-        group = dist.new_group(list(ends))
         slots = ctx.zeros(world, dtype=torch.int64)
         offset = slots.data_ptr() - ctx.heap.heap_bases[me]
         for turn in range(2 * num_turns):
@@ -281,7 +279,7 @@ def device_barrier(stack: Stack, num_turns: int) -> list[tuple[tuple[int, ...], 
                 for base in ctx.heap.heap_bases:
                     word = (1000 * (turn + 1) + me).to_bytes(8, "little")
                     oracle.write_bytes(base + offset + 8 * me, word, ctx.device)
-                ctx.device_barrier(None if members == everyone else group, sem=("release", "relaxed")[turn % 2])
+                ctx.device_barrier(None if members == everyone else ends, sem=("release", "relaxed")[turn % 2])
             if ctx.device != "cpu":
                 torch.cuda.synchronize()
             out.append((members, _content(slots)))

@@ -201,6 +201,6 @@ def shared_pool() -> RankPool:
     """Return the pool of this process; its workers are daemons and end with it."""
     import atexit
 
-    pool = RankPool(timeout_s=60.0)
+    pool = RankPool(timeout_s=60.0, torch_distributed=True)
     atexit.register(pool.close)
     return pool

@@ -133,8 +133,6 @@ def run(ctx, seconds: float, rounds: int = 2000) -> tuple[int, int]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Probe, and write the file; 0 if lines are whole."""
-    import torch.distributed as dist
-
     from iris_core import Iris
 
     parser = argparse.ArgumentParser(prog="python -m iris_triton.collectives.fast.probe", description=__doc__)
@@ -146,12 +144,8 @@ def main(arguments: list[str] | None = None) -> int:
             print("the probe needs two ranks at least: start it with torchrun", file=sys.stderr)
             return 2
         broken, looked = run(ctx, given.seconds)
-        counts = torch.tensor([broken, looked])
-        everywhere = [torch.zeros_like(counts) for _ in range(ctx.num_ranks)]
-        if dist.get_backend() == "nccl":
-            counts, everywhere = counts.to(ctx.device), [each.to(ctx.device) for each in everywhere]
-        dist.all_gather(everywhere, counts)
-        broken, looked = (int(sum(each[i] for each in everywhere)) for i in range(2))
+        counts = [ctx.broadcast((broken, looked), rank) for rank in range(ctx.num_ranks)]
+        broken, looked = (sum(each[i] for each in counts) for i in range(2))
         holds = broken == 0 and looked >= _MIN_LINES
         if ctx.cur_rank == 0:
             device = torch.cuda.get_device_name(ctx.device)

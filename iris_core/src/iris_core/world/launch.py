@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import time
 import traceback
 from multiprocessing.connection import wait
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from iris_core import world
 from iris_core.errors import IrisError, PeerLostError
+from iris_core.world.folder import Folder, announce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _GRACE_S = 1.0
+_END_S = 5.0
+_AT_ONCE = (False, 0.0)  # before anything that was raised
 
 
 class RankError(IrisError, RuntimeError):
@@ -36,16 +43,25 @@ class RankError(IrisError, RuntimeError):
         self.rank = rank
 
 
-def run(fn: Callable[..., R], num_ranks: int, *args: Any, environ: Mapping[str, str] | None = None) -> list[R]:
+def run(
+    fn: Callable[..., R],
+    num_ranks: int,
+    *args: Any,
+    environ: Mapping[str, str] | None = None,
+    torch_distributed: bool = False,
+) -> list[R]:
     """Call `fn(*args)` on `num_ranks` new processes and return their results in the order of ranks.
 
-    Inside `fn`, `Iris()` finds the other ranks.  When one rank raises, the others are ended.
+    Inside `fn`, `Iris()` finds the other ranks.  When one rank raises, the others are ended; when this process dies,
+    all are.
 
     Args:
         fn: a function that can be pickled by name (defined at the top level of a module).
         num_ranks: number of ranks, at least 1.
         *args: its arguments, the same on every rank.
         environ: variables to set in the ranks beside those of this process.
+        torch_distributed: initialise torch.distributed in the ranks before `fn` is called, for programs that use it
+            beside Iris: gloo, and NCCL where there are GPUs.  These listen on TCP, without asking who connects.
 
     Returns:
         One result per rank.
@@ -65,28 +81,31 @@ def run(fn: Callable[..., R], num_ranks: int, *args: Any, environ: Mapping[str, 
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     with tempfile.TemporaryDirectory(prefix="iris-run-") as folder:
+        opened = Folder(folder)
         try:
             for rank in range(num_ranks):
                 ours, theirs = context.Pipe(duplex=False)
                 variables = {**(environ or {}), **rank_environment(rank, num_ranks)}
-                job = (theirs, variables, os.path.join(folder, "store"), rank, num_ranks, fn, args)
+                job = (os.getpid(), folder, rank, num_ranks, theirs, variables, torch_distributed, _Late((fn, args)))
                 process = context.Process(target=_main, args=job, name=f"iris rank {rank}")
                 process.start()
                 theirs.close()
                 pipes.append(ours)
                 processes.append(process)
+                announce(opened, rank, process.pid)  # if it dies before it can do that, the others know it, too
             return _collect(pipes, processes)
         finally:
             for process in processes:
                 if process.is_alive():
                     process.terminate()
             for process in processes:
-                process.join(5)
+                process.join(_END_S)
                 if process.is_alive():
                     process.kill()
                     process.join()
             for pipe in pipes:
                 pipe.close()
+            opened.close()
 
 
 def rank_environment(rank: int, num_ranks: int) -> dict[str, str]:
@@ -102,64 +121,105 @@ def rank_environment(rank: int, num_ranks: int) -> dict[str, str]:
     return variables
 
 
-def end_with_parent() -> None:
-    """Have the system end this process when the one that started it is gone, however it went."""
+def end_with_parent(parent: int | None = None) -> None:
+    """Have the system end this process when the one that started it is gone, however it went; at once if it is.
+
+    Args:
+        parent: process id of the one that started it; None where it is not known.
+    """
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    if parent not in (None, os.getppid()):
+        os._exit(1)
 
 
-def join_world(store: str, rank: int, num_ranks: int) -> None:
-    """Initialise torch.distributed through a file that all ranks of this host can reach."""
-    import torch
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import (
-        FileStore,
-    )  # torch.distributed has it too, but does not say so to type checkers
+def join_rank(folder: str, rank: int, num_ranks: int, *, torch_distributed: bool) -> None:
+    """Make this process a rank of a new world, whose folder only its launcher's ranks know.
 
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=FileStore(store, num_ranks), rank=rank, world_size=num_ranks)
+    Args:
+        folder: made for this world.
+        rank: this process.
+        num_ranks: number of ranks.
+        torch_distributed: initialise torch.distributed as well, through a file in the folder.
+    """
+    opened = Folder(folder)
+    announce(opened, rank)
+    opened.close()
+    world.launched_in(folder, rank, num_ranks)
+    if torch_distributed:
+        import torch
+        import torch.distributed as dist
+        from torch._C._distributed_c10d import (
+            FileStore,
+        )  # torch.distributed has it too, but does not say so to type checkers
+
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        store = FileStore(os.path.join(folder, "store"), num_ranks)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks)
+
+
+class _Late:
+    """A value that is unpickled when it is asked for: that may import torch, which takes seconds."""
+
+    def __init__(self, value: Any = None, data: bytes = b"") -> None:
+        self._value, self._data = value, data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        data = io.BytesIO()
+        ForkingPickler(data, pickle.HIGHEST_PROTOCOL).dump(self._value)
+        return _Late, (None, data.getvalue())
+
+    def get(self) -> Any:
+        return pickle.loads(self._data)
 
 
 def _main(
-    pipe: Connection,
-    variables: Mapping[str, str],
-    store: str,
+    parent: int,
+    folder: str,
     rank: int,
     num_ranks: int,
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
+    pipe: Connection,
+    variables: Mapping[str, str],
+    torch_distributed: bool,
+    job: _Late,
 ) -> None:
+    end_with_parent(parent)
     os.environ.update(variables)
-    end_with_parent()
     try:
-        join_world(store, rank, num_ranks)
+        join_rank(folder, rank, num_ranks, torch_distributed=torch_distributed)
+        fn, args = job.get()
         answer = success(fn(*args))
     except BaseException:  # noqa: BLE001 - whatever it was, the parent has to hear of it
         answer = failure()
     pipe.send_bytes(answer)  # before the group goes, so that the cause of a failure arrives before its consequences
     pipe.close()
-    import torch.distributed as dist
+    if torch_distributed:
+        import torch.distributed as dist
 
-    if dist.is_initialized():
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def success(result: Any) -> bytes:
     """Pack a job's result for the parent process; a failure if it cannot be pickled."""
     try:
-        return pickle.dumps((True, 0.0, result))
+        return pickle.dumps((True, _AT_ONCE, result))
     except Exception:  # noqa: BLE001 - pickling runs the result's own code, which may raise anything
         return failure("the job's result cannot be sent back:\n")
 
 
 def failure(prefix: str = "") -> bytes:
-    """Pack the exception that is being handled, with its time: the first of several is the cause of the others."""
-    return pickle.dumps((False, time.monotonic(), prefix + traceback.format_exc()))
+    """Pack the exception that is being handled, with its time: the first of several is the cause of the others.
+
+    Except for lost peers: these errors are the consequence of another one, which may take longer to be known.
+    """
+    when = isinstance(sys.exception(), PeerLostError), time.monotonic()
+    return pickle.dumps((False, when, prefix + traceback.format_exc()))
 
 
 def _collect(pipes: list[Connection], processes: Sequence[BaseProcess]) -> list[Any]:
     results: dict[int, Any] = {}
-    failed: dict[int, tuple[float, IrisError]] = {}
+    failed: dict[int, tuple[tuple[bool, float], IrisError]] = {}
     waiting = dict(enumerate(pipes))
     grace_ends = float("inf")  # after a failure, others may still tell the cause of it
     while waiting and time.monotonic() < grace_ends:
@@ -169,10 +229,13 @@ def _collect(pipes: list[Connection], processes: Sequence[BaseProcess]) -> list[
             try:
                 ok, when, value = pickle.loads(pipes[rank].recv_bytes())
             except EOFError:
-                processes[rank].join(5)
+                processes[rank].join(_END_S)
                 code = processes[rank].exitcode
                 lost = f"rank {rank} ended with exit code {code} before it had a result"
-                failed[rank] = 0.0, PeerLostError(lost, ranks=[rank])  # nothing that was raised can have caused this
+                failed[rank] = (
+                    _AT_ONCE,
+                    PeerLostError(lost, ranks=[rank]),
+                )
             else:
                 if ok:
                     results[rank] = value

@@ -1,0 +1,169 @@
+"""What one rank refuses, all refuse: errors that all ranks raise together, and what must be alike on all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from iris_core.errors import (
+    ArgumentError,
+    CapabilityError,
+    CollectiveTimeoutError,
+    DeviceError,
+    DriverError,
+    HeapError,
+    HeapExhaustedError,
+    IrisError,
+    LayoutError,
+    NoUsablePluginError,
+    PeerAccessError,
+    PeerLostError,
+    PluginAPIVersionError,
+    PluginConflictError,
+    PluginError,
+    PluginLoadError,
+    PluginNotFoundError,
+    RankMismatchError,
+    SettingsError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+T = TypeVar("T")
+
+_KINDS = (
+    PluginNotFoundError, PluginLoadError, PluginConflictError, PluginAPIVersionError, NoUsablePluginError, PluginError,
+    SettingsError, CapabilityError, PeerAccessError, LayoutError, UnsupportedError, ArgumentError, DeviceError,
+    CollectiveTimeoutError, RankMismatchError, TypeError,
+)  # fmt: skip
+"""Errors that keep their kind when all ranks raise them; a driver's are only the reason for another one."""
+
+
+class _Gathers(Protocol):
+    @property
+    def world_size(self) -> int: ...
+    def all_gather_object(self, obj: Any) -> Any: ...
+
+
+class _GathersInts(_Gathers, Protocol):
+    def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]: ...
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return "rank 1" or "ranks 0, 2"."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def on_all_ranks(
+    world: _GathersInts,
+    what: str,
+    step: Callable[[], T],
+    otherwise: type[IrisError] = HeapError,
+    ranks: Sequence[int] | None = None,
+) -> T:
+    """Do a local step; if it fails on any rank, all ranks raise the same error.
+
+    Collective: every rank calls it.
+
+    Args:
+        world: the ranks.
+        what: what a rank could not do, the words behind "rank 1 ".
+        step: what this rank does, alone.
+        otherwise: as of `raise_failure`.
+        ranks: likewise.
+
+    Raises:
+        PeerLostError, CollectiveTimeoutError: raised by the step, at once: the other ranks learn it by themselves.
+        IrisError: see `raise_failure`.
+    """
+    error: Exception | None = None
+    result: Any = None
+    try:
+        result = step()
+    except Exception as e:
+        if isinstance(e, PeerLostError | CollectiveTimeoutError):
+            raise
+        error = e
+    oks = [ok for (ok,) in world.all_gather_ints([error is None])]
+    raise_failure(world, error, oks, what, otherwise, ranks)
+    return result  # type: ignore[no-any-return]
+
+
+def raise_failure(
+    world: _Gathers,
+    error: Exception | None,
+    outcomes: Sequence[bool | int],
+    what: str,
+    otherwise: type[IrisError] = HeapError,
+    ranks: Sequence[int] | None = None,
+) -> None:
+    """Raise the same error on every rank if the local part of a step failed on any.
+
+    Collective where an outcome is false.  The error names the ranks and has their reasons; where it happened, the
+    original one is its cause.  In a world of one the original itself is raised.
+
+    Args:
+        world: the ranks.
+        error: this rank's error.
+        outcomes: per rank, whether its part has worked.
+        what: what the ranks could not do, the words behind "rank 1 ".
+        otherwise: raised where the first rank that failed had an error of another kind than these.
+        ranks: what the ranks are called in the message; their ranks in `world` by default.
+
+    Raises:
+        HeapExhaustedError, PeerAccessError, LayoutError, UnsupportedError, ArgumentError, DeviceError, PluginError,
+            SettingsError, CapabilityError, RankMismatchError, CollectiveTimeoutError, TypeError: on the first rank that
+            failed, the error was one.
+    """
+    failed = [rank for rank, ok in enumerate(outcomes) if not ok]
+    if not failed:
+        return
+    if world.world_size == 1 and error is not None:
+        raise error
+    exhausted = error if isinstance(error, HeapExhaustedError) else None
+    sizes = (
+        None if exhausted is None else (exhausted.requested_bytes, exhausted.free_bytes, exhausted.largest_free_bytes)
+    )
+    keeps = not isinstance(error, DriverError)
+    kind = next((number for number, each in enumerate(_KINDS) if keeps and isinstance(error, each)), None)
+    everyone = world.all_gather_object((kind, sizes, str(error) or type(error).__name__))
+    by_cause: dict[str, list[int]] = {}
+    for rank in failed:
+        by_cause.setdefault(everyone[rank][2], []).append(rank if ranks is None else ranks[rank])
+    text = "\n".join(f"{name_ranks(named)} {what}: {cause}" for cause, named in by_cause.items())
+    kind, sizes, _ = everyone[failed[0]]
+    if sizes is not None:
+        requested, free, largest = sizes
+        raise HeapExhaustedError(
+            text, requested_bytes=requested, free_bytes=free, largest_free_bytes=largest
+        ) from error
+    raise (otherwise if kind is None else _KINDS[kind])(text) from error
+
+
+def check_agreement(world: _Gathers, facts: Mapping[str, str]) -> None:
+    """Compare what every rank was opened with.
+
+    Collective: every rank calls it with the same keys.
+
+    Args:
+        world: the ranks.
+        facts: what must be equal on all ranks ("heap_size": "1073741824", ...).
+
+    Raises:
+        RankMismatchError: something differs; the message shows it rank by rank.
+    """
+    everyone = world.all_gather_object(dict(facts))
+    keys = dict.fromkeys(key for row in everyone for key in row)
+    differing = [key for key in keys if len({row.get(key) for row in everyone}) > 1]
+    if not differing:
+        return
+    lines = []
+    for key in differing:
+        by_value: dict[str, list[int]] = {}
+        for rank, row in enumerate(everyone):
+            by_value.setdefault(str(row.get(key, "absent")), []).append(rank)
+        lines.append(f"  {key}: " + "; ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in by_value.items()))
+    raise RankMismatchError(
+        "the ranks were not opened alike; all must have the same plugins, versions and sizes:\n" + "\n".join(lines)
+    )
