@@ -155,7 +155,7 @@ def accumulate(
             number = tl.minimum(tl.minimum(count - theirs, shard - done), capacity)
             there = (sums.to(tl.int64) + distance).to(sums.dtype)
             if LOCKED:
-                if start < number:
+                if start < number:  # only the holder of a ticket sets the number served next: none serves another's
                     drawn = (lock.to(tl.int64) + distance).to(lock.dtype)
                     ticket = tl.atomic_add(drawn, 1, sem="relaxed", scope="sys")
                     await_flag(

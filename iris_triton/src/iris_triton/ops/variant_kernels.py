@@ -54,7 +54,10 @@ def _elsewhere(pointer, bases, me, member):
 
 @triton.jit
 def _acquire(lock, timeout_ns, status, rank):
-    """Wait for a ticket lock; returns the ticket."""
+    """Wait for a ticket lock; returns the ticket.
+
+    Any member draws, and only the holder of a ticket sets the number that is served next: none can serve another's.
+    """
     ticket = tl.atomic_add(lock, 1, sem="relaxed", scope="sys")
     await_flag(lock + 1, ticket, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank)
     return ticket
