@@ -8,6 +8,7 @@ import torch
 from jobs_threads import from_new_threads
 
 from iris_core.ccl import api
+from iris_core.ccl.work import StreamWork
 from iris_core.ops import api as ops_api
 from iris_triton.launcher import BoundKernel
 
@@ -82,3 +83,12 @@ def test_a_call_runs_with_the_contexts_device_current(monkeypatch, current):
     operations.matmul_all_reduce(torch.zeros(4, 4), x, x)
     assert devices == [1] * 4
     assert Guard.current == current
+
+
+def test_a_handle_lets_the_stream_of_its_own_device_wait(monkeypatch):
+    waited = []
+    stream = lambda device=None: types.SimpleNamespace(wait_event=lambda event: waited.append((device, event)))
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    event = types.SimpleNamespace(device=torch.device("cuda", 1))
+    StreamWork(event, "all_reduce", ()).wait()
+    assert waited == [(event.device, event)]

@@ -42,7 +42,7 @@ class StreamWork:
         self._tensors = tensors
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Let the current stream wait until it is done; the host goes on at once.
+        """Let the current stream of the collective's device wait until it is done; the host goes on at once.
 
         Args:
             timeout_s: if given, the host waits instead, so long at most.
@@ -51,7 +51,7 @@ class StreamWork:
             CollectiveTimeoutError: it was not done in time.
         """
         if timeout_s is None:
-            torch.cuda.current_stream().wait_event(self._event)
+            torch.cuda.current_stream(self._event.device).wait_event(self._event)  # the thread's may be another
             return
         deadline = time.monotonic() + timeout_s
         while not self._event.query():
