@@ -164,23 +164,16 @@ def current_capture(index: int) -> int | None:
 def capture_of(stream: Any) -> int | None:
     """Return the number of the capture that a torch stream is part of: 0 for none, None where it cannot be asked for.
 
-    It is asked for through cuda-bindings, which torch's CUDA wheels bring, or hip-python.
+    It is asked for through cuda-bindings, which torch's CUDA wheels bring.
     """
     with torch.cuda.stream(stream):
         if not torch.cuda.is_current_stream_capturing():
             return 0
-    if torch.version.hip:
-        if importlib.util.find_spec("hip") is None:
-            return None
-        from hip import hip  # type: ignore[import-not-found]
-
-        code, _, number, *_ = hip.hipStreamGetCaptureInfo(stream.cuda_stream)
-    elif importlib.util.find_spec("cuda") is None:
+    if torch.version.hip or importlib.util.find_spec("cuda") is None:
         return None
-    else:
-        from cuda.bindings import driver
+    from cuda.bindings import driver
 
-        code, _, number, *_ = driver.cuStreamGetCaptureInfo(stream.cuda_stream)
+    code, _, number, *_ = driver.cuStreamGetCaptureInfo(stream.cuda_stream)
     if int(code) != 0:
         raise DriverError("cuStreamGetCaptureInfo", int(code), code.name)
     return int(number)
