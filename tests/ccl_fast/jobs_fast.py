@@ -2,6 +2,7 @@
 
 import inspect
 import random
+import threading
 import time
 
 import jobs_ccl
@@ -12,7 +13,7 @@ from jobs_common import environment, soon
 
 from iris_core import Iris
 from iris_core.ccl import Config
-from iris_core.errors import DeviceTimeoutError
+from iris_core.errors import DeviceError, DeviceTimeoutError
 from iris_triton.collectives.fast.algorithms import missing_facts
 from iris_triton.collectives.fast.fabric import Fact
 from iris_triton.collectives.fast.mailbox import MAX_PROGRAMS
@@ -42,7 +43,7 @@ def set_epochs(ctx, epoch):
     counters = [region for name, known in regions.items() if name.startswith("epochs of mailbox") for region in known]
     assert counters
     for region in counters:
-        region.tensor[: 4 * MAX_PROGRAMS].view(torch.int32).fill_(epoch)
+        region.tensor[: 8 * MAX_PROGRAMS].view(torch.int64).fill_(epoch << 32)
     ctx.barrier()
 
 
@@ -156,3 +157,43 @@ def leave_one_out(device, algorithm, op):
             again += jobs_ccl.verify(case, tensors, inputs, f", call {turn} after the reset")
         ctx.barrier()
         return first + again, text
+
+
+def run_overlapping(device, backend, op, algorithm):
+    """Rank 0 makes a call in a thread, which waits for the others, and another one meanwhile.
+
+    Returns what the ranks' next barrier raises, and what was wrong after a reset.
+    """
+    case = Case(op, "float32", shape=(40,), config={"algorithm": algorithm})
+    with (
+        environment(IRIS_TRITON__EMULATE_FAST="1", IRIS_DEVICE_TIMEOUT="3"),
+        Iris("24MiB", device=device, backend=backend) as ctx,
+    ):
+        both = [jobs_ccl.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks) for _ in range(2)]
+        for tensors in both:
+            tensors.fill(0)
+            jobs_ccl.call(ctx, case, tensors)
+        ctx.barrier()
+        first = threading.Thread(target=jobs_ccl.call, args=(ctx, case, both[0]))
+        if ctx.cur_rank > 0:
+            time.sleep(1.5)
+        first.start()
+        if ctx.cur_rank > 0:
+            first.join()
+        time.sleep(0.5)
+        jobs_ccl.call(ctx, case, both[1])
+        first.join()
+        text = ""
+        try:
+            ctx.barrier()
+        except DeviceError as error:
+            text = str(error)
+        dist.barrier()
+        ctx.ccl.reset()
+        wrong = []
+        for turn in range(1, 4):
+            inputs = both[0].fill(turn)
+            jobs_ccl.call(ctx, case, both[0])
+            wrong += jobs_ccl.verify(case, both[0], inputs, f", call {turn} after the reset")
+        ctx.barrier()
+        return text, wrong

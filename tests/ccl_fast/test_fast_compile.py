@@ -19,12 +19,12 @@ from iris_triton.compile_only import assembly, compile_for
 PUSH, POLL = "st.relaxed.sys.global.v4.b32", "ld.relaxed.sys.global.v4.b32"
 VECTOR = {"ll": "ld.global.v2.b32", "ll128": "ld.global.v2.b32", "sentinel": "ld.global.v4.b32"}
 WORDS = torch.zeros(16, dtype=torch.int64)
-COUNTERS = torch.zeros(16, dtype=torch.int32)
+FLAGS = torch.zeros(16, dtype=torch.int32)
 
 
 def common(size):
     return {
-        "counters": COUNTERS, "me": 0, "rank": 0, "part": 1 << 16, "first": 0, "cap": 4096, "box": 1 << 21,
+        "counters": WORDS, "me": 0, "rank": 0, "part": 1 << 16, "first": 0, "cap": 4096, "box": 1 << 21,
         "half": 1 << 20, "timeout_ns": 10**9, "status": 1 << 40, "in_sizes": (1,), "in_strides": (1,),
         "out_sizes": (1,), "out_strides": (1,), "N": size, "ITEM": 2, "IN_DIMS": 0, "OUT_DIMS": 0,
         "IN_WHOLE": True, "OUT_WHOLE": True, "BLOCK": 64, "num_warps": 2,
@@ -89,7 +89,7 @@ def test_split(encoding, gathers):
     given |= {
         "FIRST_NAP_NS": 500,
         "control": WORDS,
-        "local": COUNTERS,
+        "local": FLAGS,
         "bases": WORDS,
         "peers": peers(8),
         "nbytes": 1 << 19,
@@ -108,7 +108,7 @@ def test_lines_stay_with_eight_neighbours(kernel):
     """Elements that are loaded one by one must not make the compiler give a thread several packets of a line."""
     given = {"ENC": "ll128", "IN_WHOLE": False, "OUT_WHOLE": False, "EVEN": False, "DT": tl.bfloat16, "OP": "sum"}
     given |= {"SHARDED": True, "REDUCES": True, "STEP": False, "pieces": 1, "peers": peers(4), "ONCE": True}
-    given |= {"NAP_NS": 0, "FIRST_NAP_NS": 0, "ITER": 1, "GATHERS": True, "control": WORDS, "local": COUNTERS}
+    given |= {"NAP_NS": 0, "FIRST_NAP_NS": 0, "ITER": 1, "GATHERS": True, "control": WORDS, "local": FLAGS}
     given |= {"bases": WORDS, "nbytes": 1 << 18, "slots": 4096, "SUB": 64, "EARLY": False}
     known = {name: value for name, value in (common(4) | given).items() if name in kernel.arg_names} | {"num_warps": 2}
     compiled = compile_for(kernel, [torch.int16] * 2, known | {"BLOCK": 256 if kernel is split else 64})
@@ -142,7 +142,7 @@ def test_registers_of_eight_members(kernel, encoding, warps, most):
     """With 64, a thousand programs of four warps are on an H200 at once, and none waits for its turn."""
     given = {"ENC": encoding, "EVEN": True, "DT": tl.bfloat16, "OP": "sum", "SHARDED": True, "REDUCES": True}
     given |= {"STEP": True, "pieces": 1, "peers": peers(8), "ONCE": True, "NAP_NS": 100, "FIRST_NAP_NS": 500, "ITER": 1}
-    given |= {"GATHERS": True, "control": WORDS, "local": COUNTERS, "bases": WORDS, "nbytes": 1 << 19, "slots": 4096}
+    given |= {"GATHERS": True, "control": WORDS, "local": FLAGS, "bases": WORDS, "nbytes": 1 << 19, "slots": 4096}
     given |= {"SUB": 32 * warps, "EARLY": False}
     known = {name: value for name, value in (common(8) | given).items() if name in kernel.arg_names}
     block = 32 * warps * (4 if kernel is split else 1)

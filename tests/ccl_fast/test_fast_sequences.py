@@ -3,7 +3,7 @@
 import pytest
 from ccl_cases import Case
 from fast_cases import ENCODINGS, algorithms
-from jobs_fast import SMALL, leave_one_out, plan_again, run_group, run_mixed
+from jobs_fast import SMALL, leave_one_out, plan_again, run_group, run_mixed, run_overlapping
 from rank_counts import rank_counts
 
 
@@ -80,3 +80,22 @@ def test_a_rank_that_is_late_is_reported(pool, op, form, encoding, device):
         assert op in texts[rank]
     if form == "ring":
         assert "where the data of rank 1 arrives" in texts[2]  # which waits for rank 0
+
+
+@pytest.mark.parametrize(
+    ("backend", "op", "algorithm"),
+    [
+        *(("triton", "all_reduce", f"{encoding}_one_shot") for encoding in ENCODINGS),
+        ("triton", "all_reduce", "ll_two_shot"),
+        ("triton", "reduce_scatter", "ll128_split"),
+        ("triton", "all_reduce", "sentinel_ring"),
+        ("triton", "all_reduce", "one_shot"),
+        ("gluon", "all_reduce", "gluon_two_shot"),
+    ],
+)
+def test_launches_at_the_same_time_are_reported(pool, backend, op, algorithm):
+    """Two graphs on two streams do the same on GPUs: see tests/multigpu."""
+    (text, _), *_ = results = pool.run(run_overlapping, 2, "cpu", backend, op, algorithm)
+    assert "at the same time on the device of rank 0" in text
+    assert f"{op} ({algorithm})" in text
+    assert [wrong for _, wrong in results] == [[], []]

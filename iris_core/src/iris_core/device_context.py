@@ -72,6 +72,7 @@ class MismatchCode(enum.IntEnum):
     KIND = 1  # the call
     SPLITS = 2  # the elements that go from one member to another
     MESSAGE = 3  # what is sent, and what is received
+    OVERLAP = 4  # nothing: two launches of this rank run at the same time
 
 
 STATUS_WORDS = 16

@@ -134,12 +134,12 @@ def let_next_start(EARLY: tl.constexpr):
 
     It may take all multiprocessors, and waits there for the end of this one.  So nothing may follow here that waits for
     another rank: that one may wait for a kernel of another stream of this device, which would find no multiprocessor.
+    A barrier of the program comes before, for its threads may wait for different words.
 
     Args:
         EARLY: whether this kernel was launched early.
     """
     if EARLY:
-        tl.debug_barrier()  # all threads have finished their waits
         gdc_launch_dependents()
 
 

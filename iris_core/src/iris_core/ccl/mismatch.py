@@ -37,6 +37,14 @@ def mismatch_text(words: Sequence[int], team: Team, describe: Callable[[int], st
             f"rank {rank} received from rank {peer} and expected {ours} elements of {own}, but {theirs} elements of "
             f"{other} were sent. The output is as it was; later messages are not affected."
         )
+    if code == MismatchCode.OVERLAP:
+        return (
+            f"two launches of the collectives of ranks {', '.join(map(str, team.members))}{team.last_call} ran at the "
+            f"same time on the device of rank {rank}: two graphs, or a graph and a call, that no stream orders. Their "
+            "results are not valid, on any member. Replay graphs and make calls of one group on one stream, or let "
+            "one stream wait for the other, or use a group of its own for each; ctx.ccl.reset() on all members puts "
+            "the group back to its beginning."
+        )
     among = f"in the collectives of ranks {', '.join(map(str, team.members))}"
     if code == MismatchCode.SPLITS:
         return (

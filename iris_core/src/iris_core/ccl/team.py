@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -335,8 +336,14 @@ class Team:
             wanted //= 2
 
     def has(self, address: int) -> bool:
-        """Whether an address of this rank lies in the team's memory, but for workspaces."""
-        return any(_word_at(region, address) for region in (self.control, self._mail) if region is not None)
+        """Whether an address of this rank lies in the team's memory."""
+        own = [self.control, *([self._mail] if self._mail else []), *itertools.chain(*self._regions.values())]
+        return any(_word_at(region, address) for region in own)
+
+    @property
+    def last_call(self) -> str:
+        """This rank's last call, to follow a noun in a message; nothing if there was none."""
+        return f", whose last call on this rank was {self.latest.op} ({self.latest.name})," if self.latest else ""
 
     def describe(self, address: int, sender: int = 0) -> str:
         """Say in a sentence what lies at an address of this rank, if it is this team's memory; else nothing.
@@ -360,8 +367,8 @@ class Team:
                     where = f"where the data of rank {self.members[member]} arrives, {where}"
         if not where:
             return ""
-        latest = f", whose last call on this rank was {self.latest.op} ({self.latest.name})" if self.latest else ""
-        return f"The word lies {where}, in the collectives of ranks {', '.join(map(str, self.members))}{latest}. "
+        ranks = ", ".join(map(str, self.members))
+        return f"The word lies {where}, in the collectives of ranks {ranks}{self.last_call}".rstrip(",") + ". "
 
 
 def _fill(regions: Sequence[Region], fill: int | None) -> None:

@@ -7,8 +7,8 @@ receives.  Words of a rank, for each peer and part:
 
     0       pieces that the peer has put into the inbox here (the peer counts)
     1       pieces that the peer has taken out of its own inbox (the peer counts)
-    2       pieces that this rank has sent to the peer
-    3       pieces that this rank has received from the peer
+    2       pieces that this rank has sent to the peer, see `iris_triton.collectives.meeting.take`
+    3       pieces that this rank has received from the peer, likewise
     4, 5    of the piece in the first place: elements of the whole message; type of them, and above 16 bits how many
             pieces of the message follow in this part (the peer writes)
     6, 7    of the piece in the second place, likewise
@@ -26,7 +26,7 @@ import triton.language as tl
 
 from iris_core.device_context import MismatchCode
 from iris_triton.collectives.elements import as_words, copy_part
-from iris_triton.collectives.meeting import report_difference
+from iris_triton.collectives.meeting import count_of, report_difference, report_overlap, take, uses_of
 from iris_triton.flags import await_flag, set_flag
 from iris_triton.intrinsics import wait_stores
 
@@ -87,7 +87,9 @@ def send(
         theirs = _elsewhere(words + (me * PARTS + part) * _WORDS, distance)
         box = _elsewhere(boxes + (tl.cast(me, tl.int64) * PARTS + part) * apart, distance)
         box = box.to(inp.dtype, bitcast=True)
-        number = tl.load(mine + SENT)
+        word = take(mine + SENT)
+        report_overlap(uses_of(word), status, me, mine.to(tl.int64), me)
+        number = count_of(word)
         at, end = _share(count, part, PARTS)
         one = at * 0 + 1
         left = tl.maximum((end - at + piece - 1) // piece, 1)
@@ -122,7 +124,9 @@ def receive(
         mine = words + (peer * PARTS + part) * _WORDS
         theirs = _elsewhere(words + (me * PARTS + part) * _WORDS, distance)
         box = (boxes + (tl.cast(peer, tl.int64) * PARTS + part) * apart).to(out.dtype, bitcast=True)
-        number = tl.load(mine + RECEIVED)
+        word = take(mine + RECEIVED)
+        report_overlap(uses_of(word), status, me, mine.to(tl.int64), me)
+        number = count_of(word)
         at, end = _share(count, part, PARTS)
         one = at * 0 + 1
         left = one

@@ -6,7 +6,10 @@ A program's row of the team's control region (`iris_core.ccl.team`) has, for SIZ
     words SIZE .. 2 SIZE - 1       a word from each member, told before it arrived
     words 2 SIZE .. 3 SIZE - 1     another one
     words 3 SIZE .. 4 SIZE - 1     in the first program's row, the number of the kind of call that each member makes
-    word 4 SIZE                    this rank's epoch, between launches
+    word 4 SIZE                    this rank's epoch, and above its 48 bits how many launches use the row
+
+Launches of a team do not overlap on a device.  Where they do, by two graphs that are replayed at the same time, say,
+the second one finds the row in use, and reports it.
 
 Epochs only grow, so nothing has to be reset, and a captured launch can be replayed.  A member can be one epoch ahead,
 never two: the next one needs everybody.
@@ -22,6 +25,9 @@ from iris_triton.intrinsics import wait_stores
 
 _CODE, _RANK, _PEER, _ADDRESS, _OURS, _THEIRS, _OUR_KIND, _THEIR_KIND = (tl.constexpr(int(n)) for n in Mismatch)
 _KIND = tl.constexpr(int(MismatchCode.KIND))
+_OVERLAP = tl.constexpr(int(MismatchCode.OVERLAP))
+
+_COUNT_BITS = tl.constexpr(48)
 
 
 @triton.constexpr_function
@@ -37,15 +43,36 @@ def row_of(control, SIZE: tl.constexpr):
 
 
 @triton.jit
+def count_of(word):
+    """The counter in a word that `take` has returned, or in one that was counted on from there."""
+    return word & ((1 << _COUNT_BITS) - 1)
+
+
+@triton.jit
+def uses_of(word):
+    """How many launches used the counter when it was taken."""
+    return word >> _COUNT_BITS
+
+
+@triton.jit
+def take(counter):
+    """Take a counter of this rank (int64) into use, until its next value is stored; returns the word for `count_of`."""
+    return tl.atomic_add(counter, 1 << _COUNT_BITS, sem="relaxed", scope="gpu")
+
+
+@triton.jit
 def last_epoch(row, SIZE: tl.constexpr):
-    """The epoch at which the launch before has ended (scalar)."""
-    return tl.load(row + 4 * SIZE)
+    """The epoch at which the launch before has ended (scalar), for `meet` and `leave`; it says, too, if that has not.
+
+    The row is in use from here to `leave`.
+    """
+    return take(row + 4 * SIZE)
 
 
 @triton.jit
 def leave(row, epoch, SIZE: tl.constexpr):
     """Keep the epoch for the next launch."""
-    tl.store(row + 4 * SIZE, epoch)
+    tl.store(row + 4 * SIZE, count_of(epoch))
 
 
 @triton.jit
@@ -140,6 +167,47 @@ def compare_kinds(row, kind, status, rank, SIZE: tl.constexpr):
 
 
 @triton.jit
+def report_overlap(uses, status, rank, address, me):
+    """Report if a counter was in use when this launch took it.
+
+    Args:
+        uses: how many launches used it (scalar).
+        status, rank: see `report_difference`.
+        address: of the counter.
+        me: the caller's index among the members.
+    """
+    if uses != 0:
+        nothing = tl.cast(uses, tl.int64) * 0
+        report_difference(status, rank, address, me, nothing, nothing, nothing, nothing, _OVERLAP)
+
+
+@triton.jit
+def arrive(row, bases, me, epoch, SIZE: tl.constexpr):
+    """The first half of `meet`."""
+    lanes = lanes_for(SIZE)
+    wait_stores()
+    tl.debug_barrier()
+    set_flags(_at_peers(row + me, bases, me, SIZE), count_of(epoch), lanes < SIZE, "release", "sys")
+
+
+@triton.jit
+def await_all(row, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
+    """The second half of `meet`."""
+    lanes = lanes_for(SIZE)
+    await_flags(
+        row + lanes % SIZE,
+        count_of(epoch),
+        lanes < SIZE,
+        "reached",
+        "acquire",
+        "sys",
+        timeout_ns,
+        tl.cast(status, tl.int64),
+        rank,
+    )
+
+
+@triton.jit
 def meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
     """Arrive at an epoch, and wait until all members have.
 
@@ -149,25 +217,13 @@ def meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
         row: see `row_of`.
         bases: int64[SIZE], the members' heaps.
         me: the caller's index among the members.
-        epoch: one more than at the last meeting.
+        epoch: one more than at the last meeting; see `last_epoch`.
         timeout_ns, status, rank: see `iris_triton.flags.await_flag`; `rank` is the caller's in the world.
         SIZE: number of members.
     """
-    lanes = lanes_for(SIZE)
-    wait_stores()
-    tl.debug_barrier()
-    set_flags(_at_peers(row + me, bases, me, SIZE), epoch, lanes < SIZE, "release", "sys")
-    await_flags(
-        row + lanes % SIZE,
-        epoch,
-        lanes < SIZE,
-        "reached",
-        "acquire",
-        "sys",
-        timeout_ns,
-        tl.cast(status, tl.int64),
-        rank,
-    )
+    arrive(row, bases, me, epoch, SIZE)
+    report_overlap(uses_of(epoch), status, rank, row.to(tl.int64), me)
+    await_all(row, epoch, timeout_ns, status, rank, SIZE)
 
 
 @triton.jit(do_not_specialize=("me", "rank", "timeout_ns", "status"))

@@ -56,7 +56,8 @@ def sum_slots(
         BM, BN: rows and columns of a tile.
     """
     row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE)
+    if FORM == "two_shot":
+        epoch = last_epoch(row, SIZE)
     places = control
     if TELLS:
         places = row

@@ -10,7 +10,8 @@ Sentinel packets are cleared when they have been read.  That a peer's later stor
 because a kernel has ended in between, so in that encoding every piece is a launch of its own.
 
 The epoch is counted in device memory, by a counter for each program: whatever the grid of a call, all of them advance.
-Counters wrap around.  What packets carry is `mark_of` the epoch.
+It is the upper half of a word, and wraps around; the lower half says how many launches use it, see `report_overlap`.
+What packets carry is `mark_of` the epoch.
 """
 # mypy: ignore-errors
 
@@ -20,6 +21,7 @@ import triton.language as tl
 from iris_triton.collectives.fast.data import load_data, store_data
 from iris_triton.collectives.fast.packets import clear, data_words, decode, encode, poll, push, spot
 from iris_triton.collectives.fast.words import reduced
+from iris_triton.collectives.meeting import report_overlap
 from iris_triton.intrinsics import follow, let_next_start
 
 MAX_PROGRAMS = 1024
@@ -47,17 +49,28 @@ def mark_of(epoch):
 
 
 @triton.jit
-def advance(counters, epoch, count):
-    """Add `count` to all counters, which are at `epoch`: a program to its own, program 0 to those of no program.
+def begin(counters, count, me, status, rank):
+    """Count epochs on, take this program's counter into use, and return the first epoch; reports if it was in use."""
+    counter = counters + tl.program_id(0)
+    word = tl.atomic_add(counter, (tl.cast(count, tl.int64) << 32) + 1, sem="relaxed", scope="gpu")
+    report_overlap(word.to(tl.int32), status, rank, counter.to(tl.int64), me)
+    return (word >> 32).to(tl.int32)
 
-    Every warp reads the counter for itself, hence the barrier: all have read before any thread writes.
-    """
-    program = tl.program_id(0)
-    tl.debug_barrier()
-    tl.store(counters + program, epoch + count)
-    if program == 0:
+
+@triton.jit
+def count_idle(counters, epoch):
+    """Let the counters of no program be at `epoch`, where those of this launch will be; program 0 does."""
+    if tl.program_id(0) == 0:
         counter = tl.arange(0, _COUNTERS)
-        tl.store(counters + counter, counter * 0 + (epoch + count), mask=counter >= tl.num_programs(0))
+        after = tl.cast(epoch, tl.int64) << 32
+        tl.store(counters + counter, counter.to(tl.int64) * 0 + after, mask=counter >= tl.num_programs(0))
+
+
+@triton.jit
+def end(counters):
+    """This program uses its counter no more: all its threads have done what other launches must not meet."""
+    tl.debug_barrier()
+    tl.atomic_add(counters + tl.program_id(0), -1, sem="relaxed", scope="gpu")
 
 
 @triton.jit
@@ -155,6 +168,16 @@ def _leave(mine, slot, mask, N: tl.constexpr, ENC: tl.constexpr):
 
 
 @triton.jit
+def _end_waits(counters, ENC: tl.constexpr, EARLY: tl.constexpr):
+    """All packets have come: a launch of one piece has only to store its results, and to free places (`_leave`)."""
+    if ENC == "sentinel":
+        tl.debug_barrier()
+    else:
+        end(counters)
+    let_next_start(EARLY)
+
+
+@triton.jit
 def _deliver(
     to, words, offset, part, flags, sizes, strides,
     N: tl.constexpr, ENC: tl.constexpr, REDUCES: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr,
@@ -184,7 +207,7 @@ def exchange(
 
     Args:
         out, inp: the tensors, dense or strided.
-        counters: int32[MAX_PROGRAMS], the mailbox's.
+        counters: int64[MAX_PROGRAMS], the mailbox's.
         peers: addresses of the members' heaps, beginning with the next member and ending with the own one.
         me, rank: the caller's index in the team, and in the world.
         part: bytes that go to a member.
@@ -223,21 +246,23 @@ def exchange(
         words = gather_parts(
             origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, SHARDED, True, IN_WHOLE, ITEM, IN_DIMS
         )  # fmt: skip
-        epoch = tl.load(counters + program)
+        epoch = begin(counters, 1, me, status, rank)
         mark = mark_of(epoch)
         place = packet.to(tl.int64) * 16 + (tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half)
         push_all(peers, place + me * slot, words, mark, mask, flags, N, ENC, SHARDED, STEP)
-        advance(counters, epoch, 1)
+        count_idle(counters, epoch + 1)
         mine = peers[N - 1] + place
         came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
-        let_next_start(EARLY)
+        _end_waits(counters, ENC, EARLY)
         _deliver(
             to, came, offset, part, flags, out_sizes, out_strides, N, ENC, REDUCES, DT, OP, OUT_WHOLE, ITEM, OUT_DIMS
         )  # fmt: skip
         _leave(mine, slot, mask, N, ENC)
+        if ENC == "sentinel":
+            end(counters)
     else:
         step = tl.num_programs(0) * BLOCK
-        epoch = tl.load(counters + program)
+        epoch = begin(counters, pieces, me, status, rank)
         for piece in range(pieces):
             at = tl.cast(box, tl.int64) + ((epoch + piece) & 1).to(tl.int64) * half
             mark = mark_of(epoch + piece)
@@ -252,7 +277,7 @@ def exchange(
                 place = packet.to(tl.int64) * 16 + (at + me * slot)
                 push_all(peers, place, words, mark, mask, flags, N, ENC, SHARDED, STEP)
             if piece == 0:
-                advance(counters, epoch, pieces)
+                count_idle(counters, epoch + pieces)
             for s in range(program * BLOCK, cap, step):
                 packet = s + tl.arange(0, BLOCK)
                 mask = (packet < cap).to(tl.int32)
@@ -264,6 +289,7 @@ def exchange(
                     OUT_DIMS
                 )  # fmt: skip
                 _leave(mine, slot, mask, N, ENC)
+        end(counters)
 
 
 @triton.jit
@@ -310,24 +336,26 @@ def two_shot(
         words = gather_parts(
             origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, True, EVEN, IN_WHOLE, ITEM, IN_DIMS
         )  # fmt: skip
-        epoch = tl.load(counters + program)
+        epoch = begin(counters, 1, me, status, rank)
         mark = mark_of(epoch)
         place = packet.to(tl.int64) * 16 + (tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half)
         push_all(peers, place + me * slot, words, mark, mask, flags, N, ENC, True, STEP)
-        advance(counters, epoch, 1)
+        count_idle(counters, epoch + 1)
         _forward(
             peers, place, me, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, DT, OP, STEP, NAP_NS
         )  # fmt: skip
         mine = peers[N - 1] + (place + N * slot)
         came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
-        let_next_start(EARLY)
+        _end_waits(counters, ENC, EARLY)
         _store_parts(
             to, came, offset, total, part, flags, out_sizes, out_strides, N, ENC, EVEN, OUT_WHOLE, ITEM, OUT_DIMS
         )  # fmt: skip
         _leave(mine, slot, mask, N, ENC)
+        if ENC == "sentinel":
+            end(counters)
     else:
         step = tl.num_programs(0) * BLOCK
-        epoch = tl.load(counters + program)
+        epoch = begin(counters, pieces, me, status, rank)
         for piece in range(pieces):
             at = tl.cast(box, tl.int64) + ((epoch + piece) & 1).to(tl.int64) * half
             mark = mark_of(epoch + piece)
@@ -342,7 +370,7 @@ def two_shot(
                 place = packet.to(tl.int64) * 16 + (at + me * slot)
                 push_all(peers, place, words, mark, mask, flags, N, ENC, True, STEP)
             if piece == 0:
-                advance(counters, epoch, pieces)
+                count_idle(counters, epoch + pieces)
             for s in range(program * BLOCK, cap, step):
                 packet = s + tl.arange(0, BLOCK)
                 mask = (packet < cap).to(tl.int32)
@@ -362,3 +390,4 @@ def two_shot(
                     OUT_DIMS
                 )  # fmt: skip
                 _leave(mine, slot, mask, N, ENC)
+        end(counters)

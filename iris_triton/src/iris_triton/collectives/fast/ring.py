@@ -13,7 +13,7 @@ of each round (release), which asks before it uses the same half again (acquire)
 stores, or on the end of kernels.  Words of a program, in each member's region:
 
     0   rounds that the next member has finished (it counts)
-    1   rounds so far: the same on all members
+    1   rounds so far: the same on all members; see `iris_triton.collectives.meeting.take`
 
 They only grow, so a captured launch can be replayed.
 """
@@ -27,6 +27,7 @@ from iris_triton.collectives.fast.data import load_data, store_data
 from iris_triton.collectives.fast.mailbox import PER_CALL, _limit
 from iris_triton.collectives.fast.packets import clear, encode, poll, push, spot
 from iris_triton.collectives.fast.words import reduced
+from iris_triton.collectives.meeting import count_of, report_overlap, take, uses_of
 from iris_triton.flags import await_flag, set_flag
 from iris_triton.intrinsics import wait_stores
 
@@ -116,8 +117,9 @@ def packet_ring(
     before = (own.to(tl.int64) + (peers[N - 2] - peers[N - 1])).to(own.dtype)
     slot: tl.constexpr = BLOCK * 16
     half: tl.constexpr = 2 * (N - 1) * slot
-    rounds = tl.load(own + 1)
-    tl.debug_barrier()  # every warp has read it before any thread writes it
+    word = take(own + 1)
+    report_overlap(uses_of(word), status, rank, (own + 1).to(tl.int64), me)
+    rounds = count_of(word)
     for s in range(program * BLOCK, packets, tl.num_programs(0) * BLOCK):
         await_flag(own, rounds - 1, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank)
         packet = s + lane

@@ -21,12 +21,20 @@ import triton
 import triton.language as tl
 
 from iris_triton.collectives.fast.data import load_data, store_data
-from iris_triton.collectives.fast.mailbox import PER_CALL, RUNTIME, _limit, advance, mark_of
+from iris_triton.collectives.fast.mailbox import PER_CALL, RUNTIME, _limit, begin, count_idle, end, mark_of
 from iris_triton.collectives.fast.packets import alignment, clear, data_words, decode, encode, poll, push, spot
 from iris_triton.collectives.fast.words import reduced
-from iris_triton.collectives.meeting import last_epoch, leave, members_of, row_words, tell, told
-from iris_triton.flags import await_flag, await_flags, lanes_for, set_flag, set_flags
-from iris_triton.intrinsics import wait_stores
+from iris_triton.collectives.meeting import (
+    arrive,
+    await_all,
+    last_epoch,
+    leave,
+    members_of,
+    row_words,
+    tell,
+    told,
+)
+from iris_triton.flags import await_flag, set_flag
 
 _RUNTIME = (*RUNTIME, "slots")
 
@@ -35,34 +43,6 @@ _RUNTIME = (*RUNTIME, "slots")
 def _row_of(control, SIZE: tl.constexpr):
     """The pair's row of the team's control region: pairs are numbered like the programs of other kernels."""
     return control + (tl.program_id(0) // 2) * row_words(SIZE)
-
-
-@triton.jit
-def _arrive(row, bases, me, epoch, SIZE: tl.constexpr):
-    """The first half of `iris_triton.collectives.meeting.meet`."""
-    lanes = lanes_for(SIZE)
-    wait_stores()
-    tl.debug_barrier()
-    distance = tl.load(bases + lanes % SIZE) - tl.load(bases + me)
-    there = ((row + me).to(tl.int64) + distance).to(row.dtype)
-    set_flags(there, epoch, lanes < SIZE, "release", "sys")
-
-
-@triton.jit
-def _await_all(row, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
-    """The second half."""
-    lanes = lanes_for(SIZE)
-    await_flags(
-        row + lanes % SIZE,
-        epoch,
-        lanes < SIZE,
-        "reached",
-        "acquire",
-        "sys",
-        timeout_ns,
-        tl.cast(status, tl.int64),
-        rank,
-    )
 
 
 @triton.jit
@@ -102,8 +82,8 @@ def split(
     program = tl.program_id(0)
     pair = program // 2
     step = (tl.num_programs(0) // 2) * BLOCK
-    epoch = tl.load(counters + program)
-    advance(counters, epoch, 1)
+    epoch = begin(counters, 1, me, status, rank)
+    count_idle(counters, epoch + 1)
     mark = mark_of(epoch)
     to, origin = out.to(tl.int64), inp.to(tl.int64)
     part = tl.cast(part, tl.int64)
@@ -114,17 +94,17 @@ def split(
     chunk = step * ITER
     chunks = (cap + chunk - 1) // chunk
     limit = _limit(total, part, me, EVEN)
-    begin = part * 0
+    first_byte = part * 0
     if GATHERS:
-        begin = me * part
+        first_byte = me * part
     row = _row_of(control, N)
     if program % 2 == 0:
-        meeting = last_epoch(row, N)
         if GATHERS:
+            meeting = last_epoch(row, N)
             nothing = members_of(N).to(tl.int64) * 0
             tell(row, bases, me, nothing + (to - own), nothing, N)
             meeting += 1
-            _arrive(row, bases, me, meeting, N)
+            arrive(row, bases, me, meeting, N)
         for c in range(chunks + 1):
             if c < chunks:
                 for i in tl.range(0, N - 1, loop_unroll_factor=1):  # unrolled, it would need three times the registers
@@ -142,7 +122,7 @@ def split(
                         push(packet.to(tl.int64) * 16 + there, encode(words, mark, flags, ENC), mask, flags, ENC)
             if GATHERS:
                 if c == 1:
-                    _await_all(row, meeting, timeout_ns, status, rank, N)
+                    await_all(row, meeting, timeout_ns, status, rank, N)
                 if c > 0:
                     await_flag(local + pair, c, "ge", "acquire", "gpu", timeout_ns, tl.cast(status, tl.int64), rank)
                     for i in tl.range(0, N - 1, loop_unroll_factor=1):
@@ -153,24 +133,34 @@ def split(
                             offset, flags = spot(first + packet, ENC)
                             length = tl.where(packet < cap, limit, 0)
                             words = load_data(
-                                to, begin, offset, length, flags, out_sizes, out_strides, ENC, OUT_WHOLE, ITEM, OUT_DIMS
+                                to,
+                                first_byte,
+                                offset,
+                                length,
+                                flags,
+                                out_sizes,
+                                out_strides,
+                                ENC,
+                                OUT_WHOLE,
+                                ITEM,
+                                OUT_DIMS,
                             )
                             if OUT_WHOLE & whole:  # this rank's output, and that of the other one
                                 store_data(
-                                    there, begin, offset, length, flags, out_sizes, out_strides, words, ENC, True,
+                                    there, first_byte, offset, length, flags, out_sizes, out_strides, words, ENC, True,
                                     ITEM, 0
                                 )  # fmt: skip
                             else:
                                 store_data(
-                                    there, begin, offset, length, flags, out_sizes, out_strides, words, ENC, False,
+                                    there, first_byte, offset, length, flags, out_sizes, out_strides, words, ENC, False,
                                     ITEM, 0
                                 )  # fmt: skip
         if GATHERS:
             tl.debug_barrier()
             tl.store(local + pair, 0)
             meeting += 1
-            _arrive(row, bases, me, meeting, N)
-            _await_all(row, meeting, timeout_ns, status, rank, N)
+            arrive(row, bases, me, meeting, N)
+            await_all(row, meeting, timeout_ns, status, rank, N)
             leave(row, meeting, N)
     else:
         for c in range(chunks):
@@ -190,10 +180,22 @@ def split(
                     result = reduced(words + decode(raw, N - 1, ENC), N, data_words(ENC), DT, OP)
                     length = tl.where(packet < cap, limit, 0)
                     store_data(
-                        to, begin, offset, length, flags, out_sizes, out_strides, result, ENC, OUT_WHOLE, ITEM, OUT_DIMS
+                        to,
+                        first_byte,
+                        offset,
+                        length,
+                        flags,
+                        out_sizes,
+                        out_strides,
+                        result,
+                        ENC,
+                        OUT_WHOLE,
+                        ITEM,
+                        OUT_DIMS,
                     )
                     if ENC == "sentinel":
                         clear(mine, slot, mask, N - 1)
             if GATHERS:
                 tl.debug_barrier()
                 set_flag(local + pair, c + 1, "release", "gpu")
+    end(counters)
