@@ -35,7 +35,6 @@ def streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index=None: current[-1])
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: current[-1].cuda_stream, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: current[-1].capture != 0)
     monkeypatch.setattr(order, "capture_of", lambda stream: stream.capture)
     return made, on
 

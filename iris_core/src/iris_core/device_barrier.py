@@ -41,7 +41,7 @@ GRAPHS = 1024
 
 _AREA_SHARE = 64
 _WORD = 8
-_LOCAL_WORDS = 2
+_COUNTERS = 1
 
 Launch = Callable[[Any], None]
 """Launches a barrier on a torch stream, None for the current one."""
@@ -52,8 +52,7 @@ class BarrierSlot:
     """The flags of one group, as one member's kernel sees them.
 
     Attributes:
-        words: int64[size + 2] on the heap: word i is raised by member i; the last two count the barriers of this rank
-            that have begun, and those that are over.
+        words: int64[size + 1] on the heap: word i is raised by member i; the last one counts this rank's barriers.
         targets: int64[size] on the device: address, in this process, of this rank's word on every member.
         size: number of members.
     """
@@ -112,7 +111,7 @@ class DeviceBarriers:
         offset = self._world_offset
         if size < self._world.world_size:
             offset = self._area.reserve(self._world.subgroup(group), count * _slot_nbytes(size), "device_barrier")
-        words = self._area.tensor(offset, count * _slot_nbytes(size)).view(torch.int64).view(count, size + _LOCAL_WORDS)
+        words = self._area.tensor(offset, count * _slot_nbytes(size)).view(torch.int64).view(count, size + _COUNTERS)
         rank = self._world.rank
         mine = words.data_ptr() + members.index(rank) * _WORD
         first = torch.tensor([self._heap.translate(mine, rank, member) for member in members], dtype=torch.int64)
@@ -225,7 +224,7 @@ def _nothing(stream: Any) -> None:
 
 
 def _slot_nbytes(size: int) -> int:
-    return (size + _LOCAL_WORDS) * _WORD
+    return (size + _COUNTERS) * _WORD
 
 
 def _refuse_capture(members: tuple[int, ...], sem: str) -> None:

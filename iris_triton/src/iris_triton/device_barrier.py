@@ -6,7 +6,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from iris_triton.flags import await_flag, await_flags, lanes_for, set_flag, set_flags
+from iris_triton.flags import await_flags, lanes_for, set_flags
 from iris_triton.intrinsics import follow, let_next_start
 from iris_triton.launcher import BoundKernel, early_launch
 
@@ -20,7 +20,7 @@ def device_barrier(
     """Raise the own word on every member; wait until all own words are as high.
 
     The stores of kernels before this one on the stream are complete when it begins, so a release by this program hands
-    them over as well.  Barriers of this rank that run at the same time take turns in the order in which they begin.
+    them over as well.  Barriers with the same words do not overlap on a device.
 
     Args:
         words, targets, size: see `iris_core.device_barrier.BarrierSlot`.
@@ -34,18 +34,14 @@ def device_barrier(
     lanes = lanes_for(LANES)
     member = lanes % size  # lanes beyond the group repeat a member
     there = tl.load(targets + member).to(words.dtype)
-    over = tl.load(words + size + 1, volatile=True)  # asked for first, so that both are under way at a time
-    before = tl.atomic_add(words + size, 1, sem="relaxed", scope="gpu")
-    if over != before:
-        await_flag(words + size + 1, before, "reached", "acquire", "gpu", timeout_ns, status, rank)
-    epoch = before + 1
+    epoch = tl.load(words + size) + 1
     set_flags(there, epoch, lanes < size, sem, "sys")
     if sem == "release":
         await_flags(words + member, epoch, lanes < size, "reached", "acquire", "sys", timeout_ns, status, rank)
     else:
         await_flags(words + member, epoch, lanes < size, "reached", "relaxed", "sys", timeout_ns, status, rank)
     let_next_start(EARLY)
-    set_flag(words + size + 1, epoch, "relaxed", "gpu")
+    tl.store(words + size, epoch)
 
 
 def bind(size: int, sem: str, spec: Any) -> BoundKernel:

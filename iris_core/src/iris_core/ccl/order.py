@@ -87,7 +87,6 @@ class DeviceOrder:
         self._index = index
         self._keep = keep
         self._raw_stream = torch._C._cuda_getCurrentRawStream
-        self._is_capturing = torch._C._cuda_isCurrentStreamCapturing
         self._lock = threading.RLock()  # a launch follows the one that it waits for, from whatever thread
         self._last_raw: int | None = None
         self._last: Any = None
@@ -97,9 +96,7 @@ class DeviceOrder:
     def run(self, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Any:
         """Launch on the current stream; returns what `launch` does.  Tensors may be None."""
         with self._lock:
-            if self._is_capturing():
-                self._follow_in_graph()
-            elif self._raw_stream(self._index) != self._last_raw:
+            if self._raw_stream(self._index) != self._last_raw:
                 self._follow()
             return launch(plan, *tensors)
 
@@ -129,20 +126,17 @@ class DeviceOrder:
         return event
 
     def _follow(self) -> None:
-        """Make the current stream the last one."""
-        current = torch.cuda.current_stream(self._index)
-        # A stream that is being captured cannot be waited for outside of the capture.
-        if self._last is not None and capture_of(self._last) == 0:
-            current.wait_stream(self._last)
-        self._last, self._last_raw = current, self._raw_stream(self._index)
-
-    def _follow_in_graph(self) -> None:
-        """Make the current stream the last one of the graph that it is captured into."""
+        """Make the current stream the last one, or the last one of the graph that it is captured into."""
         current = torch.cuda.current_stream(self._index)
         capture = capture_of(current)
-        last = self._captured.pop(capture, None)
+        # What was captured on the last stream was not noticed; torch has waited for the device before the capture.
+        last = self._last if capture == 0 else self._captured.pop(capture, self._last)
         if last is not None and last != current and capture_of(last) == capture:
             current.wait_stream(last)
+        if capture == 0:
+            self._last, self._last_raw = current, self._raw_stream(self._index)
+            return
+        self._last_raw = None
         while len(self._captured) >= _CAPTURES_AT_A_TIME:
             del self._captured[next(iter(self._captured))]
         self._captured[capture] = current

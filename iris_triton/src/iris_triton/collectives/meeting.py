@@ -62,17 +62,14 @@ def take(counter):
 
 @triton.jit
 def last_epoch(row, SIZE: tl.constexpr):
-    """The epoch at which the launch before has ended (scalar), for `meet` and `leave`; it says, too, if that has not.
-
-    The row is in use from here to `leave`.
-    """
-    return take(row + 4 * SIZE)
+    """The epoch at which the launch before has ended (scalar)."""
+    return count_of(tl.load(row + 4 * SIZE))
 
 
 @triton.jit
 def leave(row, epoch, SIZE: tl.constexpr):
-    """Keep the epoch for the next launch."""
-    tl.store(row + 4 * SIZE, count_of(epoch))
+    """Keep the epoch for the next launch; the row is not in use any more."""
+    tl.store(row + 4 * SIZE, epoch)
 
 
 @triton.jit
@@ -182,12 +179,25 @@ def report_overlap(uses, status, rank, address, me):
 
 
 @triton.jit
+def claim(row, me, epoch, status, rank, SIZE: tl.constexpr):
+    """Take the row into use at the first meeting of a launch, until `leave`; reports if another launch uses it.
+
+    Args:
+        row, me, epoch, status, rank, SIZE: see `meet`.
+    """
+    last = tl.cast(epoch, tl.int64) - 1
+    before = tl.atomic_cas(row + 4 * SIZE, last, last + (1 << _COUNT_BITS), sem="relaxed", scope="gpu")
+    later = (uses_of(before) == 1) & (count_of(before) < last)
+    report_overlap(tl.where((before == last) | later, 0, 1), status, rank, row.to(tl.int64), me)
+
+
+@triton.jit
 def arrive(row, bases, me, epoch, SIZE: tl.constexpr):
     """The first half of `meet`."""
     lanes = lanes_for(SIZE)
     wait_stores()
     tl.debug_barrier()
-    set_flags(_at_peers(row + me, bases, me, SIZE), count_of(epoch), lanes < SIZE, "release", "sys")
+    set_flags(_at_peers(row + me, bases, me, SIZE), epoch, lanes < SIZE, "release", "sys")
 
 
 @triton.jit
@@ -196,7 +206,7 @@ def await_all(row, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
     lanes = lanes_for(SIZE)
     await_flags(
         row + lanes % SIZE,
-        count_of(epoch),
+        epoch,
         lanes < SIZE,
         "reached",
         "acquire",
@@ -217,12 +227,12 @@ def meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
         row: see `row_of`.
         bases: int64[SIZE], the members' heaps.
         me: the caller's index among the members.
-        epoch: one more than at the last meeting; see `last_epoch`.
+        epoch: one more than at the last meeting.
         timeout_ns, status, rank: see `iris_triton.flags.await_flag`; `rank` is the caller's in the world.
         SIZE: number of members.
     """
     arrive(row, bases, me, epoch, SIZE)
-    report_overlap(uses_of(epoch), status, rank, row.to(tl.int64), me)
+    claim(row, me, epoch, status, rank, SIZE)  # while the others' flags are on their way
     await_all(row, epoch, timeout_ns, status, rank, SIZE)
 
 

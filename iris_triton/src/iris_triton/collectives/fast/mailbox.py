@@ -49,21 +49,33 @@ def mark_of(epoch):
 
 
 @triton.jit
-def begin(counters, count, me, status, rank):
-    """Count epochs on, take this program's counter into use, and return the first epoch; reports if it was in use."""
-    counter = counters + tl.program_id(0)
-    word = tl.atomic_add(counter, (tl.cast(count, tl.int64) << 32) + 1, sem="relaxed", scope="gpu")
-    report_overlap(word.to(tl.int32), status, rank, counter.to(tl.int64), me)
-    return (word >> 32).to(tl.int32)
+def counter_of(counters):
+    """This program's counter: where its launch begins."""
+    return tl.load(counters + tl.program_id(0), volatile=True)
 
 
 @triton.jit
-def count_idle(counters, epoch):
-    """Let the counters of no program be at `epoch`, where those of this launch will be; program 0 does."""
-    if tl.program_id(0) == 0:
-        counter = tl.arange(0, _COUNTERS)
-        after = tl.cast(epoch, tl.int64) << 32
-        tl.store(counters + counter, counter.to(tl.int64) * 0 + after, mask=counter >= tl.num_programs(0))
+def epoch_of(counter):
+    """The epoch at which a counter is."""
+    return (counter >> 32).to(tl.int32)
+
+
+@triton.jit
+def advance(counters, counter, count, me, status, rank):
+    """Count epochs on, and take this program's counter into use until `end`; program 0 counts for those of no program.
+
+    Reports if another launch uses the counter, or has counted since this one looked.  Whoever has pushed before has
+    time for that: nothing has come yet.
+    """
+    program = tl.program_id(0)
+    tl.debug_barrier()  # every warp has read the counter for itself
+    step = tl.cast(count, tl.int64) << 32
+    before = tl.atomic_add(counters + program, step + 1, sem="relaxed", scope="gpu")
+    differs = tl.cast(before != counter, tl.int32)
+    report_overlap(counter.to(tl.int32) | differs, status, rank, (counters + program).to(tl.int64), me)
+    if program == 0:
+        idle = tl.arange(0, _COUNTERS)
+        tl.store(counters + idle, idle.to(tl.int64) * 0 + (counter + step), mask=idle >= tl.num_programs(0))
 
 
 @triton.jit
@@ -246,11 +258,12 @@ def exchange(
         words = gather_parts(
             origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, SHARDED, True, IN_WHOLE, ITEM, IN_DIMS
         )  # fmt: skip
-        epoch = begin(counters, 1, me, status, rank)
+        counter = counter_of(counters)
+        epoch = epoch_of(counter)
         mark = mark_of(epoch)
         place = packet.to(tl.int64) * 16 + (tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half)
         push_all(peers, place + me * slot, words, mark, mask, flags, N, ENC, SHARDED, STEP)
-        count_idle(counters, epoch + 1)
+        advance(counters, counter, 1, me, status, rank)
         mine = peers[N - 1] + place
         came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
         _end_waits(counters, ENC, EARLY)
@@ -262,7 +275,8 @@ def exchange(
             end(counters)
     else:
         step = tl.num_programs(0) * BLOCK
-        epoch = begin(counters, pieces, me, status, rank)
+        counter = counter_of(counters)
+        epoch = epoch_of(counter)
         for piece in range(pieces):
             at = tl.cast(box, tl.int64) + ((epoch + piece) & 1).to(tl.int64) * half
             mark = mark_of(epoch + piece)
@@ -277,7 +291,7 @@ def exchange(
                 place = packet.to(tl.int64) * 16 + (at + me * slot)
                 push_all(peers, place, words, mark, mask, flags, N, ENC, SHARDED, STEP)
             if piece == 0:
-                count_idle(counters, epoch + pieces)
+                advance(counters, counter, pieces, me, status, rank)
             for s in range(program * BLOCK, cap, step):
                 packet = s + tl.arange(0, BLOCK)
                 mask = (packet < cap).to(tl.int32)
@@ -336,11 +350,12 @@ def two_shot(
         words = gather_parts(
             origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, True, EVEN, IN_WHOLE, ITEM, IN_DIMS
         )  # fmt: skip
-        epoch = begin(counters, 1, me, status, rank)
+        counter = counter_of(counters)
+        epoch = epoch_of(counter)
         mark = mark_of(epoch)
         place = packet.to(tl.int64) * 16 + (tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half)
         push_all(peers, place + me * slot, words, mark, mask, flags, N, ENC, True, STEP)
-        count_idle(counters, epoch + 1)
+        advance(counters, counter, 1, me, status, rank)
         _forward(
             peers, place, me, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, DT, OP, STEP, NAP_NS
         )  # fmt: skip
@@ -355,7 +370,8 @@ def two_shot(
             end(counters)
     else:
         step = tl.num_programs(0) * BLOCK
-        epoch = begin(counters, pieces, me, status, rank)
+        counter = counter_of(counters)
+        epoch = epoch_of(counter)
         for piece in range(pieces):
             at = tl.cast(box, tl.int64) + ((epoch + piece) & 1).to(tl.int64) * half
             mark = mark_of(epoch + piece)
@@ -370,7 +386,7 @@ def two_shot(
                 place = packet.to(tl.int64) * 16 + (at + me * slot)
                 push_all(peers, place, words, mark, mask, flags, N, ENC, True, STEP)
             if piece == 0:
-                count_idle(counters, epoch + pieces)
+                advance(counters, counter, pieces, me, status, rank)
             for s in range(program * BLOCK, cap, step):
                 packet = s + tl.arange(0, BLOCK)
                 mask = (packet < cap).to(tl.int32)

@@ -21,12 +21,13 @@ import triton
 import triton.language as tl
 
 from iris_triton.collectives.fast.data import load_data, store_data
-from iris_triton.collectives.fast.mailbox import PER_CALL, RUNTIME, _limit, begin, count_idle, end, mark_of
+from iris_triton.collectives.fast.mailbox import PER_CALL, RUNTIME, _limit, advance, counter_of, end, epoch_of, mark_of
 from iris_triton.collectives.fast.packets import alignment, clear, data_words, decode, encode, poll, push, spot
 from iris_triton.collectives.fast.words import reduced
 from iris_triton.collectives.meeting import (
     arrive,
     await_all,
+    claim,
     last_epoch,
     leave,
     members_of,
@@ -82,8 +83,9 @@ def split(
     program = tl.program_id(0)
     pair = program // 2
     step = (tl.num_programs(0) // 2) * BLOCK
-    epoch = begin(counters, 1, me, status, rank)
-    count_idle(counters, epoch + 1)
+    counter = counter_of(counters)
+    epoch = epoch_of(counter)
+    advance(counters, counter, 1, me, status, rank)
     mark = mark_of(epoch)
     to, origin = out.to(tl.int64), inp.to(tl.int64)
     part = tl.cast(part, tl.int64)
@@ -94,9 +96,9 @@ def split(
     chunk = step * ITER
     chunks = (cap + chunk - 1) // chunk
     limit = _limit(total, part, me, EVEN)
-    first_byte = part * 0
+    begin = part * 0
     if GATHERS:
-        first_byte = me * part
+        begin = me * part
     row = _row_of(control, N)
     if program % 2 == 0:
         if GATHERS:
@@ -105,6 +107,7 @@ def split(
             tell(row, bases, me, nothing + (to - own), nothing, N)
             meeting += 1
             arrive(row, bases, me, meeting, N)
+            claim(row, me, meeting, status, rank, N)
         for c in range(chunks + 1):
             if c < chunks:
                 for i in tl.range(0, N - 1, loop_unroll_factor=1):  # unrolled, it would need three times the registers
@@ -134,7 +137,7 @@ def split(
                             length = tl.where(packet < cap, limit, 0)
                             words = load_data(
                                 to,
-                                first_byte,
+                                begin,
                                 offset,
                                 length,
                                 flags,
@@ -147,12 +150,12 @@ def split(
                             )
                             if OUT_WHOLE & whole:  # this rank's output, and that of the other one
                                 store_data(
-                                    there, first_byte, offset, length, flags, out_sizes, out_strides, words, ENC, True,
+                                    there, begin, offset, length, flags, out_sizes, out_strides, words, ENC, True,
                                     ITEM, 0
                                 )  # fmt: skip
                             else:
                                 store_data(
-                                    there, first_byte, offset, length, flags, out_sizes, out_strides, words, ENC, False,
+                                    there, begin, offset, length, flags, out_sizes, out_strides, words, ENC, False,
                                     ITEM, 0
                                 )  # fmt: skip
         if GATHERS:
@@ -181,7 +184,7 @@ def split(
                     length = tl.where(packet < cap, limit, 0)
                     store_data(
                         to,
-                        first_byte,
+                        begin,
                         offset,
                         length,
                         flags,
