@@ -25,6 +25,12 @@ def fill_device(value):
     tl.store(value + tl.program_id(0), tl.program_id(0))
 
 
+def warm():
+    """Load what `delay` launches: loading a kernel may wait for those that run, and these for the other ranks."""
+    torch.cuda._sleep(1)
+    torch.cuda.synchronize()
+
+
 def delay(generator):
     """Keep the current stream busy, now and then."""
     if generator.random() < 0.3:
@@ -59,6 +65,7 @@ def barriers_on_streams(rounds):
         exchanges = [Exchange(ctx, way) for way in ways]
         streams = [torch.cuda.Stream() for _ in ways]
         ctx.barrier()
+        warm()
         for each in exchanges:
             each.step(0)
         ctx.barrier()
@@ -77,6 +84,7 @@ def replays_beside_calls(replays):
     with Iris("1MiB", device="cuda") as ctx:
         eager, first, second, branch = (Exchange(ctx, ctx.device_barrier) for _ in range(4))
         streams = [torch.cuda.Stream() for _ in range(2)]
+        warm()
         for each in (eager, first, second, branch):
             each.step(0)
         ctx.barrier()
@@ -113,6 +121,7 @@ def overlapping_replays(algorithm, count):
     with environment(IRIS_DEVICE_TIMEOUT="2"), Iris("24MiB", device="cuda") as ctx:
         config = Config(algorithm=algorithm)
         pairs = [(ctx.zeros(count), ctx.full((count,), ctx.cur_rank + 1.0)) for _ in range(2)]
+        warm()
         streams = [torch.cuda.Stream() for _ in pairs]
         graphs = [torch.cuda.CUDAGraph() for _ in pairs]
         for (out, inp), graph in zip(pairs, graphs, strict=True):
@@ -158,6 +167,7 @@ def groups_crossed(rounds, fills):
         for group, (out, inp) in zip(groups, pairs, strict=True):
             ctx.ccl.all_reduce(out, inp, group=group, config=config)
         fill_device[(programs,)](filled, **early)
+        warm()
         ctx.barrier()
         order = (0, 1) if ctx.cur_rank % 2 == 0 else (1, 0)
         for _ in range(rounds):
@@ -185,6 +195,7 @@ def threads_and_replays(rounds):
         pairs = [(ctx.zeros(1000), ctx.full((1000,), ctx.cur_rank + 1.0)) for _ in groups]
         for group, (out, inp) in zip(groups, pairs, strict=True):
             ctx.ccl.all_reduce(out, inp, group=group)
+        warm()
         ctx.barrier()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
