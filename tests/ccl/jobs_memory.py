@@ -96,7 +96,7 @@ def what_a_group_gets(device, groups):
             chosen[name] = workspace.variant
         team = ctx.ccl.team(members)
         sizes = [team.workspace("of a test", nbytes).nbytes for nbytes in (3 << 20, 9 << 20)]
-        x, y = ctx.ones(1 << 20), torch.zeros(1 << 20)
+        x, y = ctx.ones(1 << 20), torch.zeros(1 << 20, device=ctx.device)
         message = ctx.ccl.explain("all_reduce", y, x, group=members).algorithm
         ctx.ccl.all_reduce(y, x, group=members)
         ctx.barrier()
