@@ -5,7 +5,6 @@ import gc
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -36,9 +35,7 @@ def nothing():
 
 
 def test_a_large_heap_is_sparse():
-    begin = time.perf_counter()
     allocator = make(64 << 30)
-    assert time.perf_counter() - begin < 0.1
     assert allocator.committed_bytes == 0
     allocator.tensor(63 << 30, 4096, nothing).fill_(1)
     assert 0 < allocator.committed_bytes <= GRANULE

@@ -5,7 +5,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -68,10 +67,8 @@ def test_two_ranks(report):
 
 
 def test_an_exception_on_one_rank_ends_the_run_and_is_named(on_ranks):
-    start = time.monotonic()
     with pytest.raises(RankError, match=r"rank 1 raised[\s\S]*ZeroDivisionError: rank 1 divides by zero"):
         on_ranks("raises")
-    assert time.monotonic() - start < 30
 
 
 def test_a_preamble_waits_for_the_last_call_of_all_ranks(on_ranks):

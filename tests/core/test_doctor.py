@@ -226,10 +226,8 @@ def test_how_a_child_ends(child, name, problem, stderr):
 
 @pytest.mark.parametrize("name", ["hangs", "forks"])
 def test_a_child_that_hangs_is_ended_with_all_that_it_has_started(child, name):
-    start = time.monotonic()
     ending, records = child(name, timeout_s=1.5)
     assert ending.problem == "did not end within 1.5 s"
-    assert time.monotonic() - start < 10
     assert [each["begin"] for each in records] == ["here"]
 
 

@@ -367,10 +367,8 @@ def test_several_partitions_poll():
 
 
 def test_a_poll_in_vain_is_a_deadlock_after_the_bound():
-    began = time.perf_counter()
     with cpu.configured(timeout_s=0.3), pytest.raises(cpu.DeadlockError, match="all programs of the launch"):
         talk[(1,)](torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32), 3)
-    assert time.perf_counter() - began < 10
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------

@@ -94,9 +94,9 @@ def test_a_kernel_that_waits_for_a_dead_rank_raises(pool):
 def test_every_comparison(pool, dtype, num_ranks, device):
     (results,) = pool.run(in_gluon, num_ranks, "jobs_sync", "run_compare", dtype, device)
     for cmp in COMPARISONS:
-        seen, seen_in_vain, took, took_in_vain = results[cmp]
+        seen, seen_in_vain, took_in_vain = results[cmp]
         assert seen == seen_in_vain == 5
-        assert took < 0.9 * COMPARE_TIMEOUT_S < took_in_vain
+        assert took_in_vain > 0.9 * COMPARE_TIMEOUT_S
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[8]))

@@ -48,11 +48,9 @@ def a_rank_dies(device: str) -> str:
     ctx.barrier()
     if ctx.cur_rank == 1:
         os._exit(3)
-    begin = time.monotonic()
     try:
         ctx.barrier()
     except PeerLostError as e:
-        assert time.monotonic() - begin < 20
         return str(e)
     finally:
         ctx.close()
@@ -71,19 +69,17 @@ def a_rank_stays_away(device: str) -> str:
     return ""
 
 
-def heap_of_64_gib() -> tuple[float, int]:
-    """Return (seconds to open, bytes of shared memory that came into being)."""
+def heap_of_64_gib() -> int:
+    """Return how many bytes of shared memory came into being."""
     with Iris("1MiB", device="cpu"):
-        pass  # imports are not what is measured
+        pass  # what the first one takes is not what is measured
     before = _shared_kib()
-    begin = time.perf_counter()
     ctx = Iris("64GiB", device="cpu")
-    took = time.perf_counter() - begin
     far = ctx.empty(60 << 30, dtype=torch.uint8)
     far[-1] = 1
     grown = _shared_kib() - before
     ctx.close()
-    return took, grown * 1024
+    return grown * 1024
 
 
 def use_after_close(device: str) -> list[float]:

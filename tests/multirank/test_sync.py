@@ -72,9 +72,9 @@ def test_a_kernel_that_waits_for_a_dead_rank_raises(pool, num_ranks, device):
 def test_every_comparison(pool, dtype, num_ranks, device):
     (results,) = pool.run(run_compare, num_ranks, dtype, device)
     assert results.keys() == COMPARISONS.keys()
-    for cmp, (seen, seen_late, took, took_late) in results.items():
+    for cmp, (seen, seen_late, took_late) in results.items():
         assert (seen, seen_late) == (5, 5), cmp
-        assert took < COMPARE_TIMEOUT_S <= took_late, cmp
+        assert took_late > 0.9 * COMPARE_TIMEOUT_S, cmp
 
 
 @pytest.mark.parametrize("cmp", COMPARISONS)

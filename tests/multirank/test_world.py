@@ -45,10 +45,9 @@ def test_a_rank_that_does_not_arrive_is_named(pool, num_ranks, device):
     assert "rank 1 did not arrive" in text
 
 
-def test_a_heap_of_64_gib_opens_at_once_and_touches_nothing(pool):
-    for seconds, nbytes in pool.run(jobs.heap_of_64_gib, 2):
+def test_a_heap_of_64_gib_touches_nothing(pool):
+    for nbytes in pool.run(jobs.heap_of_64_gib, 2):
         assert nbytes < 4 << 20
-        assert seconds < 1.0  # with the exchanges of two ranks on a busy machine
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

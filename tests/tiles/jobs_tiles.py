@@ -464,7 +464,6 @@ def nobody_else_calls(language, op, device):
         if op == "spinlock":
             locks.fill_(1)
         ctx.barrier()
-        begin = time.monotonic()
         if ctx.cur_rank == 0:
             for _ in range(2 if op == "two_shot" else 1):  # the second one waits for the end of the first
                 simple_launch(ctx, language, op, data, src, dst, locks, programs=1)
@@ -473,7 +472,6 @@ def nobody_else_calls(language, op, device):
             ctx.barrier()
         except DeviceTimeoutError as error:
             text = str(error)
-        assert time.monotonic() - begin < 20
         ctx.barrier()
         return text, not dst.any()
 
