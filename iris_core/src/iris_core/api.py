@@ -138,11 +138,13 @@ class Iris(TensorFactories):
                 opened.system_area,
                 opened.world,
                 opened.spec,
+                opened.reports,
                 create=lambda _, record: make(record),
                 provides=opened.allocator.info.provides,
-                bind_barrier=partial(opened.device_barriers.bind, sem="release"),
+                barriers=opened.device_barriers,
             )
             undo.callback(collectives.close)
+            opened.reports.describers.append(collectives)
             self._ccl = self._collectives(collectives)
             operations = OperationBinder(collectives)
             undo.callback(operations.close)
@@ -224,6 +226,7 @@ class Iris(TensorFactories):
             HeapClosedError: the context is closed.
         """
         self._check_open()
+        self._reports.watch()
         return self._context
 
     @property
@@ -270,8 +273,9 @@ class Iris(TensorFactories):
             HeapClosedError: the context is closed.
             SymmetryError: the ranks' allocation histories differ.
             DeviceError: on the CPU, an asynchronous call failed that no caller has waited for; raised on all members.
-            DeviceTimeoutError: a wait inside a kernel of this rank reached IRIS_DEVICE_TIMEOUT.
-            DeviceError: a collective of this rank has met one that another rank called differently.
+            DeviceTimeoutError: a wait inside a kernel reached IRIS_DEVICE_TIMEOUT, here or on another rank that it
+                concerns; raised after all ranks have come, once on each.
+            DeviceError: likewise, a collective has met one that another rank called differently.
             CollectiveTimeoutError: a rank did not arrive in time.
             PeerLostError: a rank's process ended.
         """
@@ -284,7 +288,7 @@ class Iris(TensorFactories):
             members = self._world.members_of(group)
             step = partial(self.heap.streams.synchronize, stream)
             on_all_ranks(self._world.subgroup(group), NOT_FINISHED, step, DeviceError, members)
-        self._reports.check(self._ccl, stream)
+        self._reports.check(stream)
 
     def device_barrier(
         self, group: dist.ProcessGroup | None = None, *, stream: Any = None, sem: str = "release"
@@ -312,7 +316,9 @@ class Iris(TensorFactories):
             IrisError: this rank is not a member of `group`, or a member does not share this heap.
             HeapClosedError: the context is closed.
             CollectiveTimeoutError, PeerLostError: a member did not take part in the first exchange.
-            DeviceTimeoutError: at a later `barrier()`: a member did not come within IRIS_DEVICE_TIMEOUT.
+            DeviceTimeoutError: a wait of an earlier kernel has reached IRIS_DEVICE_TIMEOUT, here or on another rank
+                that it concerns; nothing was launched.  What becomes of this barrier, the next call raises.
+            DeviceError: likewise, an earlier collective was called differently.
 
         Example:
             >>> with Iris(heap_size="1MiB", device="cpu") as ctx:
@@ -321,7 +327,10 @@ class Iris(TensorFactories):
         self._check_open()
         if stream is not None and not hasattr(stream, "synchronize"):
             raise TypeError(f"device_barrier: stream must be a torch stream or None, not {type(stream).__name__}")
+        self._reports.watch()
         with devices.on_device(self.target):
+            if self._reports.alarm[0] != self._reports.heard:
+                self._reports.raise_new()
             self._device_barriers.bind(group, sem)(stream)
 
     def broadcast(self, value: Any, src: int = 0, *, source_rank: int | None = None) -> Any:
@@ -530,9 +539,9 @@ class Iris(TensorFactories):
         Tensors that still live keep their memory and can be read; kernels must not use them any more.
 
         Raises:
-            DeviceTimeoutError: a wait inside a kernel of this rank reached IRIS_DEVICE_TIMEOUT after the last
-                `barrier()`.  The context is closed all the same.  While another exception is handled, and at the end
-                of a `with` block that failed, it is logged instead.
+            DeviceTimeoutError: a wait inside a kernel, of this rank or of one that it concerns, reached
+                IRIS_DEVICE_TIMEOUT, and no call has raised it.  The context is closed all the same.  While another
+                exception is handled, and at the end of a `with` block that failed, it is logged instead.
             DeviceError: in the same way, what else `barrier()` raises of collectives and asynchronous calls.
         """
         self._close(synchronize=True, failing=sys.exc_info()[0] is not None)
@@ -544,18 +553,17 @@ class Iris(TensorFactories):
         notify("iris_closing", context=self)
         error = None
         try:
-            if os.getpid() == self._pid:
-                if synchronize:
-                    try:
-                        on_all_ranks(self._world, NOT_FINISHED, self.heap.streams.synchronize, DeviceError)
-                    except DeviceError as e:
-                        error = e
-                    error = self._reports.error(self._ccl) or error
-                else:
-                    error = self._reports.error_so_far(self._ccl, self._log)
+            if os.getpid() == self._pid and synchronize:
+                try:
+                    on_all_ranks(self._world, NOT_FINISHED, self.heap.streams.synchronize, DeviceError)
+                except DeviceError as e:
+                    error = e
+                self._reports.idle = True
         except (PeerLostError, TimeoutError) as e:
             self.warning(f"closing without the other ranks: {e}")
         finally:
+            if os.getpid() == self._pid:
+                error = self._reports.last_error(self._log) or error
             self._mem_pool = None  # its segments are the heap's
             self._finalizer()
         if error is not None:

@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from iris_core.agreement import name_ranks
 from iris_core.errors import CapabilityError, UnsupportedError
+from iris_core.reports import Meaning
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from iris_core.ccl.order import DeviceOrder
     from iris_core.heap import SymmetricHeap
     from iris_core.protocols import DeviceBackend, SupportsDeviceBarrier
+    from iris_core.reports import Report
     from iris_core.system_area import SystemArea
     from iris_core.world import World
 
@@ -81,6 +84,7 @@ class DeviceBarriers:
         self._name = name
         self._world_offset = area.reserve_at_opening(self._num_slots(world.world_size) * _slot_nbytes(world.world_size))
         self._groups: dict[tuple[int, ...], _Group] = {}
+        self._offsets = {tuple(range(world.world_size)): heap.usable_nbytes + self._world_offset}
 
     def bind(self, group: dist.ProcessGroup | Sequence[int] | None, sem: str) -> Launch:
         """Return what launches a barrier, whose place in the order of barriers is that of this call.
@@ -111,6 +115,7 @@ class DeviceBarriers:
         offset = self._world_offset
         if size < self._world.world_size:
             offset = self._area.reserve(self._world.subgroup(group), count * _slot_nbytes(size), "device_barrier")
+        self._offsets[members] = self._heap.usable_nbytes + offset
         words = self._area.tensor(offset, count * _slot_nbytes(size)).view(torch.int64).view(count, size + _COUNTERS)
         rank = self._world.rank
         mine = words.data_ptr() + members.index(rank) * _WORD
@@ -118,6 +123,21 @@ class DeviceBarriers:
         targets = (first + torch.arange(count).view(-1, 1) * _slot_nbytes(size)).to(words.device)
         slots = [BarrierSlot(words[i], targets[i], size) for i in range(count)]
         return _Group(members, slots, cast("SupportsDeviceBarrier", self._backend))
+
+    def reset(self, members: tuple[int, ...]) -> None:
+        """Put a group's barriers back to their beginning; see `ctx.ccl.reset`."""
+        if (found := self._groups.get(tuple(sorted(members)))) is not None:
+            found.reset()
+
+    def explain_report(self, report: Report) -> Meaning | None:
+        """Say what a report means, if it is about the flags of a group in which this rank is; else None."""
+        for members, begin in list(self._offsets.items()):
+            word, width = (report.offset_bytes - begin) // _WORD, len(members) + _COUNTERS
+            if report.rank in members and 0 <= word < self._num_slots(len(members)) * width:
+                peer = members[word % width] if word % width < len(members) else None
+                text = "" if peer is None else f"It is where rank {peer} says that it has come to the barrier. "
+                return Meaning(members, peer, "device_barrier", f"device_barrier of {name_ranks(members)}", text)
+        return None
 
     def _num_slots(self, size: int) -> int:
         """How many slots a group of this size has: one, and one for each graph."""
@@ -158,6 +178,15 @@ class _Group:
         launch = partial(self._run, turn, sem)
         weakref.finalize(launch, turn.over.set)  # where it is dropped without a launch
         return launch
+
+    def reset(self) -> None:
+        """Set all words to 0 that were used."""
+        for slot in self._slots[: self._unused]:
+            slot.words.zero_()
+        if self._slots[0].words.device.type != "cpu":
+            import torch
+
+            torch.cuda.current_stream(self._slots[0].words.device).synchronize()
 
     def _run(self, turn: _Turn, sem: str, stream: Any) -> None:
         """On the CPU, where the host waits: a barrier begins when the one that was bound before is over."""

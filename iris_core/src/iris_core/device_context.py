@@ -8,12 +8,16 @@ expect them; what follows the bases is ours.
     1               world_size
     2 .. 2+W-1      heap bases: address of every rank's heap in this process
     2+W             CONTEXT_MAGIC | layout version
-    3+W             bound of device-side waits in nanoseconds; 0 means unbounded
+    3+W             bound of device-side waits in nanoseconds; 0 means unbounded; negative: whenever so much time has
+                    passed, a wait describes itself in the status words, and goes on
     4+W             address of the status words (int64[STATUS_WORDS] in this rank's own memory), 0 if none
     5+W ..          tracing words, TRACE_WORDS of them, all 0 when tracing is off
 
-Status words: the first wait that times out claims word 0 and describes itself in those behind it; the first kernel that
-finds that another rank calls differently claims word 8, and so on.
+Status words lie in the memory of the device.  They have three parts of eight words, `Status`, `Mismatch` and `Waiting`;
+the first kernel that has something to say claims the first word of a part.  What it says goes into the same part of the
+row at the address in ROW, which is memory of the host that all ranks can read, or, where that is 0, into the status
+words themselves.  The first word of a part is written last: `stamp`.  The stamp of a `Status` or a `Mismatch` goes to
+the address in ALARM, too, unless that is 0.
 """
 
 from __future__ import annotations
@@ -22,10 +26,10 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iris_core.errors import DeviceTimeoutError, IrisError, RankMismatchError
+from iris_core.errors import IrisError, RankMismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 CONTEXT_LAYOUT = 1
 """Version of this layout; exchanged between ranks and checked by kernels' host side."""
@@ -41,9 +45,9 @@ TRACE_WORDS = 17
 
 
 class Status(enum.IntEnum):
-    """Layout of the status words."""
+    """Layout of the status words in which a wait says that it has reached its bound."""
 
-    CODE = 0  # 0: no report; 1: a wait timed out
+    CODE = 0  # 0: no report; else see `stamp`
     RANK = 1
     PROGRAM = 2  # linear program id
     ADDRESS = 3
@@ -56,7 +60,7 @@ class Status(enum.IntEnum):
 class Mismatch(enum.IntEnum):
     """Layout of the status words that say how another member of a team calls differently."""
 
-    CODE = 8  # 0: no report; else a MismatchCode
+    CODE = 8  # 0: no report; else see `stamp`, with a MismatchCode
     RANK = 9
     PEER = 10  # the other one's number in the team
     ADDRESS = 11  # of a word of the team
@@ -64,6 +68,22 @@ class Mismatch(enum.IntEnum):
     THEIRS = 13
     OUR_KIND = 14
     THEIR_KIND = 15
+
+
+class Waiting(enum.IntEnum):
+    """Layout of the status words in which a wait without a bound says that it takes long; the words are `Status`'s.
+
+    It does so whenever the time has passed again, so it has ended when it has not for longer than that.
+    """
+
+    CODE = 16  # 0: there was none; else see `stamp`
+    RANK = 17
+    PROGRAM = 18
+    ADDRESS = 19
+    EXPECTED = 20
+    LAST = 21
+    COMPARISON = 22
+    SENDER = 23
 
 
 class MismatchCode(enum.IntEnum):
@@ -75,10 +95,37 @@ class MismatchCode(enum.IntEnum):
     OVERLAP = 4  # nothing: two launches of this rank run at the same time
 
 
-STATUS_WORDS = 16
-STATUS_OK, STATUS_WAIT_TIMEOUT = 0, 1
+ROW, ALARM = 24, 25
+"""Status words that hold addresses; 0 for none."""
+
+STATUS_WORDS = 32
+STATUS_WAIT_TIMEOUT = 1
 COMPARISONS = ("eq", "ne", "gt", "ge", "lt", "le")
-_SYMBOLS = dict(zip(COMPARISONS, ("==", "!=", ">", ">=", "<", "<="), strict=True))
+
+PART_WORDS = 8
+CLAIMED = 1
+"""First word of a part that is claimed, and not complete yet."""
+
+STAMP_CLOCK, STAMP_RANK, STAMP_PART = 16, 5, 3
+"""Where the fields of a stamp begin, in bits, above the code: the clock in nanoseconds, the rank, and the part."""
+
+
+def stamp(clock_ns: int, rank: int, part: int, code: int) -> int:
+    """Return the first word of a part when it is complete; no two reports have the same.
+
+    Args:
+        clock_ns: of the device that writes it; the lowest 48 bits count.
+        rank: that writes it; the lowest 10 bits count.
+        part: word at which the part begins.
+        code: what is said, from 1 to 7: STATUS_WAIT_TIMEOUT, or a MismatchCode.
+    """
+    value = clock_ns << STAMP_CLOCK | (rank & 1023) << STAMP_RANK | part // PART_WORDS << STAMP_PART | code
+    return (value & (1 << 64) - 1) - (value << 1 & 1 << 64)  # as int64
+
+
+def code_of(word: int) -> int:
+    """Return the code of a part's first word, 0 if it is not complete."""
+    return word & 7 if word >> STAMP_CLOCK else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +136,11 @@ class ContextSpec:
         rank: this rank.
         world_size: number of ranks.
         heap_bases: address of every rank's heap in this process.
-        timeout_ns: bound of device-side waits in nanoseconds; 0 means unbounded.
+        timeout_ns: bound of device-side waits in nanoseconds; 0 means unbounded, and so does a negative one, after
+            which a wait describes itself (`Waiting`).
         status_ptr: address of the status words, 0 if none.
+        report_range: address and size in bytes of the memory of the host to which kernels write reports, as the host
+            sees it; (0, 0) for none.
         device: torch device string of the tensor.
         trace: the tracing words; empty means tracing is off.
     """
@@ -100,6 +150,7 @@ class ContextSpec:
     heap_bases: tuple[int, ...]
     timeout_ns: int = 0
     status_ptr: int = 0
+    report_range: tuple[int, int] = (0, 0)
     device: str = "cpu"
     trace: tuple[int, ...] = ()
 
@@ -148,26 +199,4 @@ def decode(words: Sequence[int], device: str = "cpu") -> ContextSpec:
         status_ptr=tail[STATUS_WORD],
         device=device,
         trace=trace if any(trace) else (),
-    )
-
-
-def status_error(
-    words: Sequence[int], describe: Callable[[int, int], str] = lambda address, sender: ""
-) -> DeviceTimeoutError | None:
-    """Turn the status words into an error, or None if no wait has timed out.
-
-    Args:
-        words: the status words.
-        describe: says of an address, and of what is known of the sender, what lies there, as a sentence; nothing if it
-            does not know.
-    """
-    if words[Status.CODE] == STATUS_OK:
-        return None
-    comparison = _SYMBOLS[COMPARISONS[words[Status.COMPARISON]]]
-    return DeviceTimeoutError(
-        f"rank {words[Status.RANK]}, program {words[Status.PROGRAM]}: a wait for the word at "
-        f"{words[Status.ADDRESS]:#x} to be {comparison} {words[Status.EXPECTED]} reached IRIS_DEVICE_TIMEOUT; "
-        f"the last value seen was {words[Status.LAST]}. {describe(words[Status.ADDRESS], words[Status.SENDER])}"
-        "What the kernel computed afterwards is not valid. Look for the rank that should have signalled, or raise "
-        "IRIS_DEVICE_TIMEOUT."
     )

@@ -100,7 +100,17 @@ class ArgumentError(IrisError, ValueError, RuntimeError):
 
 # -- device -----------------------------------------------------------------------------------------------------------
 class DeviceError(IrisError, RuntimeError):
-    """Base of the errors about devices; a requested device that is not this context's own is one too."""
+    """Base of the errors about devices; a requested device that is not this context's own is one too.
+
+    Attributes:
+        rank: the rank whose kernel has reported it; None for an error of the host.
+        peer: the rank that it waited for, or that has called differently; None if unknown.
+        op: the operation; empty if unknown.
+    """
+
+    def __init__(self, *args: object, rank: int | None = None, peer: int | None = None, op: str = "") -> None:
+        super().__init__(*args)
+        self.rank, self.peer, self.op = rank, peer, op
 
 
 class DriverError(DeviceError):
@@ -122,7 +132,10 @@ class PeerAccessError(DeviceError):
 
 
 class DeviceTimeoutError(DeviceError, TimeoutError):
-    """A wait inside a kernel reached its bound (IRIS_DEVICE_TIMEOUT); the message names rank, program and address."""
+    """A wait inside a kernel of this rank, or of another one, reached its bound (IRIS_DEVICE_TIMEOUT).
+
+    The message names rank, program and address, and as far as known for whom it waited, and in which operation.
+    """
 
 
 # -- heap -------------------------------------------------------------------------------------------------------------

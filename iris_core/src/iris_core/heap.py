@@ -516,6 +516,10 @@ class SymmetricHeap:
         """Bytes of each rank's heap that allocations share."""
         return self._usable
 
+    def is_of_group(self, offset_bytes: int) -> bool:
+        """Whether a group of ranks may have its own memory at an offset: allocations of users have not come there."""
+        return self._sub.limit <= offset_bytes < self.nbytes
+
     @property
     def system_nbytes(self) -> int:
         """Size in bytes of the system area, which lies behind what allocations share."""

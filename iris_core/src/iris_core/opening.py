@@ -20,10 +20,12 @@ from iris_core.device_barrier import DeviceBarriers
 from iris_core.devices import device_targets
 from iris_core.errors import IrisError
 from iris_core.heap import SymmetricHeap
+from iris_core.logs import rank_logger
 from iris_core.registry import default_registry
 from iris_core.reports import KernelReports
 from iris_core.settings import check_options, load_plugin_settings
 from iris_core.standstill import ROW_NBYTES, Standstill
+from iris_core.status_page import StatusPage
 from iris_core.stream_order import TorchStreams
 from iris_core.system_area import SystemArea
 from iris_core.types import CreateRequest, DeviceType
@@ -179,9 +181,12 @@ def open_heap(
     if target.type is DeviceType.CPU:
         row = heap.usable_nbytes + area.reserve_at_opening(ROW_NBYTES)
         heap.standstill = Standstill([base + row for base in heap.heap_bases], world.rank)
+    page = StatusPage(world)
     reports, spec, tensor = _on_all(
-        world, "make the device context", lambda: _make_context(world, heap, backend, target, settings.device_timeout)
+        world, "make the device context", lambda: _make_context(world, heap, page, backend, target, settings)
     )
+    reports.describers.append(barriers)
+    undo.callback(reports.close)
     _on_all(world, "attach the backend", lambda: backend.attach(heap))
     return Opened(world, plan, maker, allocator, backend, heap, area, barriers, reports, spec, tensor)
 
@@ -218,15 +223,23 @@ def _clear(area: SystemArea, heap: SymmetricHeap) -> None:
 
 
 def _make_context(
-    world: World, heap: SymmetricHeap, backend: DeviceBackend, target: DeviceTarget, timeout_s: float | None
+    world: World,
+    heap: SymmetricHeap,
+    page: StatusPage,
+    backend: DeviceBackend,
+    target: DeviceTarget,
+    settings: IrisSettings,
 ) -> tuple[KernelReports, device_context.ContextSpec, torch.Tensor]:
-    reports = KernelReports(target, timeout_s)
+    log = rank_logger(world.rank, world.world_size)
+    base, bounds = heap.heap_bases[world.rank], (settings.device_timeout, settings.watchdog)
+    reports = KernelReports(world.rank, target, page, base, heap.is_of_group, *bounds, log)
     spec = device_context.ContextSpec(
         rank=world.rank,
         world_size=world.world_size,
         heap_bases=heap.heap_bases,
         timeout_ns=reports.timeout_ns,
         status_ptr=reports.words.data_ptr(),
+        report_range=(page.address, page.nbytes),
         device=target.torch_device,
     )
     return reports, spec, backend.make_context(spec)

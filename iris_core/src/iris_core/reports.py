@@ -1,88 +1,303 @@
-"""What the kernels of a rank have reported in its status words, as errors of the host.
+"""What the kernels of all ranks have reported, as errors of the host.
 
-Kernels cannot raise: the first wait that reaches its bound, and the first kernel that finds another rank calling
-differently, describe themselves in words that the host reads at a barrier and at the end (`iris_core.device_context`
-has their layout).
+Kernels cannot raise.  The first wait that reaches its bound, and the first kernel that finds another rank calling
+differently, describe themselves in words that the hosts of all ranks read (`iris_core.device_context` has their layout,
+`iris_core.status_page` the memory).  The next call of each rank that it concerns raises: see `KernelReports.raise_new`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Protocol
+import threading
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from iris_core import device_context
-from iris_core.errors import DeviceError
+from iris_core.device_context import COMPARISONS, Mismatch, Status, Waiting
+from iris_core.errors import DeviceError, DeviceTimeoutError
 from iris_core.types import DeviceType
+from iris_core.watchdog import LongWait, Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from iris_core.logs import RankLogger
+    from iris_core.status_page import StatusPage
     from iris_core.types import DeviceTarget
+
+_PARTS = (Status.CODE, Mismatch.CODE)
+_SYMBOLS = dict(zip(COMPARISONS, ("==", "!=", ">", ">=", "<", "<="), strict=True))
+
+
+class Report(NamedTuple):
+    """What a kernel has said.
+
+    Attributes:
+        rank: of the kernel.
+        part: the first of the words in which it says it: of `Status`, `Mismatch` or `Waiting`.
+        words: the status words of that rank.
+        offset_bytes: of the address in question, from the beginning of that rank's heap.
+    """
+
+    rank: int
+    part: int
+    words: Sequence[int]
+    offset_bytes: int
+
+    def word(self, field: Status) -> int:
+        """Return a word of `Status`, or the same one of `Waiting`."""
+        return self.words[self.part + field]
+
+
+class Meaning(NamedTuple):
+    """What a report means to the host.
+
+    Attributes:
+        members: ranks of the world whose calls it concerns.
+        peer: the rank that is waited for, or that calls differently; None if unknown.
+        op: the operation; empty if unknown.
+        call: the operation with what is known of it, for messages.
+        text: sentences for a message, each with a space behind it.
+    """
+
+    members: tuple[int, ...]
+    peer: int | None = None
+    op: str = ""
+    call: str = ""
+    text: str = ""
 
 
 class Describer(Protocol):
-    """Knows what the words of kernels mean to the caller; `ctx.ccl` does."""
+    """Knows what addresses of this rank's heap are for."""
 
-    def describe_wait(self, address: int, sender: int) -> str:
-        """Say in a sentence what is waited for at an address; nothing if it is unknown."""
-
-    def describe_mismatch(self, words: Sequence[int]) -> str:
-        """Say what another member calls differently; nothing if no kernel has found that."""
+    def explain_report(self, report: Report) -> Meaning | None:
+        """Say what a report means; None if it concerns nothing that this one knows."""
 
 
 class KernelReports:
-    """The status words of one rank.
+    """The reports of all ranks, as one rank sees them.
 
     Args:
-        target: the rank's device, where the words are.
+        rank: this rank.
+        target: its device.
+        page: of the world.
+        heap_base: where this rank's heap begins.
+        is_of_group: whether a group of ranks may have its own memory at an offset of the heap.
         timeout_s: bound of waits in kernels, in seconds; None where they are unbounded.
+        watchdog_s: seconds after which a wait without a bound is warned about; 0 for never.
+        log: for warnings.
+
+    Attributes:
+        words: the status words (int64[STATUS_WORDS], on the device); the context tensor has their address.
+        alarm: its first word changes with every report, of any rank.  A call compares it with `heard`, and calls
+            `raise_new` if they differ.
+        heard: the alarm up to which this rank has looked at reports.
+        describers: who knows what addresses mean.
+        idle: whether no kernel of this rank runs, as far as the host knows.
     """
 
-    def __init__(self, target: DeviceTarget, timeout_s: float | None) -> None:
-        self._target = target
-        self._timeout_s = timeout_s
-        self.words = torch.zeros(device_context.STATUS_WORDS, dtype=torch.int64, device=target.torch_device)
-        """The words; the context tensor has their address, so they live as long as kernels run."""
+    def __init__(
+        self,
+        rank: int,
+        target: DeviceTarget,
+        page: StatusPage,
+        heap_base: int,
+        is_of_group: Callable[[int], bool],
+        timeout_s: float | None,
+        watchdog_s: float,
+        log: RankLogger,
+    ) -> None:
+        self._rank, self._target, self._page, self._log = rank, target, page, log
+        self._is_of_group = is_of_group
+        self._timeout_s, self._watchdog_s = timeout_s, watchdog_s
+        self._lock = threading.Lock()
+        self._seen: dict[tuple[int, int], int] = {}
+        self.describers: list[Describer] = []
+        self.alarm, self.heard = page.words, 0
+        self.idle = True
+        page.set_base(rank, heap_base)
+        words = [0] * device_context.STATUS_WORDS
+        self._writes_to_page = True
+        try:
+            page_address = page.register(target)
+            words[device_context.ROW] = page_address + page.row_address(rank) - page.address
+            words[device_context.ALARM] = page_address
+        except DeviceError as error:
+            self._writes_to_page = False
+            log.warning(
+                f"reports of kernels reach the host at ctx.barrier() only, and long waits are not seen: {error}"
+            )
+        self.words = torch.tensor(words, dtype=torch.int64, device=target.torch_device)
+        self._watchdog: Watchdog | None = None
 
     @property
     def timeout_ns(self) -> int:
-        """The bound as kernels read it: in nanoseconds, 0 for none."""
-        return 0 if self._timeout_s is None else max(1, int(self._timeout_s * 1e9))
+        """The bound as kernels read it, see `device_context.ContextSpec`."""
+        if self._timeout_s is not None:
+            return max(1, int(self._timeout_s * 1e9))
+        return -int(self._watchdog_s * 1e9) if self._writes_to_page else 0
 
-    def check(self, describer: Describer, stream: Any = None) -> None:
-        """Raise what kernels have reported, once.  Reads behind the work of `stream`, or of the current one.
+    def watch(self) -> None:
+        """Begin to look for long waits, in a thread.  Kernels are going to be launched."""
+        self.idle = False
+        if self._watchdog is None and self._watchdog_s and self._writes_to_page:
+            self._watchdog = Watchdog(self._rank, self._watchdog_s, self._long_wait, self._unheard, self._log)
+
+    # -- what is new --------------------------------------------------------------------------------------------------
+    def raise_new(self) -> None:
+        """Raise what concerns this rank and was not raised here before; for a call, before it launches anything.
+
+        While a graph is captured nothing is raised: the next call behind it does.
 
         Raises:
-            DeviceTimeoutError: a wait inside a kernel has reached its bound.
+            DeviceTimeoutError: a wait inside a kernel has reached its bound, on any member.
             DeviceError: a kernel has found that another rank calls differently.
         """
-        error = self.error(describer, stream)
-        if error is not None:
-            self.words.zero_()
+        if self._target.type is not DeviceType.CPU and torch.cuda.is_current_stream_capturing():
+            return
+        if (error := self.error()) is not None:
             raise error
 
-    def error(self, describer: Describer, stream: Any = None) -> DeviceError | None:
-        """Return what kernels have reported, as an error; None if nothing."""
+    def check(self, stream: Any = None) -> None:
+        """Raise like `raise_new`, where the work of the device, or of `stream`, is done."""
+        self.fetch(stream)
+        if self.alarm[0] != self.heard:
+            self.raise_new()
+
+    def fetch(self, stream: Any = None) -> None:
+        """Copy to the page what kernels have reported, where they cannot write there.  Waits for the stream."""
+        if self._writes_to_page:
+            return
         with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
             words = self.words.tolist()
-        late: DeviceError | None = None
-        if self._timeout_s is not None:  # else waits are unbounded, and none can have given up
-            late = device_context.status_error(words, describer.describe_wait)
-        if different := describer.describe_mismatch(words):
-            error = DeviceError(different)
-            error.__cause__ = late  # who calls differently may come late, too
-            return error
-        return late
+        for part in _PARTS:
+            if device_context.code_of(words[part]):
+                self._page.write(self._rank, part, words[part : part + device_context.PART_WORDS])
 
-    def error_so_far(self, describer: Describer, log: RankLogger) -> DeviceError | None:
-        """The same without waiting for the device: what runs there may never end, and the device may have failed."""
-        target = self._target
+    def error(self) -> DeviceError | None:
+        """Return what concerns this rank and was not returned before, as an error; None if nothing."""
+        with self._lock:
+            heard = self.alarm[0]  # what comes while the reports are read is for the next time
+            new = list(self._new())
+            for report in new:
+                self._seen[report.rank, report.part] = report.words[report.part]
+                if report.rank == self._rank:  # later waits can report again
+                    self.words[report.part : report.part + device_context.PART_WORDS].zero_()
+            self.heard = heard
+        return self._as_error(new)
+
+    def _as_error(self, reports: Iterable[Report]) -> DeviceError | None:
+        """The error that says what concerns this rank; others are its causes."""
+        known = [(report, meaning) for report in reports if (meaning := self._meaning(report)) is not None]
+        known.sort(key=lambda each: (each[0].part != Mismatch.CODE, each[0].rank != self._rank))
+        errors = [self._error(report, meaning) for report, meaning in known]
+        for one, other in pairwise(errors):  # who calls differently may come late, too
+            one.__cause__ = other
+        return errors[0] if errors else None
+
+    def _new(self) -> Iterable[Report]:
+        for rank in range(self._page.world_size):
+            for part in _PARTS:
+                stamp = self._page.first_word(rank, part)
+                if stamp and stamp != self._seen.get((rank, part), 0):
+                    words = self._page.read(rank, part)
+                    if words[part]:
+                        address = words[Mismatch.ADDRESS if part == Mismatch.CODE else part + Status.ADDRESS]
+                        yield Report(rank, part, words, address - self._page.base(rank))
+
+    def _meaning(self, report: Report) -> Meaning | None:
+        """What a report means to this rank; None if it does not concern it."""
+        meaning = next((found for each in self.describers if (found := each.explain_report(report)) is not None), None)
+        if meaning is not None:
+            return meaning if self._rank in meaning.members else None
+        if report.part == Mismatch.CODE:
+            return None  # of a group in which this rank is not
+        others = report.rank != self._rank and self._is_of_group(report.offset_bytes)
+        return None if others else Meaning((self._rank,))
+
+    def _error(self, report: Report, meaning: Meaning) -> DeviceError:
+        kind: type[DeviceError] = DeviceTimeoutError
+        text = timeout_text(report, meaning) if report.part == Status.CODE else meaning.text
+        if report.part == Mismatch.CODE:
+            kind = DeviceError
+        whose = "" if report.rank == self._rank else f"rank {report.rank} has reported: "
+        return kind(whose + text, rank=report.rank, peer=meaning.peer, op=meaning.op)
+
+    # -- the end, and a new beginning ---------------------------------------------------------------------------------
+    def forget(self, ranks: Iterable[int]) -> None:
+        """Take the reports of some ranks as seen.
+
+        Collective: these ranks call it, when none of their kernels runs, and meet before and afterwards.
+        """
+        with self._lock:
+            for rank in ranks:
+                for part in _PARTS:
+                    self._seen[rank, part] = self._page.first_word(rank, part)
+            self.words[: len(_PARTS) * device_context.PART_WORDS].zero_()
+
+    def last_error(self, log: RankLogger) -> DeviceError | None:
+        """What can be known without waiting for the device, where what runs there may never end."""
         try:
-            busy = target.type is not DeviceType.CPU and not torch.cuda.current_stream(target.index).query()
-            return None if busy else self.error(describer)
+            if self.idle or self._writes_to_page or torch.cuda.current_stream(self._target.index).query():
+                self.fetch()
+                return self.error()
         except RuntimeError as e:
             log.debug(f"nothing is known of what kernels have reported: {e}")
+        return None
+
+    def close(self) -> None:
+        """End the thread; and let go of the page, if the device is idle: else kernels may still write there."""
+        if self._watchdog is not None:
+            self._watchdog.close()
+            self._watchdog = None
+        self.describers.clear()
+        if self.idle:
+            self._page.close()
+
+    # -- for the watchdog ---------------------------------------------------------------------------------------------
+    def _long_wait(self) -> LongWait | None:
+        """The wait of this rank's kernels that takes long; None if there is none."""
+        words = self._page.read(self._rank, Waiting.CODE)
+        if not words[Waiting.CODE]:
             return None
+        address = words[Waiting.ADDRESS] - self._page.base(self._rank)
+        report = Report(self._rank, Waiting.CODE, words, address)
+        meaning = self._meaning(report) or Meaning((self._rank,))
+        who = "" if meaning.peer is None else f" for rank {meaning.peer}"
+        what = f" in {meaning.call}" if meaning.call else " in a kernel"
+        return LongWait(words[Waiting.CODE], who + what, f"{_wait_text(report)}. {meaning.text}")
+
+    def _unheard(self) -> str:
+        """What the next call is going to raise; empty if nothing."""
+        if self.alarm[0] == self.heard:
+            return ""
+        with self._lock:
+            error = self._as_error(list(self._new()))
+        return "" if error is None else str(error)
+
+
+def _wait_text(report: Report) -> str:
+    comparison = _SYMBOLS[COMPARISONS[report.word(Status.COMPARISON)]]
+    return (
+        f"rank {report.word(Status.RANK)}, program {report.word(Status.PROGRAM)}: a wait for the word at "
+        f"{report.word(Status.ADDRESS):#x} to be {comparison} {report.word(Status.EXPECTED)}"
+    )
+
+
+def timeout_text(report: Report, meaning: Meaning) -> str:
+    """Say that a wait has reached its bound.
+
+    Args:
+        report: the wait.
+        meaning: what is known of it.
+    """
+    way_out = ""
+    if meaning.op:
+        way_out = "ctx.ccl.reset() on all members puts the group back to its beginning. "
+    return (
+        f"{_wait_text(report)} reached IRIS_DEVICE_TIMEOUT; the last value seen was {report.word(Status.LAST)}. "
+        f"{meaning.text}What the kernel computed afterwards is not valid. {way_out}Look for the rank that should have "
+        "signalled, or raise IRIS_DEVICE_TIMEOUT."
+    )

@@ -151,6 +151,8 @@ class IrisSettings(BaseSettings):
     """Plugins that are never loaded: `name` or `name@distribution`, separated by commas."""
     device_timeout: Annotated[float, Field(gt=0, le=1e9)] | None = None
     """Bound in seconds of every wait inside a kernel; unset: unbounded."""
+    watchdog: Annotated[float, Field(ge=0, le=1e9)] = 60.0
+    """Seconds after which a wait inside a kernel that has no bound is warned about; 0: never."""
     barrier_timeout: Annotated[float, Field(gt=0, le=1e9)] = 300.0
     """Bound in seconds of host barriers and exchanges between ranks."""
 

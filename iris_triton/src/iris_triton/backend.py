@@ -69,6 +69,8 @@ class TritonBackend:
             from iris_triton import cpu
 
             self._tokens.append(cpu.allow_region(spec.status_ptr, STATUS_WORDS * 8, "status words"))
+            if spec.report_range[0]:
+                self._tokens.append(cpu.allow_region(*spec.report_range, "reports"))
         self._spec = spec
         return torch.tensor(encode(spec), dtype=torch.int64, device=spec.device)
 

@@ -5,7 +5,8 @@ way more than a store, and a scalar atomic, which one thread does for the others
 goes on by itself as soon as its own flag holds, so nothing has to be uniform inside the loop.  Elsewhere, and in the
 CPU executor, both are atomics, and the loop is Triton's own.
 
-Both forms end a wait that is bounded, and describe it in the status words (`iris_core.device_context.Status`).
+A wait that is bounded ends in both forms, and describes itself in the status words (`iris_core.device_context.Status`).
+One with a negative bound describes itself whenever that has passed (`Waiting`), and waits on.
 """
 # mypy: ignore-errors
 
@@ -17,13 +18,12 @@ from iris_core import device_context as _layout
 from iris_triton.intrinsics import uniform_clock_ns
 from iris_triton.lanes import lanes, num_threads, spread
 
-_POLLS_PER_CLOCK = tl.constexpr(64)
+POLLS_PER_CLOCK = tl.constexpr(64)
 """Polls between two looks at the clock, of those waits that are bounded."""
 
 _POLLING_LANES = tl.constexpr(32)
 """Lanes that poll a single flag: one warp, whose loads of one address are one."""
 
-_CODE = tl.constexpr(int(_layout.Status.CODE))
 _RANK = tl.constexpr(int(_layout.Status.RANK))
 _PROGRAM = tl.constexpr(int(_layout.Status.PROGRAM))
 _ADDRESS = tl.constexpr(int(_layout.Status.ADDRESS))
@@ -31,7 +31,14 @@ _EXPECTED = tl.constexpr(int(_layout.Status.EXPECTED))
 _LAST = tl.constexpr(int(_layout.Status.LAST))
 _COMPARISON = tl.constexpr(int(_layout.Status.COMPARISON))
 _SENDER = tl.constexpr(int(_layout.Status.SENDER))
+TIMED_OUT = tl.constexpr(int(_layout.Status.CODE))
+WAITING = tl.constexpr(int(_layout.Waiting.CODE))
 _WAIT_TIMEOUT = tl.constexpr(_layout.STATUS_WAIT_TIMEOUT)
+_CLAIMED = tl.constexpr(_layout.CLAIMED)
+_ROW = tl.constexpr(_layout.ROW)
+_ALARM = tl.constexpr(_layout.ALARM)
+_STAMP_CLOCK, _STAMP_RANK = tl.constexpr(_layout.STAMP_CLOCK), tl.constexpr(_layout.STAMP_RANK)
+_STAMP_PART, _PART_WORDS = tl.constexpr(_layout.STAMP_PART), tl.constexpr(_layout.PART_WORDS)
 _INT64_MAX = tl.constexpr(2**63 - 1)
 _INT64_MIN = tl.constexpr(-(2**63))
 
@@ -132,44 +139,96 @@ def set_flag(target, value, sem: tl.constexpr, scope: tl.constexpr):
 
 # -- waiting, on NVIDIA -----------------------------------------------------------------------------------------------
 @triton.constexpr_function
+def describe_assembly(status, timeout, rank, words, taken):
+    """Describe a wait whose time is over: one with a bound in `_layout.Status`, another one in `_layout.Waiting`.
+
+    Branches to `taken` if another wait is described there.  The block declares the predicate p, and now, x and row of
+    64 bits.
+
+    Args:
+        status, timeout, rank: operands; the status words are not 0.
+        words: for fields of `Status`, text that leaves the word in x, or an operand.
+        taken: a label.
+    """
+    ended, waiting = _layout.Status.CODE, _layout.Waiting.CODE
+    part = f"setp.lt.s64 p, {timeout}, 0; selp.b64 now, {8 * waiting}, {8 * ended}, p;"
+    codes = [
+        code // _layout.PART_WORDS << _layout.STAMP_PART | _layout.STATUS_WAIT_TIMEOUT for code in (waiting, ended)
+    ]
+    stores = ""
+    for field, word in words:
+        text, operand = (word, "x") if ";" in word else ("", word)
+        stores += f"{text} st.global.b64 [row+{8 * field}], {operand};\n"
+    return f"""{part} add.u64 row, {status}, now;
+atom.relaxed.sys.global.cas.b64 x, [row], 0, {_layout.CLAIMED}; setp.ne.u64 p, x, 0; @p bra {taken};
+ld.global.b64 x, [{status}+{8 * _layout.ROW}]; setp.eq.u64 p, x, 0; @p bra HERE;
+{part} add.u64 row, x, now; st.relaxed.sys.global.b64 [row], {_layout.CLAIMED}; fence.acq_rel.sys;
+HERE:
+{stores}cvt.s64.s32 x, {rank}; st.global.b64 [row+{8 * _layout.Status.RANK}], x;
+and.b64 x, x, 1023; shl.b64 x, x, {_layout.STAMP_RANK};
+setp.lt.s64 p, {timeout}, 0; selp.b64 now, {codes[0]}, {codes[1]}, p; or.b64 x, x, now;
+mov.u64 now, %globaltimer; shl.b64 now, now, {_layout.STAMP_CLOCK}; or.b64 x, x, now;
+st.release.sys.global.b64 [row], x; @p bra FREE;
+ld.global.b64 row, [{status}+{8 * _layout.ALARM}]; setp.eq.u64 p, row, 0; @p bra SAID;
+st.release.sys.global.b64 [row], x; bra SAID;
+FREE:
+ld.global.b64 x, [{status}+{8 * _layout.ROW}]; setp.eq.u64 p, x, 0; @p bra SAID;
+st.release.sys.global.b64 [{status}+{8 * waiting}], 0;
+SAID:
+"""
+
+
+@triton.constexpr_function
 def _await_assembly(cmp, signed, bits, sem, scope):
     """Poll until the flag holds, the time is over, or another wait of this rank has reported that its time was over.
+
+    A wait with a negative bound ends when the flag holds, and not before.
 
     Operands: 0 the value seen last; 1 address of the flag; 2 what to compare with; 3 whether to poll at all; 4 bound in
     nanoseconds, 0 for none; 5 address of the status words, 0 for none; 6 rank; 7 program.
     """
-    names, status = _layout.COMPARISONS, _layout.Status
+    names, field = _layout.COMPARISONS, _layout.Status
     kind = f"{'s' if signed else 'u'}{bits}"
     if cmp == "reached":
         holds = f"sub.s{bits} d, $0, $2; setp.ge.s{bits} p, d, 0;"
     else:
         holds = f"setp.{cmp}.{kind} p, $0, $2;"
+    look = f"ld.{sem}.{scope}.global.b{bits} $0, [$1]; {holds}"
     widen = "mov.b64" if bits == 64 else f"cvt.{'s' if signed else 'u'}64.{kind}"
+    words = (
+        (field.PROGRAM, "cvt.s64.s32 x, $7;"),
+        (field.ADDRESS, "$1"),
+        (field.EXPECTED, f"{widen} x, $2;"),
+        (field.LAST, f"{widen} x, $0;"),
+        (field.COMPARISON, f"mov.b64 x, {names.index('ge' if cmp == 'reached' else cmp)};"),
+        (field.SENDER, "mov.b64 x, 0;"),
+    )
     return f"""{{
-.reg .pred p; .reg .u32 n, m; .reg .u64 now, end, x; .reg .b{bits} d;
+.reg .pred p; .reg .u32 n, m; .reg .u64 now, end, x, row; .reg .b{bits} d;
 mov.b{bits} $0, $2; setp.eq.b32 p, $3, 0; @p bra DONE;
 mov.u32 n, 0; mov.u64 end, 0;
 AGAIN:
-ld.{sem}.{scope}.global.b{bits} $0, [$1]; {holds} @p bra DONE;
-add.u32 n, n, 1; and.b32 m, n, {_POLLS_PER_CLOCK.value - 1}; setp.ne.u32 p, m, 0; @p bra AGAIN;
+{look} @p bra DONE;
+add.u32 n, n, 1; and.b32 m, n, {POLLS_PER_CLOCK.value - 1}; setp.ne.u32 p, m, 0; @p bra AGAIN;
 setp.eq.u64 p, $4, 0; @p bra AGAIN;
 mov.u64 now, %globaltimer; setp.ne.u64 p, end, 0; @p bra CLOCK;
-add.u64 end, now, $4;
+abs.s64 end, $4; add.u64 end, now, end;
 CLOCK:
 setp.gt.u64 p, now, end; @p bra LATE;
 setp.eq.u64 p, $5, 0; @p bra AGAIN;
-ld.relaxed.sys.global.u64 x, [$5+{8 * status.CODE}]; setp.eq.u64 p, x, 0; @p bra AGAIN; bra DONE;
+ld.relaxed.sys.global.u64 x, [$5+{8 * field.CODE}]; setp.eq.u64 p, x, 0; @p bra AGAIN;
+setp.gt.s64 p, $4, 0; @p bra DONE; bra ON;
 LATE:
-setp.eq.u64 p, $5, 0; @p bra DONE;
-atom.relaxed.sys.global.cas.b64 x, [$5+{8 * status.CODE}], 0, {_layout.STATUS_WAIT_TIMEOUT};
-setp.ne.u64 p, x, 0; @p bra DONE;
-cvt.s64.s32 x, $6; st.global.b64 [$5+{8 * status.RANK}], x;
-cvt.s64.s32 x, $7; st.global.b64 [$5+{8 * status.PROGRAM}], x;
-st.global.b64 [$5+{8 * status.ADDRESS}], $1;
-{widen} x, $2; st.global.b64 [$5+{8 * status.EXPECTED}], x;
-{widen} x, $0; st.global.b64 [$5+{8 * status.LAST}], x;
-mov.b64 x, {names.index("ge" if cmp == "reached" else cmp)};
-st.global.b64 [$5+{8 * status.COMPARISON}], x;
+setp.eq.u64 p, $5, 0; @p bra TAKEN;
+{describe_assembly("$5", "$4", "$6", words, "TAKEN")}
+TAKEN:
+setp.gt.s64 p, $4, 0; @p bra DONE;
+ON:
+mov.u32 n, 0; mov.u64 now, %globaltimer; sub.u64 end, now, $4;
+BESIDE:
+{look} @p bra DONE;
+add.u32 n, n, 1; and.b32 m, n, {POLLS_PER_CLOCK.value - 1}; setp.ne.u32 p, m, 0; @p bra BESIDE;
+mov.u64 now, %globaltimer; setp.gt.u64 p, now, end; @p bra LATE; bra BESIDE;
 DONE:
 }}"""
 
@@ -256,17 +315,63 @@ def _missing(seen, expected, cmp: tl.constexpr):
 
 @triton.jit
 def _given_up(status_word):
-    """Whether a wait of this rank has timed out before: the results are lost, so nobody waits that long again."""
+    """Whether a wait of this rank has timed out before: the results are lost, so no other one waits that long again."""
     given_up = status_word != 0
     if given_up:
-        code = tl.atomic_add(status_word.to(tl.pointer_type(tl.int64)) + _CODE, 0, sem="relaxed", scope="sys")
+        code = tl.atomic_add(status_word.to(tl.pointer_type(tl.int64)) + TIMED_OUT, 0, sem="relaxed", scope="sys")
         given_up = code != 0
     return given_up
 
 
 @triton.jit
-def _report(status_word, rank, pointer, expected, seen, cmp: tl.constexpr, SENDER: tl.constexpr = 0):
-    """Describe a wait that timed out in the status words, unless another one was first."""
+def begin_report(status_word, PART: tl.constexpr):
+    """Claim a part of the status words; returns where to write it (pointer to int64), 0 if it cannot be had.
+
+    Args:
+        status_word: address of the status words as int64, 0 for none.
+        PART: the first word of the part.
+    """
+    row = tl.cast(0, tl.int64)
+    if status_word != 0:
+        status = status_word.to(tl.pointer_type(tl.int64))
+        free = tl.cast(0, tl.int64)
+        if tl.atomic_cas(status + PART, free, free + _CLAIMED, sem="relaxed", scope="sys") == 0:
+            row = tl.load(status + _ROW)
+            row = tl.where(row == 0, status_word, row) + 8 * PART
+            tl.store(row.to(tl.pointer_type(tl.int64)), free + _CLAIMED)
+            tl.atomic_add(status + PART, free, sem="acq_rel", scope="sys")  # a fence: readers see that it is incomplete
+    return row.to(tl.pointer_type(tl.int64))
+
+
+@triton.jit
+def publish_report(status_word, row, rank, code, PART: tl.constexpr):
+    """Complete a part that has been written, and raise the alarm, unless it is `Waiting`, which is free again then.
+
+    Args:
+        status_word: address of the status words as int64.
+        row: from `begin_report`.
+        rank: the caller in the world.
+        code: see `iris_core.device_context.stamp`.
+        PART: the first word of the part.
+    """
+    stamp = (uniform_clock_ns() << _STAMP_CLOCK) | ((tl.cast(rank, tl.int64) & 1023) << _STAMP_RANK)
+    stamp = stamp | (PART // _PART_WORDS << _STAMP_PART) | code
+    set_flag(row, stamp, "release", "sys")
+    status = status_word.to(tl.pointer_type(tl.int64))
+    if PART == WAITING:
+        if tl.load(status + _ROW) != 0:
+            set_flag(status + PART, tl.cast(0, tl.int64), "release", "sys")
+    else:
+        alarm = tl.load(status + _ALARM)
+        if alarm != 0:
+            set_flag(alarm.to(tl.pointer_type(tl.int64)), stamp, "release", "sys")
+
+
+@triton.jit
+def report_wait(
+    status_word, rank, pointer, expected, seen, cmp: tl.constexpr, PART: tl.constexpr, SENDER: tl.constexpr = 0
+):
+    """Describe a wait in the status words, unless another one is described there."""
     address = pointer.to(tl.int64)
     wanted = expected.to(tl.int64)
     last = seen.to(tl.int64)
@@ -278,26 +383,29 @@ def _report(status_word, rank, pointer, expected, seen, cmp: tl.constexpr, SENDE
         address = lowest
         last = tl.max(tl.where(here, last, _INT64_MIN), axis=0)
         wanted = tl.max(tl.where(here, wanted, _INT64_MIN), axis=0)
-    if status_word != 0:
-        status = status_word.to(tl.pointer_type(tl.int64))
-        nobody = tl.cast(0, tl.int64)
-        if tl.atomic_cas(status + _CODE, nobody, nobody + _WAIT_TIMEOUT, sem="relaxed", scope="sys") == 0:
-            tl.store(status + _RANK, rank)
-            tl.store(status + _PROGRAM, _program())
-            tl.store(status + _ADDRESS, address)
-            tl.store(status + _EXPECTED, wanted)
-            tl.store(status + _LAST, last)
-            tl.store(status + _COMPARISON, _comparison_index(cmp))
-            tl.store(status + _SENDER, SENDER)
+    row = begin_report(status_word, PART)
+    if row.to(tl.int64) != 0:
+        tl.store(row + _RANK, rank)
+        tl.store(row + _PROGRAM, _program())
+        tl.store(row + _ADDRESS, address)
+        tl.store(row + _EXPECTED, wanted)
+        tl.store(row + _LAST, last)
+        tl.store(row + _COMPARISON, _comparison_index(cmp))
+        tl.store(row + _SENDER, SENDER)
+        publish_report(status_word, row, rank, _WAIT_TIMEOUT, PART)
 
 
 @triton.jit
-def _look_at_clock(start, timeout_ns, status_word):
-    """Return whether to give up, and when the wait began as far as known (0: this is the first look)."""
+def look_at_clock(start, timeout_ns, status_word):
+    """Return whether the time is over, and when the wait began as far as known (0: this is the first look)."""
     now = uniform_clock_ns()
     if start == 0:
         start = now
-    return (now - start > timeout_ns) | _given_up(status_word), start
+    bound = tl.cast(timeout_ns, tl.int64)
+    late = now - start > tl.abs(bound)
+    if bound > 0:
+        late = late | _given_up(status_word)
+    return late, start
 
 
 @triton.jit
@@ -309,13 +417,21 @@ def _spin(pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.con
     seen = poll(pointer, sem, scope)
     while (_missing(seen, expected, cmp) > 0) & ~late:
         polls += 1
-        if timeout_ns > 0:  # noqa: SIM102 - decided at compile time where it is a constexpr
-            if polls % _POLLS_PER_CLOCK == 0:
-                late, start = _look_at_clock(start, timeout_ns, status_word)
+        if timeout_ns != 0:  # noqa: SIM102 - decided at compile time where it is a constexpr
+            if polls % POLLS_PER_CLOCK == 0:
+                late, start = look_at_clock(start, timeout_ns, status_word)
         seen = poll(pointer, sem, scope)
-    if timeout_ns > 0:  # noqa: SIM102
+    if timeout_ns != 0:  # noqa: SIM102
         if late:
-            _report(status_word, rank, pointer, expected, seen, cmp)
+            if timeout_ns > 0:
+                report_wait(status_word, rank, pointer, expected, seen, cmp, TIMED_OUT)
+            else:
+                while _missing(seen, expected, cmp) > 0:
+                    if late:  # again whenever so much time has passed: the host sees that it goes on
+                        report_wait(status_word, rank, pointer, expected, seen, cmp, WAITING)
+                        start = tl.cast(0, tl.int64)
+                    late, start = look_at_clock(start, timeout_ns, status_word)
+                    seen = poll(pointer, sem, scope)
     return seen
 
 
@@ -334,12 +450,20 @@ def _spin_all(
     where: tl.constexpr = _scope_that_acquires(sem, scope, is_hip())
     while (_missing(poll(pointer, sem, where), expected, cmp) > 0) & ~late:
         polls += 1
-        if timeout_ns > 0:  # noqa: SIM102
-            if polls % _POLLS_PER_CLOCK == 0:
-                late, start = _look_at_clock(start, timeout_ns, status_word)
-    if timeout_ns > 0:  # noqa: SIM102
+        if timeout_ns != 0:  # noqa: SIM102
+            if polls % POLLS_PER_CLOCK == 0:
+                late, start = look_at_clock(start, timeout_ns, status_word)
+    if timeout_ns != 0:  # noqa: SIM102
         if late:
-            _report(status_word, rank, pointer, expected, poll(pointer, sem, scope), cmp)
+            if timeout_ns > 0:
+                report_wait(status_word, rank, pointer, expected, poll(pointer, sem, scope), cmp, TIMED_OUT)
+            else:
+                while _missing(poll(pointer, sem, where), expected, cmp) > 0:
+                    if late:
+                        seen = poll(pointer, "relaxed", scope)
+                        report_wait(status_word, rank, pointer, expected, seen, cmp, WAITING)
+                        start = tl.cast(0, tl.int64)
+                    late, start = look_at_clock(start, timeout_ns, status_word)
 
 
 # -- waiting ----------------------------------------------------------------------------------------------------------
@@ -357,7 +481,7 @@ def await_flag(
         cmp: a comparison, see `is_comparison`.
         sem: "acquire" or "relaxed".
         scope: "sys" or "gpu".
-        timeout_ns: bound in nanoseconds, 0 for none.
+        timeout_ns: bound in nanoseconds; 0 for none; after a negative one the wait describes itself and goes on.
         status_word: address of the status words as int64, 0 for none.
         rank: the caller, for the report.
     """

@@ -173,10 +173,11 @@ def wait(
         cmp: "eq", "ne", "gt", "ge", "lt" or "le".
         sem: "acquire", or "relaxed" where nothing is handed over.
         scope: "sys"; "gpu" if the sender is on the same device.
-        timeout_ns: bound in nanoseconds; 0 waits for ever.  After the bound wait returns all the same, so what was
-            awaited may not be there: compare the returned value, or have the host look at the status words.
-        status: pointer to the int64 status words (iris_core.device_context.Status), to which the first wait that times
-            out reports; None reports nothing.
+        timeout_ns: bound in nanoseconds; 0 for none.  After the bound wait returns all the same, so what was awaited
+            may not be there: compare the returned value, or have the host look at the status words.  With a negative
+            one it describes itself whenever so much time has passed, and waits on.
+        status: pointer to the status words (int64[STATUS_WORDS], iris_core.device_context), to which the first wait
+            that times out reports; None reports nothing.
         rank: the caller, for that report.
     """
     tl.static_assert(is_comparison(cmp), 'cmp of wait must be "eq", "ne", "gt", "ge", "lt" or "le"')

@@ -12,7 +12,6 @@ import torch
 from iris_core.ccl.binding import Binder, Question
 from iris_core.ccl.calls import ALIGNMENT_NBYTES, OPS, TORCH, reach
 from iris_core.ccl.work import DoneWork
-from iris_core.device_context import Mismatch
 from iris_core.devices import on_device
 from iris_core.errors import ArgumentError
 
@@ -66,9 +65,11 @@ class Collectives:
         UnsupportedError: no algorithm can serve the call (the message lists all with their reasons), or a graph is
             being captured and it is the first call of its kind.
         RankMismatchError: the members call differently (noticed at the first call of a kind, before anything is
-            launched; later differences of some algorithms are a DeviceError at `ctx.barrier()`, see
+            launched; later differences of some algorithms are a DeviceError of the next call of each member, see
             docs/collectives.md).
         IrisError: a member could not prepare the call; the same on all of them, and nobody has launched anything.
+        DeviceTimeoutError, DeviceError: a kernel of an earlier call has given up waiting, or met one that was called
+            differently; on each member, at its next call, which launches nothing.
         IrisError: this rank is not a member of the group.
         HeapClosedError: the context is closed.
         CollectiveTimeoutError, PeerLostError: a member did not take part in the exchange of a first call.
@@ -285,7 +286,7 @@ class Collectives:
 
         Args:
             tensor: of as many elements, and of the same dtype, as what is sent.  Else it stays as it is, the message is
-                gone, and this rank's next `ctx.barrier()` raises DeviceError.
+                gone, and the next call of both ranks raises DeviceError.
             src: a rank of this context's world, also where a group is given.
             group, async_op, config: see `Collectives`.
         """
@@ -302,11 +303,11 @@ class Collectives:
         return work if async_op else None
 
     def reset(self, group: dist.ProcessGroup | Sequence[int] | None = None) -> None:
-        """Put a group's collectives back to their beginning, after a wait has timed out (DeviceTimeoutError).
+        """Put a group's collectives and barriers back to their beginning, after a wait has timed out.
 
-        Collective: every member calls it, after the error was reported on all that wait: a rank that gave up waiting
-        is not where the others are.  It waits for the device and for the other members' hosts.  What was captured in
-        graphs can be replayed afterwards.
+        Collective: every member calls it, after the DeviceTimeoutError: a rank that gave up waiting is not where the
+        others are.  What kernels of the members have reported and no call has raised yet is dropped.  It waits for the
+        device and for the other members' hosts.  What was captured in graphs can be replayed afterwards.
 
         Args:
             group: see `Collectives`; messages between two ranks belong to the whole world.
@@ -349,23 +350,6 @@ class Collectives:
         Collective, the first time: every member calls it, and nobody else.
         """
         return self._binder.team(tuple(members))
-
-    def describe_mismatch(self, words: Sequence[int]) -> str:
-        """Say in words what a kernel of this rank has reported to be different on another member; nothing if nothing.
-
-        Args:
-            words: the status words, see `iris_core.device_context.Mismatch`.
-        """
-        return self._binder.describe_mismatch(words) if words[Mismatch.CODE] else ""
-
-    def describe_wait(self, address: int, sender: int) -> str:
-        """Say in a sentence what a collective's kernel waits for at an address; nothing if it is none of theirs.
-
-        Args:
-            address: of the word.
-            sender: see `iris_core.device_context.Status.SENDER`.
-        """
-        return self._binder.describe_wait(address, sender)
 
     # -- the fast path ------------------------------------------------------------------------------------------------
     def _run(

@@ -20,14 +20,12 @@ from iris_core.ccl.calls import Call
 from iris_core.ccl.choice import Chooser
 from iris_core.ccl.kinds import Launches
 from iris_core.ccl.members import Members
-from iris_core.ccl.mismatch import mismatch_text
 from iris_core.ccl.order import DeviceOrder, HostOrder
 from iris_core.ccl.providers import find_algorithms
 from iris_core.ccl.reduce_op import reduce_op
 from iris_core.ccl.tables import Tables
 from iris_core.ccl.team import Memory, Region, Team, control_nbytes, mail_nbytes
 from iris_core.ccl.work import DoneWork
-from iris_core.device_context import Mismatch
 from iris_core.errors import ArgumentError, HeapClosedError, HeapError, UnsupportedError
 from iris_core.observers import is_watched, notify
 from iris_core.stream_order import HostStreams
@@ -41,12 +39,14 @@ if TYPE_CHECKING:
     from iris_core.api import Iris
     from iris_core.ccl.choice import Explanation
     from iris_core.ccl.config import Config
+    from iris_core.device_barrier import DeviceBarriers
     from iris_core.device_context import ContextSpec
     from iris_core.heap import SymmetricHeap
     from iris_core.protocols import Collective, FusedOperation, SupportsCollectives, Work
     from iris_core.registry import PluginRecord
+    from iris_core.reports import KernelReports, Meaning, Report
     from iris_core.system_area import SystemArea
-    from iris_core.types import Capability, CollectiveRequest
+    from iris_core.types import Capability, CollectiveRequest, FusedRequest
     from iris_core.world import World
 
 
@@ -77,7 +77,7 @@ class Bound:
         order: of the team.
         team: the members.
         context: for observers.
-        nbytes: of the request.
+        request: what the algorithm was asked for.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class Bound:
         order: HostOrder | DeviceOrder,
         team: Team,
         context: weakref.ref[Iris],
-        nbytes: int,
+        request: CollectiveRequest | FusedRequest,
     ) -> None:
         self._algorithm = algorithm
-        self._latest = cast("Collective", algorithm)
+        self._reports = team.reports
         self._launch: Callable[..., Any] = algorithm.launch
         self._team = team
         self._memory: torch.Tensor | None = getattr(plan, "memory", None)
@@ -100,22 +100,38 @@ class Bound:
         self._order = order
         self._run = partial(order.run, self._launch, plan)
         self._context = context
-        self._nbytes = nbytes
+        self._request: Any = request
+
+    @property
+    def op(self) -> str:
+        """The operation."""
+        return str(self._request.op)
+
+    @property
+    def description(self) -> str:
+        """The operation, what it works on, and the algorithm."""
+        request = self._request
+        shape = (request.m, request.n, request.k) if hasattr(request, "m") else request.shape
+        return f"{self.op} {' x '.join(map(str, (*shape, request.dtype)))} ({self._algorithm.name})"
 
     def run(self, *tensors: Any) -> None:
         """Launch on the current stream.  Tensors are those that the algorithm's `launch` takes."""
+        if self._reports.alarm[0] != self._reports.heard:
+            self._reports.raise_new()
         if is_watched("iris_collective"):
             self._tell()
-        self._team.latest = self._latest
+        self._team.latest = self
         work = self._run(*tensors)
         if work is not None:
             work.wait()
 
     def run_async(self, *tensors: Any) -> Work:
         """Launch beside the current stream, and return a handle."""
+        if self._reports.alarm[0] != self._reports.heard:
+            self._reports.raise_new()
         if is_watched("iris_collective"):
             self._tell()
-        self._team.latest = self._latest
+        self._team.latest = self
         return self._order.run_async(self._algorithm.op, self._launch, self.plan, *tensors)
 
     def launch(self, *tensors: Any) -> None:
@@ -147,7 +163,7 @@ class Bound:
             context=self._context(),
             op=algorithm.op,
             algorithm=algorithm.name,
-            nbytes=self._nbytes,
+            nbytes=self._request.nbytes,
         )
 
 
@@ -178,9 +194,10 @@ class Binder:
         area: the heap's system area, of which no group has anything yet.
         world: the ranks of the heap.
         spec: what the context tensor says.
+        reports: what kernels have reported.
         create: makes the algorithm of a plugin for this rank.
         provides: what the allocator's memory can do.
-        bind_barrier: returns what launches a barrier of a group on a stream.
+        barriers: of the devices of groups.
     """
 
     def __init__(
@@ -190,18 +207,20 @@ class Binder:
         area: SystemArea,
         world: World,
         spec: ContextSpec,
+        reports: KernelReports,
         create: Callable[[Iris, PluginRecord], Collective],
         provides: frozenset[Capability],
-        bind_barrier: Callable[[Any], Callable[[Any], None]],
+        barriers: DeviceBarriers,
     ) -> None:
         self._context = weakref.ref(context)
         self._heap = heap
         self._world = world
         self._area = area
         self._spec = spec
+        self._reports = reports
         self._create = create
         self._provides = provides
-        self._bind_barrier = bind_barrier
+        self._barriers = barriers
         self.rank = world.rank
         own = heap.heap_bases[world.rank]
         self.own_heap = own, own + heap.nbytes
@@ -295,7 +314,7 @@ class Binder:
             algorithm, _, request = self._algorithms().choose(request, config)
             team = self.team(members)
             plan = algorithm.prepare(request, context)
-            return Bound(algorithm, plan, self.order(message), team, self._context, request.nbytes)
+            return Bound(algorithm, plan, self.order(message), team, self._context, request)
         settled = self.members.settle(
             members,
             calls.shared_facts(request),
@@ -305,7 +324,7 @@ class Binder:
             within,
         )
         algorithm, wish, plan, team = settled
-        return Bound(algorithm, plan, self.order(members), team, self._context, wish.nbytes)
+        return Bound(algorithm, plan, self.order(members), team, self._context, wish)
 
     def explain(self, question: Question) -> Explanation:
         """Say what would serve a call."""
@@ -319,7 +338,9 @@ class Binder:
     def barrier(self, group: dist.ProcessGroup | Sequence[int] | None, async_op: bool) -> Work | None:
         """Launch a barrier on the device, ordered with the group's collectives."""
         self.open()
-        launch = self._bind_barrier(group)  # here and not in a thread: the first one is an exchange of the hosts
+        launch = self._barriers.bind(
+            group, "release"
+        )  # here and not in a thread: the first one is an exchange of the hosts
         order = self.order(self._world.members_of(group))
         if async_op:
             return order.run_async("barrier", launch, None)
@@ -330,7 +351,8 @@ class Binder:
         """Put a team back to its beginning."""
         self.open()
         self._heap.streams.synchronize()
-        self.team(self._world.members_of(group)).reset()
+        team = self.team(self._world.members_of(group))
+        team.reset(partial(self._barriers.reset, team.members))
 
     def forget(self, why: str) -> None:
         """Serve no call any more; in a process that was forked off, whose parent goes on, no more than this."""
@@ -404,6 +426,7 @@ class Binder:
                 self._memory,
                 self._spec,
                 context.get_device_context(),
+                self._reports,
                 control=self._control if everyone else None,
                 mail=self._mail if everyone else None,
             )
@@ -456,14 +479,11 @@ class Binder:
         target = self.open().target
         return "cpu" if target.type is DeviceType.CPU else torch.cuda.get_device_name(target.index)
 
-    def describe_mismatch(self, words: Sequence[int]) -> str:
-        """Say what a kernel of this rank has found to be different on another member; see `device_context.Mismatch`."""
-        team = next((each for each in self._teams.values() if each.has(words[Mismatch.ADDRESS])), None)
-        return "" if team is None else mismatch_text(words, team, partial(self.members.describe, team.members))
-
-    def describe_wait(self, address: int, sender: int) -> str:
-        """Say what a kernel waits for at an address, if that lies in a team's memory; else nothing."""
-        return next((text for team in self._teams.values() if (text := team.describe(address, sender))), "")
+    def explain_report(self, report: Report) -> Meaning | None:
+        """Say what a report means, if it is about the memory of a team in which this rank is; else None."""
+        teams = list(self._teams.values())  # a thread asks, too
+        found = (team.explain_report(report, partial(self.members.describe, team.members)) for team in teams)
+        return next((meaning for meaning in found if meaning is not None), None)
 
     def close(self) -> None:
         """End the threads, and let go of the heap's memory."""

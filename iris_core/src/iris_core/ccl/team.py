@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import itertools
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from iris_core.ccl.mismatch import mismatch_meaning
+from iris_core.device_context import Mismatch, Status
 from iris_core.errors import HeapExhaustedError, IrisError, UnsupportedError
 from iris_core.logs import logger
+from iris_core.reports import Meaning
 from iris_core.system_area import ALIGNMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from iris_core.device_context import ContextSpec
     from iris_core.heap import SymmetricHeap
-    from iris_core.protocols import Collective
+    from iris_core.reports import KernelReports, Report
     from iris_core.system_area import SystemArea
     from iris_core.world import World
 
@@ -36,8 +38,23 @@ _WORD = 8
 _SMALL = 32
 """What a group takes of the system area also when half of it is used: this part of it, or less."""
 
+_CONTROL, _MAIL = "control", "mail"
+"""Names of regions that are not workspaces."""
+
 MIN_STAGING_NBYTES = 4 << 10
 """A team that cannot have that much workspace has no collectives for tensors off the heap."""
+
+
+class Latest(Protocol):
+    """A call that a rank has made."""
+
+    @property
+    def op(self) -> str:
+        """The operation."""
+
+    @property
+    def description(self) -> str:
+        """The operation, what it works on, and the algorithm."""
 
 
 class Step(enum.IntEnum):
@@ -158,7 +175,8 @@ class Team:
         timeout_ns, status_ptr: bound of waits in kernels, and where they report (`iris_core.device_context`).
         control: words by which the programs of portable kernels meet; zero at first.
         max_programs: how many programs can meet there.
-        latest: algorithm of this rank's last call, for messages.
+        latest: this rank's last call, for messages.
+        reports: of this rank's context.
 
     Args:
         members: world ranks, in the group's order.
@@ -167,6 +185,7 @@ class Team:
         memory: where regions come from.
         spec: what the context tensor says.
         context: the context tensor.
+        reports: of this rank's context.
         control, mail: memory for these regions that all members have already.
     """
 
@@ -178,6 +197,7 @@ class Team:
         memory: Memory,
         spec: ContextSpec,
         context: torch.Tensor,
+        reports: KernelReports,
         control: Region | None = None,
         mail: Region | None = None,
     ) -> None:
@@ -192,7 +212,8 @@ class Team:
         self.context = context
         self.timeout_ns = spec.timeout_ns
         self.status_ptr = spec.status_ptr
-        self.latest: Collective | None = None
+        self.latest: Latest | None = None
+        self.reports = reports
         self._memory = memory
         self._regions: dict[str, list[Region]] = {}
         self._fills: dict[str, int | None] = {}
@@ -292,12 +313,17 @@ class Team:
         """Let memory of a plan live as long as the team: a graph knows it."""
         self._held[memory.data_ptr()] = memory
 
-    def reset(self) -> None:
-        """Fill all regions again as they were at first.
+    def reset(self, more: Callable[[], None]) -> None:
+        """Fill all regions again as they were at first, and forget what was reported.
 
         Collective: every member calls it, when none of their kernels runs and no peer's does.
+
+        Args:
+            more: what else is to be reset on each member while no other one goes on.
         """
         self.world.barrier()
+        self.reports.forget(self.members)
+        more()
         _fill([self.control, *([self._mail] if self._mail else [])], 0)
         for name, regions in self._regions.items():
             _fill(regions, self._fills[name])
@@ -335,32 +361,41 @@ class Team:
                     self.warn_once(f"the workspace {name!r} of collectives is smaller than it might be", str(error))
             wanted //= 2
 
-    def has(self, address: int) -> bool:
-        """Whether an address of this rank lies in the team's memory."""
-        own = [self.control, *([self._mail] if self._mail else []), *itertools.chain(*self._regions.values())]
-        return any(_word_at(region, address) for region in own)
-
-    @property
-    def last_call(self) -> str:
-        """This rank's last call, to follow a noun in a message; nothing if there was none."""
-        return f", whose last call on this rank was {self.latest.op} ({self.latest.name})," if self.latest else ""
-
-    def describe(self, address: int, sender: int = 0) -> str:
-        """Say in a sentence what lies at an address of this rank, if it is this team's memory; else nothing.
+    def explain_report(self, report: Report, describe: Callable[[int], str]) -> Meaning | None:
+        """Say what a report of a member's kernel means, if it is about this team's memory; else None.
 
         Args:
-            address: the address.
-            sender: what the kernel that waits there knows of whose data it is; see `Status.SENDER`.
+            report: what was reported.
+            describe: says what call a number of a kind means.
         """
-        where = ""
-        if word := _word_at(self.control, address):
-            program, word_of_row = divmod(word - 1, control_words(self.size))
+        place = self._place(report.offset_bytes) if report.rank in self.members else None
+        if place is None:
+            return None
+        if report.part == Mismatch.CODE:
+            return mismatch_meaning(report.words, self, describe)
+        name, word = place
+        peer, where = None, f"in the workspace {name!r}"
+        if name == _CONTROL:
+            program, word_of_row = divmod(word, control_words(self.size))
             where = f"word {word_of_row} of program {program}"
             if word_of_row < self.size:
-                where = f"where rank {self.members[word_of_row]} tells program {program} that it has arrived"
-        own = {**self._regions, **({"mail": [self._mail]} if self._mail else {})}
+                peer = self.members[word_of_row]
+                where = f"where rank {peer} tells program {program} that it has arrived"
+        elif sender := report.word(Status.SENDER):
+            place_of = self.members.index(report.rank)
+            peer = self.members[sender - 1 if sender > 0 else (place_of + sender) % self.size]
+            where = f"where the data of rank {peer} arrives, {where}"
+        members = self.members if name != _MAIL or peer is None else (report.rank, peer)
+        op, call = ("", "a collective") if self.latest is None else (self.latest.op, self.latest.description)
+        latest = f", whose last call on rank {self.world_rank} was {call}" if self.latest else ""
+        text = f"The word lies {where}, in the collectives of ranks {', '.join(map(str, self.members))}{latest}. "
+        return Meaning(members, peer, op, call, text)
+
+    def _place(self, offset_bytes: int) -> tuple[str, int] | None:
+        """The region in which a place of the heap lies, and the number of its word there; None if in none."""
+        own = {_CONTROL: [self.control], **self._regions, **({_MAIL: [self._mail]} if self._mail else {})}
         for name, regions in own.items():
-            if any(_word_at(region, address) for region in regions):
+??            if any(_word_at(region, address) for region in regions):
                 where = f"in the workspace {name!r}"
                 if sender:
                     member = sender - 1 if sender > 0 else (self.rank + sender) % self.size
@@ -369,6 +404,10 @@ class Team:
             return ""
         ranks = ", ".join(map(str, self.members))
         return f"The word lies {where}, in the collectives of ranks {ranks}{self.last_call}".rstrip(",") + ". "
+            for region in regions:
+                if 0 <= (distance := offset_bytes - region.offset_bytes) < region.nbytes:
+                    return name, distance // _WORD
+        return None
 
 
 def _fill(regions: Sequence[Region], fill: int | None) -> None:
@@ -379,12 +418,6 @@ def _fill(regions: Sequence[Region], fill: int | None) -> None:
         region.tensor.fill_(fill)
         if region.tensor.device.type != "cpu":
             torch.cuda.current_stream(region.tensor.device).synchronize()
-
-
-def _word_at(region: Region, address: int) -> int:
-    """Number of a word in a region, counted from 1; 0 if it lies elsewhere."""
-    distance = address - region.tensor.data_ptr()
-    return distance // _WORD + 1 if 0 <= distance < region.nbytes else 0
 
 
 def control_words(size: int) -> int:

@@ -156,7 +156,7 @@ class OperationBinder:
         choose = partial(self._algorithms().choose, cast("CollectiveRequest", asked), cast("Any", config))
         shared = calls.shared_facts(asked)
         chosen, request, plan, team = binder.members.settle(call.members, shared, choose, prepare, config)
-        bound = Bound(chosen, plan, binder.order(call.members), team, weakref.ref(binder.open()), request.nbytes)
+        bound = Bound(chosen, plan, binder.order(call.members), team, weakref.ref(binder.open()), request)
         known = request, call.a.dtype, chosen.name, plan
         own.describe(*known)
         return BoundOperation(bound, own, known, reach_of)

@@ -20,10 +20,10 @@ import triton
 import triton.language as tl
 
 from iris_core.device_context import Mismatch, MismatchCode
-from iris_triton.flags import await_flags, lanes_for, set_flags
+from iris_triton.flags import await_flags, begin_report, lanes_for, publish_report, set_flags
 from iris_triton.intrinsics import wait_stores
 
-_CODE, _RANK, _PEER, _ADDRESS, _OURS, _THEIRS, _OUR_KIND, _THEIR_KIND = (tl.constexpr(int(n)) for n in Mismatch)
+_PART, _RANK, _PEER, _ADDRESS, _OURS, _THEIRS, _OUR_KIND, _THEIR_KIND = (tl.constexpr(int(n)) for n in Mismatch)
 _KIND = tl.constexpr(int(MismatchCode.KIND))
 _OVERLAP = tl.constexpr(int(MismatchCode.OVERLAP))
 
@@ -117,18 +117,17 @@ def report_difference(status, rank, address, peer, ours, theirs, our_kind, their
         ours, theirs, our_kind, their_kind: see `iris_core.device_context.Mismatch`.
         CODE: a MismatchCode.
     """
-    nobody = tl.cast(0, tl.int64)
-    address_of_words = tl.cast(status, tl.int64)
-    if address_of_words != 0:
-        words = address_of_words.to(tl.pointer_type(tl.int64))
-        if tl.atomic_cas(words + _CODE, nobody, nobody + CODE, sem="relaxed", scope="sys") == 0:
-            tl.store(words + _RANK, rank)
-            tl.store(words + _PEER, peer)
-            tl.store(words + _ADDRESS, address)
-            tl.store(words + _OURS, ours)
-            tl.store(words + _THEIRS, theirs)
-            tl.store(words + _OUR_KIND, our_kind)
-            tl.store(words + _THEIR_KIND, their_kind)
+    status_word = tl.cast(status, tl.int64)
+    row = begin_report(status_word, _PART)
+    if row.to(tl.int64) != 0:
+        tl.store(row + (_RANK - _PART), rank)
+        tl.store(row + (_PEER - _PART), peer)
+        tl.store(row + (_ADDRESS - _PART), address)
+        tl.store(row + (_OURS - _PART), ours)
+        tl.store(row + (_THEIRS - _PART), theirs)
+        tl.store(row + (_OUR_KIND - _PART), our_kind)
+        tl.store(row + (_THEIR_KIND - _PART), their_kind)
+        publish_report(status_word, row, rank, CODE, _PART)
 
 
 @triton.jit

@@ -31,7 +31,7 @@ class AttachedHeap:
 
     Args:
         memory: what the core tells about the heap.
-        timeout_ns: bound of waits in nanoseconds; 0 means unbounded (IRIS_DEVICE_TIMEOUT).
+        timeout_ns: bound of waits in nanoseconds; 0 and less mean unbounded (IRIS_DEVICE_TIMEOUT).
         directory: folder for the lock's file, the same for all ranks.
 
     Raises:
@@ -100,7 +100,7 @@ class AttachedHeap:
         bound = self.timeout_ns if timeout_ns is None else timeout_ns
         begin = time.monotonic_ns()
         while not done():
-            if bound and time.monotonic_ns() - begin > bound:
+            if 0 < bound < time.monotonic_ns() - begin:
                 raise DeviceTimeoutError(f"rank {self.memory.rank} waited {bound / 1e9:g} s for {what()}")
             self.memory.check_peers()
             time.sleep(_POLL_S)

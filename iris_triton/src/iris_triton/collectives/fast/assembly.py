@@ -9,9 +9,7 @@ import triton
 import triton.language as tl
 
 from iris_core import device_context as _layout
-
-_POLLS_PER_CLOCK = tl.constexpr(64)
-"""Polls between two looks at the clock, of those waits that are bounded."""
+from iris_triton.flags import POLLS_PER_CLOCK, describe_assembly
 
 
 @triton.constexpr_function
@@ -101,7 +99,7 @@ def poll_assembly(number, encoding, nap_ns, empty, sender=0, backwards=False):
     address of the status words, 0 for none; epoch; whether to look at all; whether this thread has flags; rank.
 
     A look costs two branches more than one without a bound; the clock and the status words are looked at every
-    _POLLS_PER_CLOCK times.
+    POLLS_PER_CLOCK times.  What follows is `_late_assembly`.
 
     A report names the sender: packet i comes from member `sender` + i of the team, or, `backwards`, from the one that
     is `sender` + i + 1 places before this one.
@@ -109,13 +107,14 @@ def poll_assembly(number, encoding, nap_ns, empty, sender=0, backwards=False):
     base = 4 * number
     address, stride, timeout, status = f"${base}", f"${base + 1}", f"${base + 2}", f"${base + 3}"
     epoch, guard, flags, rank = f"${base + 4}", f"${base + 5}", f"${base + 6}", f"${base + 7}"
-    field, names = _layout.Status, _layout.COMPARISONS
+    field = _layout.Status
     registers = _told_by(encoding, number)
     missing = _missing_if(encoding)
     value = str(empty) if encoding == "sentinel" else epoch
     together = encoding == "ll128"
     anyone = "vote.sync.any.pred {0}, {0}, 0xffffffff;\n" if together else ""
-    text = f"{{ .reg .u64 a<{number}>, now, end, x; .reg .pred q, f, m, p<4>; .reg .u32 n, k; .reg .b32 w, v;\n"
+    text = f"{{ .reg .u64 a<{number}>, now, end, x, row, at; .reg .pred q, f, m, p, p<4>;\n"
+    text += ".reg .u32 n, k; .reg .b32 w, v;\n"
     text += f"setp.ne.b32 q, {guard}, 0; setp.ne.b32 f, {flags}, 0; mov.u64 a0, {address};\n"
     for i in range(1, number):
         text += f"add.u64 a{i}, a{i - 1}, {stride};\n"
@@ -126,52 +125,74 @@ def poll_assembly(number, encoding, nap_ns, empty, sender=0, backwards=False):
     else:
         text += "".join(f"mov.b32 ${k}, 0; " for k in range(base))
         look = "".join(f"@q ld.relaxed.sys.global.v4.b32 {_vector(4 * i)}, [a{i}];\n" for i in range(number))
-    text += f"\nmov.u32 n, 0; mov.u64 end, 0;\nAGAIN:\n{look}"
     for t in range(len(registers)):  # four chains that do not wait for each other
         if t > 3:
-            text += f"setp.{missing}.or.b32 p{t % 4}, ${registers[t]}, {value}, p{t % 4};\n"
+            look += f"setp.{missing}.or.b32 p{t % 4}, ${registers[t]}, {value}, p{t % 4};\n"
         else:
-            text += f"setp.{missing}.b32 p{t}, ${registers[t]}, {value};\n"
+            look += f"setp.{missing}.b32 p{t}, ${registers[t]}, {value};\n"
     for t in range(1, min(4, len(registers))):
-        text += f"or.pred p0, p0, p{t};\n"
-    text += "and.pred m, p0, q;\n"
-    if together:
-        text += "and.pred m, m, f; vote.sync.any.pred p0, m, 0xffffffff;\n@!p0 bra DONE;\n"
-    else:
-        text += "@!m bra DONE;\n"
-    if nap_ns > 0:
-        text += f"nanosleep.u32 {nap_ns};\n"
-    text += f"""add.u32 n, n, 1; and.b32 k, n, {_POLLS_PER_CLOCK.value - 1}; setp.ne.u32 p0, k, 0; @p0 bra AGAIN;
+        look += f"or.pred p0, p0, p{t};\n"
+    look += "and.pred m, p0, q;\n"
+    look += "and.pred m, m, f; vote.sync.any.pred p0, m, 0xffffffff;\n" if together else "mov.pred p0, m;\n"
+    nap = f"nanosleep.u32 {nap_ns};\n" if nap_ns > 0 else ""
+    # Nothing of a look before lives on in registers while a wait is long.
+    last = "".join(f"mov.b32 ${k}, 0; " for k in range(base)) + look if together else look.replace("@q ", "")
+    return f"""{text}
+mov.u32 n, 0; mov.u64 end, 0;
+AGAIN:
+{look}@!p0 bra DONE;
+{nap}add.u32 n, n, 1; and.b32 k, n, {POLLS_PER_CLOCK.value - 1}; setp.ne.u32 p0, k, 0; @p0 bra AGAIN;
 setp.eq.u64 p0, {timeout}, 0; @p0 bra AGAIN;
 mov.u64 now, %globaltimer; setp.ne.u64 p0, end, 0; @p0 bra CLOCK;
-add.u64 end, now, {timeout};
+abs.s64 end, {timeout}; add.u64 end, now, end;
 CLOCK:
 setp.gt.u64 p0, now, end;
 {anyone.format("p0")}@p0 bra LATE;
 setp.eq.u64 p0, {status}, 0; @p0 bra AGAIN;
 ld.relaxed.sys.global.u64 x, [{status}+{8 * field.CODE}]; setp.ne.u64 p0, x, 0;
-{anyone.format("p0")}@!p0 bra AGAIN; bra DONE;
+{anyone.format("p0")}@!p0 bra AGAIN; setp.gt.s64 p, {timeout}, 0; @p bra DONE;
 LATE:
-@!m bra DONE; setp.eq.u64 p0, {status}, 0; @p0 bra DONE;
-atom.relaxed.sys.global.cas.b64 x, [{status}+{8 * field.CODE}], 0, {_layout.STATUS_WAIT_TIMEOUT};
-setp.ne.u64 p0, x, 0; @p0 bra DONE;
-cvt.s64.s32 x, {rank}; st.global.b64 [{status}+{8 * field.RANK}], x;
-mov.u32 k, %ctaid.x; cvt.u64.u32 x, k; st.global.b64 [{status}+{8 * field.PROGRAM}], x;
-"""
-    text += "mov.b32 k, 0; mov.b32 w, 0;\n"
-    for register in registers:  # one that is missing; by number, as addresses would take registers from the loop
-        text += f"setp.{missing}.b32 p0, ${register}, {value}; "
-        text += f"@p0 mov.b32 k, {register // 4}; @p0 mov.b32 w, ${register};\n"
-    text += f"cvt.u64.u32 x, k; mad.lo.u64 x, x, {stride}, {address};\n"
-    text += f"add.u32 k, k, {sender + 1}; {'neg.s32 k, k; ' if backwards else ''}"
-    text += f"st.global.b64 [{status}+{8 * field.ADDRESS}], x; cvt.s64.s32 x, k;\n"
-    comparison = names.index("ne" if encoding == "sentinel" else "eq")
-    return (
-        text
-        + f"""st.global.b64 [{status}+{8 * field.SENDER}], x;
-mov.b32 v, {value}; cvt.s64.s32 x, v; st.global.b64 [{status}+{8 * field.EXPECTED}], x;
-cvt.s64.s32 x, w; st.global.b64 [{status}+{8 * field.LAST}], x;
-mov.b64 x, {comparison}; st.global.b64 [{status}+{8 * field.COMPARISON}], x;
-DONE:
+{_late_assembly(number, encoding, address, stride, timeout, status, value, rank, sender, backwards)}{last}DONE:
 }}"""
+
+
+@triton.constexpr_function
+def _late_assembly(number, encoding, address, stride, timeout, status, value, rank, sender, backwards):
+    """Describe the first packet that is missing, and if the wait has no bound, wait for one after the other.
+
+    It takes fewer registers than the loop of `poll_assembly`, and is apart from it so that it does not change that one.
+    """
+    field, names, missing = _layout.Status, _layout.COMPARISONS, _missing_if(encoding)
+    comparison = names.index("ne" if encoding == "sentinel" else "eq")
+    words = (
+        (field.PROGRAM, "mov.u32 n, %ctaid.x; cvt.u64.u32 x, n;"),
+        (field.ADDRESS, "at"),
+        (field.SENDER, f"add.u32 n, k, {sender + 1}; {'neg.s32 n, n; ' if backwards else ''}cvt.s64.s32 x, n;"),
+        (field.EXPECTED, f"mov.b32 v, {value}; cvt.s64.s32 x, v;"),
+        (field.LAST, "cvt.s64.s32 x, w;"),
+        (field.COMPARISON, f"mov.b64 x, {comparison};"),
     )
+    if encoding == "ll":
+        look = "ld.relaxed.sys.global.v2.b64 {y,z}, [at]; mov.b64 {t0,t1}, y; mov.b64 {t2,t3}, z;\n"
+    else:
+        look = "ld.relaxed.sys.global.v4.b32 {t0,t1,t2,t3}, [at];\n"
+    for place, register in enumerate(_told_by(encoding, 1)):
+        keep = f"mov.b32 w, t{register};" if place == 0 else f"@p mov.b32 w, t{register};"
+        look += f"setp.{missing}.b32 p, t{register}, {value}; {keep}"
+        look += "mov.pred m, p;\n" if place == 0 else "or.pred m, m, p;\n"
+    look += "and.pred m, m, q;\n"
+    look += "and.pred m, m, f; vote.sync.any.pred p0, m, 0xffffffff;\n" if encoding == "ll128" else "mov.pred p0, m;\n"
+    return f"""{{ .reg .b32 t<4>; .reg .b64 y, z;
+mov.u32 k, 0; mov.u64 at, {address}; mov.u64 end, 0;
+LOOK:
+{look}@!p0 bra NEXT;
+mov.u64 now, %globaltimer; setp.gt.u64 p, now, end; @!p bra LOOK;
+sub.u64 end, now, {timeout}; @!m bra TAKEN; setp.eq.u64 p, {status}, 0; @p bra TAKEN;
+{describe_assembly(status, timeout, rank, words, "TAKEN")}
+TAKEN:
+setp.lt.s64 p, {timeout}, 0; @p bra LOOK; bra OVER;
+NEXT:
+add.u32 k, k, 1; add.u64 at, at, {stride}; setp.lt.u32 p, k, {number}; @p bra LOOK;
+OVER:
+}}
+"""

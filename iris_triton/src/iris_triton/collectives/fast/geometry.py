@@ -41,7 +41,7 @@ class Shape:
     Attributes:
         programs: number of programs.
         block: packets that a program handles at a time.
-        options: num_warps, on GPUs.
+        options: num_warps, on GPUs, and maxnreg where more registers would let programs wait for their turn.
         step: the warps of a program go from peer to peer together.
         nap_ns: nanoseconds to sleep between two looks at packets.
     """
@@ -81,7 +81,7 @@ def shape_for(request: CollectiveRequest, packets: int, encoding: str, form: str
     return Shape(
         programs=max(1, min(most, -(-packets // block))),
         block=block,
-        options={"num_warps": warps},
+        options={"num_warps": warps} | ({"maxnreg": 64} if form == "two_shot" and encoding == "sentinel" else {}),
         step=form != "one_shot" and nbytes >= _STEP_NBYTES,
         nap_ns=100 if form != "two_shot" and nbytes >= _NAP_NBYTES else 0,
     )

@@ -29,7 +29,13 @@ from iris_triton.collectives.fast.assembly import (
     push_assembly,
     store_assembly,
 )
-from iris_triton.flags import _look_at_clock, _report
+from iris_triton.flags import (
+    POLLS_PER_CLOCK,
+    TIMED_OUT,
+    WAITING,
+    look_at_clock,
+    report_wait,
+)
 from iris_triton.intrinsics import wait_stores
 
 PACKET_NBYTES = tl.constexpr(16)
@@ -40,8 +46,6 @@ EMPTY = tl.constexpr(-1)
 """A word that has not arrived, of a sentinel packet: two NaNs of 16 bits, or one of 32."""
 
 _OTHER_NAN = tl.constexpr(0x7FFFFFFF)
-
-_POLLS_PER_CLOCK = tl.constexpr(64)
 
 
 @triton.constexpr_function
@@ -310,6 +314,18 @@ def _number_missing(address, epoch, mask, flags, ENC: tl.constexpr):
 
 
 @triton.jit
+def _report(address, epoch, mask, flags, status, rank, ENC: tl.constexpr, PART: tl.constexpr, SENDER: tl.constexpr):
+    """Describe one packet that is missing; see `iris_triton.flags.report_wait`."""
+    missing, word = _look(address, epoch, mask, flags, ENC)
+    if ENC == "sentinel":
+        seen = tl.where(missing, EMPTY, 0)
+        report_wait(status, rank, address, seen * 0 + EMPTY, seen, "ne", PART, SENDER)
+    else:
+        seen = tl.where(missing, (word >> 32).to(tl.int32), epoch)
+        report_wait(status, rank, address, seen * 0 + epoch, seen, "eq", PART, SENDER)
+
+
+@triton.jit
 def _await(address, epoch, mask, flags, timeout_ns, status, rank, ENC: tl.constexpr, SENDER: tl.constexpr):
     """Wait for one packet of each thread."""
     status = tl.cast(status, tl.int64)
@@ -318,14 +334,15 @@ def _await(address, epoch, mask, flags, timeout_ns, status, rank, ENC: tl.conste
     start = tl.cast(0, tl.int64)
     while (_number_missing(address, epoch, mask, flags, ENC) > 0) & ~late:
         polls += 1
-        if timeout_ns > 0:  # noqa: SIM102 - decided at compile time where it is a constexpr
-            if polls % _POLLS_PER_CLOCK == 0:
-                late, start = _look_at_clock(start, timeout_ns, status)
+        if timeout_ns != 0:  # noqa: SIM102 - decided at compile time where it is a constexpr
+            if polls % POLLS_PER_CLOCK == 0:
+                late, start = look_at_clock(start, timeout_ns, status)
     if late:
-        missing, word = _look(address, epoch, mask, flags, ENC)
-        if ENC == "sentinel":
-            seen = tl.where(missing, EMPTY, 0)
-            _report(status, rank, address, seen * 0 + EMPTY, seen, "ne", SENDER)
+        if timeout_ns > 0:
+            _report(address, epoch, mask, flags, status, rank, ENC, TIMED_OUT, SENDER)
         else:
-            seen = tl.where(missing, (word >> 32).to(tl.int32), epoch)
-            _report(status, rank, address, seen * 0 + epoch, seen, "eq", SENDER)
+            while _number_missing(address, epoch, mask, flags, ENC) > 0:
+                if late:
+                    _report(address, epoch, mask, flags, status, rank, ENC, WAITING, SENDER)
+                    start = tl.cast(0, tl.int64)
+                late, start = look_at_clock(start, timeout_ns, status)

@@ -1,0 +1,163 @@
+"""The page of host memory in which the kernels of all ranks leave their reports, and which every rank reads.
+
+The first row holds the alarm: a word that changes with every report.  Each rank has a row behind it, as the status
+words in `iris_core.device_context` say.  All ranks of a host map the same memory; a GPU writes to it directly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from iris_core import device_context
+from iris_core.errors import DeviceError, PeerAccessError
+from iris_core.logs import logger
+from iris_core.types import DeviceType, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from iris_core.types import DeviceTarget
+    from iris_core.world import World
+
+_WORD = 8
+_ROW_NBYTES = device_context.STATUS_WORDS * _WORD
+_BASE = device_context.ROW
+"""Word of a row that the host writes: where the rank's heap begins in its own address space."""
+
+_ATTEMPTS = 1000
+
+_PORTABLE, _MAPPED = 1, 2
+_DRIVERS = {
+    DeviceType.CUDA: ("libcuda.so.1", "cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2", "cuMemHostUnregister"),
+    DeviceType.HIP: ("libamdhip64.so", "hipHostRegister", "hipHostGetDevicePointer", "hipHostUnregister"),
+}
+
+
+class StatusPage:
+    """The page, as one rank maps it.
+
+    Collective: every rank of the world makes it.
+
+    Args:
+        world: the ranks.
+
+    Attributes:
+        world_size: how many ranks there are.
+        nbytes: size of the page.
+        address: where it begins in this process.
+        words: all words (int64).  The first one is the alarm.
+        shared: whether the other ranks have the same page; else each knows its own reports only.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world_size = world.world_size
+        self.nbytes = -(-(1 + world.world_size) * _ROW_NBYTES // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._map = self._open(world)
+        self.shared = self._map is not None
+        if self._map is None:
+            logger.info("the ranks share no page for reports: each rank raises what its own kernels report")
+            self._map = mmap.mmap(-1, self.nbytes)
+        self.words = memoryview(self._map).cast("q")
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._unregister: Callable[[], int] | None = None
+
+    def _open(self, world: World) -> mmap.mmap | None:
+        """Map the page that rank 0 has made; None if that cannot be."""
+        if world.world_size == 1:
+            return mmap.mmap(-1, self.nbytes)
+        fds: list[int] = []
+        try:
+            if world.rank == 0:
+                with contextlib.suppress(OSError, AttributeError):  # the others hear of it by what is exchanged
+                    fds.append(os.memfd_create("iris-status", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+                    os.ftruncate(fds[0], self.nbytes)
+                    fcntl.fcntl(fds[0], fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            mine = [Segment(0, self.nbytes, fd=fd) for fd in fds]
+            received = world.exchange_segments(mine)[0]
+            fds = [each.fd for each in received if each.fd is not None]
+            return mmap.mmap(fds[0], self.nbytes) if fds else None
+        except (OSError, PeerAccessError) as error:
+            logger.info("no page for reports: %s", error)
+            return None
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    # -- what is in it ------------------------------------------------------------------------------------------------
+    def row_address(self, rank: int) -> int:
+        """Address in this process of a rank's row."""
+        return self.address + (1 + rank) * _ROW_NBYTES
+
+    def set_base(self, rank: int, address: int) -> None:
+        """Say where a rank's heap begins in its own address space."""
+        self.words[self._first(rank) + _BASE] = address
+
+    def base(self, rank: int) -> int:
+        """Where a rank's heap begins in its own address space."""
+        return self.words[self._first(rank) + _BASE]
+
+    def first_word(self, rank: int, part: int) -> int:
+        """The first word of a part of a rank's row."""
+        return self.words[self._first(rank) + part]
+
+    def read(self, rank: int, part: int) -> tuple[int, ...]:
+        """Return a rank's row when the part is complete, or all zero if it is not."""
+        first = self._first(rank)
+        for _ in range(_ATTEMPTS):
+            stamp = self.words[first + part]
+            row = tuple(self.words[first : first + device_context.STATUS_WORDS])
+            if device_context.code_of(stamp) == 0:
+                break
+            if row[part] == stamp == self.words[first + part]:
+                return row
+            time.sleep(0)  # it is being written
+        return (0,) * device_context.STATUS_WORDS
+
+    def write(self, rank: int, part: int, values: list[int]) -> None:
+        """Write a part that the device keeps in its own memory, and raise the alarm."""
+        begin = self._first(rank) + part
+        stamp = device_context.stamp(time.monotonic_ns(), rank, part, device_context.code_of(values[0]))
+        self.words[begin] = device_context.CLAIMED
+        for place, value in enumerate(values[1:], begin + 1):
+            self.words[place] = value
+        self.words[begin] = self.words[0] = stamp
+
+    def _first(self, rank: int) -> int:
+        return (1 + rank) * device_context.STATUS_WORDS
+
+    # -- the device ---------------------------------------------------------------------------------------------------
+    def register(self, target: DeviceTarget) -> int:
+        """Let a device write to the page; returns the address of the page as its kernels see it.
+
+        Raises:
+            DeviceError: the driver refuses, as it may in a container.
+        """
+        if target.type is DeviceType.CPU:
+            return self.address
+        library, register, locate, unregister = _DRIVERS[target.type]
+        try:
+            driver = ctypes.CDLL(library)
+        except OSError as error:
+            raise DeviceError(f"cannot load {library}: {error}") from error
+        address = ctypes.c_void_p(self.address)
+        found = ctypes.c_uint64()
+        if code := getattr(driver, register)(address, ctypes.c_size_t(self.nbytes), ctypes.c_uint(_PORTABLE | _MAPPED)):
+            raise DeviceError(f"{register} failed with code {code}")
+        self._unregister = partial(getattr(driver, unregister), address)
+        if code := getattr(driver, locate)(ctypes.byref(found), address, ctypes.c_uint(0)):
+            raise DeviceError(f"{locate} failed with code {code}")
+        return found.value
+
+    def close(self) -> None:
+        """Take the page away from the device, where nothing runs any more."""
+        if self._unregister is not None:
+            if code := self._unregister():
+                logger.debug("the page for reports stays registered with the device: code %d", code)
+            self._unregister = None
