@@ -150,11 +150,11 @@ def messages_that_differ(device):
             ctx.ccl.send(tensor, 1) if ctx.cur_rank == 0 else ctx.ccl.recv(tensor, 0)
             if not (tensor == 1 + number).all():
                 wrong.append(f"message {number}: the tensor was changed")
+            said.append(said_by(ctx.barrier))
             right = torch.full((9,), (ctx.cur_rank == 0) * (50.0 + number), device=device)
             ctx.ccl.send(right, 1, config=Config(comm_sms=3)) if ctx.cur_rank == 0 else ctx.ccl.recv(right, 0)
             if right.unique().tolist() != [50.0 + number]:
                 wrong.append(f"after message {number} came {right.tolist()}")
-            said.append(said_by(ctx.barrier))
     return said, wrong
 
 

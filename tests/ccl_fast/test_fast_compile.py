@@ -35,13 +35,14 @@ def peers(size):
     return tuple((127 << 40) + (i << 34) for i in range(size))
 
 
-def check(compiled, encoding, polls):
+def check(compiled, encoding, polls, waits=1):
+    """What all kernels have; `polls` packets are awaited, by `waits` calls of `poll`."""
     text = assembly(compiled)
     # "ll" leans on 8 bytes that arrive together, so those are the elements
     push, poll = ((each.replace("v4.b32", "v2.b64") if encoding == "ll" else each) for each in (PUSH, POLL))
     assert VECTOR[encoding] in text
     assert push in text
-    assert text.count(poll) == polls
+    assert text.count(poll) == 2 * polls + waits  # those of a long wait are looked at one by one, and then again
     assert "globaltimer" in text  # waits are bounded
     assert not re.search(r"\b(ld|st)\.local", text)
     assert "convert_layout" not in compiled.asm["ttgir"]
@@ -64,7 +65,7 @@ def test_two_shot(encoding, dtype, reduction):
     given = {"DT": dtype, "OP": reduction, "ITEM": dtype.primitive_bitwidth // 8, "ENC": encoding, "STEP": False}
     given |= {"NAP_NS": 0, "pieces": 1, "peers": peers(4), "nbytes": 1 << 18}
     given |= {"EVEN": reduction != "max", "ONCE": reduction != "avg", "EARLY": False}
-    check(compile_for(two_shot, [torch.int16] * 2, common(4) | given), encoding, 8)
+    check(compile_for(two_shot, [torch.int16] * 2, common(4) | given), encoding, 8, 2)
 
 
 @pytest.mark.parametrize("encoding", VECTOR)
@@ -99,7 +100,7 @@ def test_split(encoding, gathers):
         "SUB": 64,
     }
     compiled = compile_for(split, [torch.int16] * 2, common(8) | given)
-    check(compiled, encoding, 8)
+    check(compiled, encoding, 8, 2)
     assert assembly(compiled).count("nanosleep") == 2
 
 
@@ -146,7 +147,8 @@ def test_registers_of_eight_members(kernel, encoding, warps, most):
     given |= {"SUB": 32 * warps, "EARLY": False}
     known = {name: value for name, value in (common(8) | given).items() if name in kernel.arg_names}
     block = 32 * warps * (4 if kernel is split else 1)
-    compiled = compile_for(kernel, [torch.int16] * 2, known | {"BLOCK": block, "num_warps": warps})
+    asked = {"maxnreg": 64} if kernel is two_shot else {}  # as `geometry.shape_for` does
+    compiled = compile_for(kernel, [torch.int16] * 2, known | {"BLOCK": block, "num_warps": warps} | asked)
     registers, stack = usage(compiled)
     assert registers <= most
     assert stack == 0
@@ -164,9 +166,9 @@ def test_ring(gathers, size):
         "DT": tl.float32, "OP": "avg", "ITEM": 4, "EVEN": True, "BLOCK": 256, "num_warps": 8, "NAP_NS": 0,
     }  # fmt: skip
     compiled = compile_for(packet_ring, [torch.int32] * 2, given)
-    polls = assembly(compiled).count(POLL)  # LLVM may unroll the way round
+    polls = assembly(compiled).count(POLL) // 3  # LLVM may unroll the way round
     assert polls >= 1 + gathers
-    check(compiled, "sentinel", polls)
+    check(compiled, "sentinel", polls, polls)
     assert "st.release.sys.global.b64" in assembly(compiled)
     assert "ld.acquire.sys.global.b64" in assembly(compiled)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from iris_core import Iris
+from iris_core.device_context import STATUS_WAIT_TIMEOUT, Status, stamp
 from iris_core.errors import (
     DeviceError,
     DeviceTimeoutError,
@@ -236,16 +237,15 @@ def test_logging_has_the_rank_in_the_record(ctx, caplog):
 def test_a_device_error_is_raised_once(monkeypatch):
     monkeypatch.setenv("IRIS_DEVICE_TIMEOUT", "1")
     with Iris("1MiB", device="cpu") as ctx:
-        status = ctx._reports.words
-        status[:8].copy_(torch.tensor([1, 0, 3, 0x1000, 42, 7, 3, 0]))
+        late(ctx)
         with pytest.raises(DeviceTimeoutError, match=r"program 3: a wait for the word at 0x1000 to be >= 42 .* was 7"):
             ctx.barrier()
         ctx.barrier()
 
 
 def late(ctx):
-    """Leave in the status words what a wait writes that has reached its bound."""
-    ctx._reports.words[:8].copy_(torch.tensor([1, 0, 3, 0x1000, 42, 7, 3, 0]))
+    """Leave on the page of reports what a wait writes that has reached its bound."""
+    ctx._reports._page.write(0, Status.CODE, [stamp(1, 0, Status.CODE, STATUS_WAIT_TIMEOUT), 0, 3, 0x1000, 42, 7, 3, 0])
 
 
 def test_closing_raises_what_no_barrier_has(monkeypatch):

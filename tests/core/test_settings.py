@@ -41,7 +41,7 @@ def test_defaults():
     assert settings.heap_size == 1 << 30
     assert (settings.allocator, settings.backend, settings.device) == ("auto", "auto", None)
     assert (settings.log_level, settings.block) == ("WARNING", ())
-    assert (settings.device_timeout, settings.barrier_timeout) == (None, 300.0)
+    assert (settings.device_timeout, settings.barrier_timeout, settings.watchdog) == (None, 300.0, 60.0)
     assert {settings.source(name) for name in IrisSettings.model_fields} == {"default"}
 
 
@@ -58,6 +58,7 @@ def test_defaults():
         ("block", "a, b@c,", ("a", "b@c")),
         ("device_timeout", "2.5", 2.5),
         ("barrier_timeout", "10", 10.0),
+        ("watchdog", "0", 0.0),
     ],
 )
 def test_environment(monkeypatch, name, text, value):

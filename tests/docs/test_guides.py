@@ -59,14 +59,15 @@ def test_ours_in_the_tables():
 
 
 def test_the_message_is_the_real_one():
-    from iris_core.device_context import STATUS_WAIT_TIMEOUT, STATUS_WORDS, Status, status_error
+    from iris_core.device_context import STATUS_WAIT_TIMEOUT, STATUS_WORDS, Status
+    from iris_core.reports import Meaning, Report, timeout_text
 
     words = [0] * STATUS_WORDS
     values = {"CODE": STATUS_WAIT_TIMEOUT, "RANK": 2, "PROGRAM": 5, "ADDRESS": 0x7F3C12000400, "EXPECTED": 3, "LAST": 2}
     for name, value in values.items():
         words[Status[name]] = value
     words[Status.COMPARISON] = 3
-    message = str(status_error(words))
+    message = timeout_text(Report(2, Status.CODE, words, 0), Meaning((2,)))
     shown = re.search(r"DeviceTimeoutError: (.*?) \.\.\.", (DOCS / "debugging.md").read_text(), re.DOTALL).group(1)
     assert message.startswith(" ".join(shown.split()))
 

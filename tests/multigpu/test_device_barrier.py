@@ -39,4 +39,4 @@ def test_wrong_calls_are_refused_before_anything_is_launched(pool):
 def test_a_rank_that_stays_away_is_reported(pool):
     first, second = pool.run(stays_away, 2, "cuda")
     assert "IRIS_DEVICE_TIMEOUT" in first
-    assert second == ""
+    assert second == f"rank 0 has reported: {first}"

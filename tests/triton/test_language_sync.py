@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 
 import iris_triton as iris
-from iris_core.device_context import Status, status_error
+from iris_core.device_context import STATUS_WORDS, Status, code_of
+from iris_core.reports import Meaning, Report, timeout_text
 from iris_triton import cpu
 
 FLAGS = [torch.int32, torch.int64, torch.uint32, torch.uint64]
@@ -135,12 +136,12 @@ def test_a_bounded_wait_reports_and_goes_on(make_world):
     wait_bounded[(1,)](flag, out, world.context(1, timeout_ns=100_000_000), lanes=1, world_size=2)
     assert out.item() == 7
     words = world.status.tolist()
-    assert words[Status.CODE] == 1
+    assert code_of(words[Status.CODE]) == 1
     assert words[Status.RANK] == 1
     assert words[Status.PROGRAM] == 0
     assert words[Status.ADDRESS] == flag.data_ptr()
     assert (words[Status.EXPECTED], words[Status.LAST]) == (42, 7)
-    assert ">= 42" in str(status_error(words))
+    assert ">= 42" in timeout_text(Report(0, Status.CODE, words, 0), Meaning((0,)))
 
 
 def test_the_first_missing_flag_of_a_block_is_reported(make_world):
@@ -150,7 +151,7 @@ def test_the_first_missing_flag_of_a_block_is_reported(make_world):
     words = world.status.tolist()
     assert words[Status.ADDRESS] == flags.data_ptr() + 2 * 8
     assert (words[Status.EXPECTED], words[Status.LAST]) == (2, 9)
-    assert "== 2" in str(status_error(words))
+    assert "== 2" in timeout_text(Report(0, Status.CODE, words, 0), Meaning((0,)))
     assert out.tolist() == flags.tolist()
 
 
@@ -192,7 +193,7 @@ def wait_where(flag, status, pids, timeout_ns, x, y, z):
 
 def test_program_and_rank_of_the_report(make_world):
     cpu.enable()
-    flag, status = torch.zeros(1, dtype=torch.int64), torch.zeros(8, dtype=torch.int64)
+    flag, status = torch.zeros(1, dtype=torch.int64), torch.zeros(STATUS_WORDS, dtype=torch.int64)
     wait_where[(2, 3, 4)](flag, status, flag, 10_000_000, 1, 2, 3)
     assert status[Status.PROGRAM] == 1 + 2 * (2 + 3 * 3)
     assert status[Status.RANK] == 6
@@ -310,7 +311,7 @@ def test_a_bounded_barrier_names_the_word_of_the_missing_rank(make_world):
     words = world.status.tolist()
     assert words[Status.ADDRESS] == flags[0].data_ptr() + 8
     assert (words[Status.EXPECTED], words[Status.LAST]) == (1, 0)
-    assert ">= 1" in str(status_error(words))
+    assert ">= 1" in timeout_text(Report(0, Status.CODE, words, 0), Meaning((0,)))
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,213 @@
+"""What the ranks of tests/ccl/test_reports.py do."""
+
+import contextlib
+import logging
+import os
+import random
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+from jobs_common import environment
+
+import iris_triton as iris
+from iris_core import Iris
+from iris_core.ccl import Config
+from iris_core.errors import DeviceError, UnsupportedError
+
+
+def soon(device):
+    """A bound for waits that are going to fail, in seconds: all kernels are compiled before, but for the first ones."""
+    return "1.5" if device == "cpu" else "4"
+
+
+@triton.jit
+def wait_for_nothing(flag, context, world_size: tl.constexpr):
+    """Wait for a word that no rank changes."""
+    iris.DeviceContext.from_tensor(context, world_size).wait(flag, 1)
+
+
+def facts_of(call):
+    """What a call raises, as type and fields; None if nothing."""
+    try:
+        call()
+    except DeviceError as error:
+        return type(error).__name__, error.rank, error.peer, error.op
+    return None
+
+
+def meet(ctx):
+    """Wait for this rank's device, and for all ranks, without looking at reports; and then a random while."""
+    if ctx.device != "cpu":
+        torch.cuda.synchronize()
+    ctx.broadcast(0)
+    time.sleep(random.Random(time.time_ns() + ctx.cur_rank).uniform(0, 0.02))
+
+
+def calls_of(ctx, x, y):
+    """What a program may do next, by name."""
+    a, b = torch.ones(16, 16, device=ctx.device), torch.ones(16, 16, device=ctx.device)
+    out = ctx.zeros(16, 16)
+    return {
+        "all_reduce": lambda: ctx.ccl.all_reduce(y, x),
+        "all_reduce of another kind": lambda: ctx.ccl.all_reduce(y[:3], x[:3]),
+        "async": lambda: ctx.ccl.all_reduce(y, x, async_op=True).wait(),
+        "matmul_all_reduce": lambda: ctx.ops.matmul_all_reduce(out, a, b),
+        "device_barrier": ctx.device_barrier,
+        "barrier": ctx.barrier,
+    }
+
+
+def gives_up(device, following, first="all_reduce"):
+    """Rank 1 does not come to a call; then every rank makes the next one.  Afterwards all reset, and go on."""
+    with environment(IRIS_DEVICE_TIMEOUT=soon(device)), Iris("16MiB", device=device) as ctx:
+        x, y = ctx.ones(6, 4), ctx.zeros(6, 4)
+        calls = calls_of(ctx, x, y)
+        for name in (following, first):
+            calls[name]()
+        meet(ctx)
+        if ctx.cur_rank != 1:
+            calls[first]()
+        meet(ctx)
+        said = facts_of(calls[following])
+        meet(ctx)
+        ctx.ccl.reset()
+        again = facts_of(lambda: ctx.ccl.all_reduce(y, x))
+        again = again or facts_of(ctx.device_barrier) or facts_of(ctx.barrier)
+        return said, again, y.unique().tolist()
+
+
+def differs(device):
+    """One rank makes another call that all know."""
+    config = Config(algorithm="one_shot")
+    with Iris("16MiB", device=device) as ctx:
+        x, y = ctx.ones(8), ctx.zeros(8)
+        for count in (4, 8):
+            ctx.ccl.all_reduce(y[:count], x[:count], config=config)
+        meet(ctx)
+        count = 8 if ctx.cur_rank == 1 else 4
+        ctx.ccl.all_reduce(y[:count], x[:count], config=config)
+        meet(ctx)
+        said = facts_of(lambda: ctx.ccl.all_reduce(y, x, config=config))
+        meet(ctx)
+        ctx.ccl.reset()
+        return said, facts_of(lambda: ctx.ccl.all_reduce(y, x, config=config)), y.unique().tolist()
+
+
+def own_kernel(device):
+    """A wait of a user's kernel on rank 1 ends by its bound; every rank hears of it, and all go on."""
+    with environment(IRIS_DEVICE_TIMEOUT=soon(device)), Iris("16MiB", device=device) as ctx:
+        flag, x, y = ctx.zeros(1, dtype=torch.int64), ctx.ones(8), ctx.zeros(8)
+        ctx.ccl.all_reduce(y, x)
+        meet(ctx)
+        if ctx.cur_rank == 1:
+            wait_for_nothing[(1,)](flag, ctx.get_device_context(), ctx.num_ranks)
+        meet(ctx)
+        said = facts_of(lambda: ctx.ccl.all_reduce(y, x))
+        meet(ctx)
+        return said, facts_of(lambda: ctx.ccl.all_reduce(y, x)), facts_of(ctx.barrier), y.unique().tolist()
+
+
+def of_a_group(device):
+    """Rank 1 does not come to a call of ranks 0 and 1; ranks 2 and 3 go on."""
+    with environment(IRIS_DEVICE_TIMEOUT=soon(device)), Iris("16MiB", device=device) as ctx:
+        group = (0, 1) if ctx.cur_rank < 2 else (2, 3)
+        x, y = ctx.ones(8), ctx.zeros(8)
+        ctx.ccl.all_reduce(y, x, group=group)
+        meet(ctx)
+        if ctx.cur_rank != 1:
+            ctx.ccl.all_reduce(y, x, group=group)
+        meet(ctx)
+        said = facts_of(lambda: ctx.ccl.all_reduce(y, x, group=group))
+        meet(ctx)
+        ctx.ccl.reset(group)
+        return said, facts_of(lambda: ctx.ccl.all_reduce(y, x, group=group)), facts_of(ctx.barrier)
+
+
+def in_graphs(replays):
+    """Rank 1 replays once less than the others; then all capture a call, and make one that is not captured."""
+    with environment(IRIS_DEVICE_TIMEOUT=soon("cuda")), Iris("16MiB", device="cuda") as ctx:
+        x, y = ctx.ones(64), ctx.zeros(64)
+        ctx.ccl.all_reduce(y, x)
+        ctx.barrier()
+        graph, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            ctx.ccl.all_reduce(y, x)
+        meet(ctx)
+        for _ in range(replays - (ctx.cur_rank == 1)):
+            graph.replay()
+        meet(ctx)
+        captured = "captured"
+        try:
+            with torch.cuda.graph(second):
+                ctx.ccl.all_reduce(y, x)
+        except (DeviceError, UnsupportedError) as error:
+            captured = str(error)
+        said = facts_of(lambda: ctx.ccl.all_reduce(y, x))
+        meet(ctx)
+        ctx.ccl.reset()
+        graph.replay()
+        second.replay()
+        return captured, said, facts_of(ctx.barrier), y.unique().tolist()
+
+
+@contextlib.contextmanager
+def recorded():
+    """Records of Iris's logger."""
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logging.getLogger("iris").addHandler(handler)
+    try:
+        yield records
+    finally:
+        logging.getLogger("iris").removeHandler(handler)
+
+
+def threads():
+    """Names of the watchdogs of this process."""
+    return [each.name for each in threading.enumerate() if each.name == "iris-watchdog"]
+
+
+def late(device):
+    """Rank 1 comes late to a call, without a bound.
+
+    Returns what was logged of waits that are shorter than the watchdog's time, then of that one, and its threads.
+    """
+    with environment(IRIS_DEVICE_TIMEOUT=""), recorded() as before, Iris("16MiB", device=device) as ctx:
+        x, y = ctx.ones(8192, dtype=torch.bfloat16), ctx.zeros(8192, dtype=torch.bfloat16)
+        for _ in range(5):
+            ctx.ccl.all_reduce(y, x)
+            meet(ctx)
+        running = threads()
+    bounds = environment(IRIS_DEVICE_TIMEOUT="", IRIS_WATCHDOG="0.3")
+    with bounds, recorded() as records, Iris("16MiB", device=device) as ctx:
+        x, y = ctx.ones(8192, dtype=torch.bfloat16), ctx.zeros(8192, dtype=torch.bfloat16)
+        ctx.ccl.all_reduce(y, x)
+        meet(ctx)
+        if ctx.cur_rank == 1:
+            time.sleep(1.5)
+        ctx.ccl.all_reduce(y, x)
+        ctx.barrier()
+        deadline = time.monotonic() + 60
+        while ctx.cur_rank != 1 and not any("no longer waits for rank 1" in text for text in records):
+            assert time.monotonic() < deadline, records
+            time.sleep(0.1)
+        ctx.broadcast(0)
+    return before, records, running, threads()
+
+
+def forked(device):
+    """A child has no watchdog, and ends; the parent has one until its context is closed."""
+    with environment(IRIS_DEVICE_TIMEOUT=""), Iris("16MiB", device=device) as ctx:
+        ctx.ccl.all_reduce(ctx.zeros(4), ctx.ones(4))
+        pid = os.fork()
+        if pid == 0:
+            os._exit(len(threads()))
+        _, status = os.waitpid(pid, 0)
+        ctx.barrier()
+        running = threads()
+    return os.waitstatus_to_exitcode(status), running, threads(), dist.get_rank()

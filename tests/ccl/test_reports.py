@@ -1,0 +1,130 @@
+"""What kernels report reaches the next call of every rank that it concerns; and long waits are warned about."""
+
+import jobs_reports as jobs
+import pytest
+import torch
+
+from iris_core import Iris
+from iris_core.device_context import STATUS_WAIT_TIMEOUT, Status, stamp
+from iris_core.errors import DeviceError, DeviceTimeoutError
+from iris_core.status_page import StatusPage
+
+FOLLOWING = ["all_reduce", "all_reduce of another kind", "async", "matmul_all_reduce", "device_barrier", "barrier"]
+
+
+@pytest.mark.parametrize("following", FOLLOWING)
+@pytest.mark.parametrize("num_ranks", [3])
+def test_every_member_raises_at_its_next_call(pool, num_ranks, device, following):
+    for said, again, sums in pool.run(jobs.gives_up, num_ranks, device, following):
+        assert said in [("DeviceTimeoutError", rank, 1, "all_reduce") for rank in (0, 2)]
+        assert (again, sums) == (None, [3.0])
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+@pytest.mark.parametrize("first", ["all_reduce", "device_barrier"])
+def test_every_member_raises_at_its_next_call_on_two_ranks(pool, num_ranks, device, first):
+    for said, again, sums in pool.run(jobs.gives_up, num_ranks, device, "all_reduce", first):
+        assert said == ("DeviceTimeoutError", 0, 1, first)
+        assert (again, sums) == (None, [2.0])
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_every_member_hears_of_a_different_call(pool, num_ranks, device):
+    results = pool.run(jobs.differs, num_ranks, device)
+    for said, again, sums in results:
+        kind, rank, peer, op = said
+        assert (kind, op) == ("DeviceError", "all_reduce")
+        assert 1 in (rank, peer)
+        assert rank != peer
+        assert (again, sums) == (None, [float(num_ranks)])
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_every_rank_hears_of_a_wait_of_a_users_kernel(pool, num_ranks, device):
+    for said, *after, sums in pool.run(jobs.own_kernel, num_ranks, device):
+        assert said == ("DeviceTimeoutError", 1, None, "")
+        assert (after, sums) == ([None, None], [float(num_ranks)])
+
+
+@pytest.mark.parametrize("num_ranks", [4])
+def test_other_groups_go_on(pool, num_ranks, device):
+    results = pool.run(jobs.of_a_group, num_ranks, device)
+    assert [said for said, *_ in results] == [("DeviceTimeoutError", 0, 1, "all_reduce")] * 2 + [None] * 2
+    assert [after for _, *after in results] == [[None, None]] * 4
+
+
+@pytest.mark.multigpu(2)
+def test_replays_of_graphs(pool):
+    for captured, said, after, sums in pool.run(jobs.in_graphs, 2, 20):
+        assert captured == "captured"
+        assert said == ("DeviceTimeoutError", 0, 1, "all_reduce")
+        assert (after, sums) == (None, [2.0])
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_long_wait_is_warned_about(pool, num_ranks, device):
+    for rank, (before, records, running, left) in enumerate(pool.run(jobs.late, num_ranks, device)):
+        assert before == []
+        assert (running, left) == (["iris-watchdog"], [])
+        if rank != 1:  # whose machine may be slow, too
+            said = f"rank {rank} has waited for rank 1 in all_reduce 8192 x bfloat16 ("
+            assert any(text.startswith(said) for text in records)
+            assert any(text.startswith(f"rank {rank} no longer waits for rank 1") for text in records)
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_a_child_has_no_watchdog(pool, num_ranks):
+    for rank, found in enumerate(pool.run(jobs.forked, num_ranks, "cpu")):
+        assert found == (0, ["iris-watchdog"], [], rank)
+
+
+# -- one rank ---------------------------------------------------------------------------------------------------------
+def test_no_watchdog_where_it_is_switched_off(monkeypatch):
+    monkeypatch.setenv("IRIS_WATCHDOG", "0")
+    monkeypatch.delenv("IRIS_DEVICE_TIMEOUT", raising=False)
+    with Iris("1MiB", device="cpu") as ctx:
+        assert ctx._reports.timeout_ns == 0
+        ctx.get_device_context()
+        assert jobs.threads() == []
+
+
+def test_a_report_that_is_not_raised_is_logged(monkeypatch):
+    """As it is where a program replays graphs, and calls nothing else."""
+    monkeypatch.setenv("IRIS_WATCHDOG", "0.1")
+    monkeypatch.setenv("IRIS_DEVICE_TIMEOUT", "1")
+    word = stamp(1, 0, Status.CODE, STATUS_WAIT_TIMEOUT)
+    with jobs.recorded() as records, Iris("1MiB", device="cpu") as ctx:
+        ctx.get_device_context()
+        ctx._reports._page.write(0, Status.CODE, [word, 0, 3, 0x1000, 42, 7, 3, 0])
+        while not records:
+            pass  # ends by pytest's own bound if it fails
+        assert "program 3" in records[0]
+        with pytest.raises(DeviceTimeoutError, match="program 3") as caught:
+            ctx.ccl.all_reduce(torch.zeros(1), torch.zeros(1))
+        assert (caught.value.rank, caught.value.peer, caught.value.op) == (0, None, "")
+        ctx.ccl.all_reduce(torch.zeros(1), torch.zeros(1))
+    assert len(records) == 1
+
+
+def test_a_device_that_cannot_write_to_the_page_reports_at_barriers(monkeypatch):
+    def refuse(page, target):
+        raise DeviceError("no registration here")
+
+    monkeypatch.setattr(StatusPage, "register", refuse)
+    monkeypatch.setenv("IRIS_DEVICE_TIMEOUT", "1")
+    word = stamp(1, 0, Status.CODE, STATUS_WAIT_TIMEOUT)
+    with jobs.recorded() as records, Iris("1MiB", device="cpu") as ctx:
+        assert sum("no registration here" in text for text in records) == 1
+        ctx._reports.words[:8].copy_(torch.tensor([word, 0, 3, 0x1000, 42, 7, 3, 0]))
+        ctx.ccl.all_reduce(torch.zeros(1), torch.zeros(1))
+        with pytest.raises(DeviceTimeoutError, match="program 3"):
+            ctx.barrier()
+        ctx.barrier()
+
+
+def test_a_report_that_is_being_written_is_not_read():
+    with Iris("1MiB", device="cpu") as ctx:
+        page = ctx._reports._page
+        page.words[page._first(0) + Status.CODE] = 1  # claimed
+        assert not any(page.read(0, Status.CODE))
+        ctx.barrier()
