@@ -556,9 +556,9 @@ class Iris(TensorFactories):
             if os.getpid() == self._pid and synchronize:
                 try:
                     on_all_ranks(self._world, NOT_FINISHED, self.heap.streams.synchronize, DeviceError)
+                    self._reports.idle = True
                 except DeviceError as e:
                     error = e
-                self._reports.idle = True
         except (PeerLostError, TimeoutError) as e:
             self.warning(f"closing without the other ranks: {e}")
         finally:

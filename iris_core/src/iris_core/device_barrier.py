@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from iris_core.agreement import name_ranks
 from iris_core.errors import CapabilityError, UnsupportedError
 from iris_core.reports import Meaning
+from iris_core.world.failures import name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
