@@ -97,5 +97,6 @@ def test_launches_at_the_same_time_are_reported(pool, backend, op, algorithm):
     """Two graphs on two streams do the same on GPUs: see tests/multigpu."""
     (text, _), *_ = results = pool.run(run_overlapping, 2, "cpu", backend, op, algorithm)
     assert "at the same time on the device of rank 0" in text
-    assert f"{op} ({algorithm})" in text
+    assert op in text
+    assert f"({algorithm})" in text
     assert [wrong for _, wrong in results] == [[], []]

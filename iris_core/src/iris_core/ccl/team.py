@@ -395,15 +395,6 @@ class Team:
         """The region in which a place of the heap lies, and the number of its word there; None if in none."""
         own = {_CONTROL: [self.control], **self._regions, **({_MAIL: [self._mail]} if self._mail else {})}
         for name, regions in own.items():
-??            if any(_word_at(region, address) for region in regions):
-                where = f"in the workspace {name!r}"
-                if sender:
-                    member = sender - 1 if sender > 0 else (self.rank + sender) % self.size
-                    where = f"where the data of rank {self.members[member]} arrives, {where}"
-        if not where:
-            return ""
-        ranks = ", ".join(map(str, self.members))
-        return f"The word lies {where}, in the collectives of ranks {ranks}{self.last_call}".rstrip(",") + ". "
             for region in regions:
                 if 0 <= (distance := offset_bytes - region.offset_bytes) < region.nbytes:
                     return name, distance // _WORD
