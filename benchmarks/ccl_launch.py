@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import pathlib
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,7 @@ def without_launch(ctx: Iris, call: Callable[[], object]) -> Callable[[], object
     if ctx.device == "cpu":  # what a GPU's first call would have left
         order: Any = object.__new__(DeviceOrder)
         order._index, order._last_raw, order._raw_stream = 0, 0, lambda index: 0
+        order._lock = threading.RLock()
         bound._run = functools.partial(order.run, bound._launch, bound.plan)
     for kernel in bound.plan.kernels:
         kernel._run = lambda raw, values: None
