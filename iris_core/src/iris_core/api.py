@@ -295,9 +295,9 @@ class Iris(TensorFactories):
     ) -> None:
         """Let this rank's device wait for the other ranks' devices; the host goes on at once.
 
-        Collective: every rank of the world, or of `group`, calls it, and no other.  Barriers of the same ranks pair in the
-        order of the calls, whatever streams they are on; those that a graph captures pair with the same graph's on the
-        other members, so all capture their graphs in the same order (see docs/synchronisation.md).
+        Collective: every rank of the world, or of `group`, calls it, and no other.  Barriers of the same ranks pair in
+        the order of the calls, whatever streams they are on; those that a graph captures pair with the same graph's on
+        the other members, so all capture their graphs in the same order (see docs/synchronisation.md).
 
         Stream: what is launched on the stream afterwards begins when every member has come here with its stream.  It
         can be captured in a graph, and replayed any number of times, once it has been called with the same group and
@@ -313,8 +313,8 @@ class Iris(TensorFactories):
 
         Raises:
             CapabilityError: the backend has no such barrier.
-            UnsupportedError: a graph is being captured, and this is the first call with this group and `sem`, or there are
-                no flags left for another graph.
+            UnsupportedError: a graph is being captured, and this is the first call with this group and `sem`, or there
+                are no flags left for another graph.
             IrisError: this rank is not a member of `group`, or a member does not share this heap.
             HeapClosedError: the context is closed.
             CollectiveTimeoutError, PeerLostError: a member did not take part in the first exchange.
