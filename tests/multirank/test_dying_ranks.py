@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing import forkserver
 
 import jobs_dying as jobs
 import pytest
@@ -26,6 +27,9 @@ def server():
     """Starts processes that have everything imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["jobs_dying"])
+    with pytest.MonkeyPatch.context() as patch:  # the server does not take over sys.path from here
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        forkserver.ensure_running()
     return context
 
 
@@ -136,7 +140,8 @@ def test_strangers_get_nothing_and_disturb_nothing(server, uid, let_in):
         pytest.skip("the same user can enter the folder")
     with tempfile.TemporaryDirectory() as folder, Processes(server) as processes:
         processes.start_ranks(folder, 3, jobs.open_late, f"{folder}/go", 256)
-        wait_until(lambda: all(os.path.exists(f"{folder}/card.1.{rank}") for rank in (0, 1)))
+        ready = ("card.1.0", "card.1.1", "go.asked")
+        wait_until(lambda: all(os.path.exists(f"{folder}/{name}") for name in ready))
         cards = []
         for rank in (0, 1):
             with open(f"{folder}/card.1.{rank}") as file:
