@@ -18,7 +18,7 @@ from iris_core.heap import SymmetricHeap
 from iris_core.types import CreateRequest
 
 from .fake_driver import INVALID, NOT_SUPPORTED, as_bytes
-from .vmem_cluster import CPU, ThreadWorld, _Hub
+from .vmem_cluster import CPU, Hub, ThreadWorld
 
 NO_PEER_ACCESS = (217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED")
 ORIGIN = 4096
@@ -91,7 +91,7 @@ class Ranks:
     """Ranks as threads, whose heaps are not open yet."""
 
     def __init__(self, world_size: int, nbytes: int = 1 << 20) -> None:
-        hub = _Hub(world_size)
+        hub = Hub(world_size)
         self.drivers = [FakeIpc() for _ in range(world_size)]
         self.allocators = [make(nbytes, rank, world_size, driver) for rank, driver in enumerate(self.drivers)]
         self.heaps = [SymmetricHeap(a, ThreadWorld(hub, rank)) for rank, a in enumerate(self.allocators)]

@@ -618,7 +618,7 @@ def _after_fork() -> None:
             context.heap.refuse(context._forked_from)
             collectives, operations = context._parts
             collectives.forget(context._forked_from)
-            operations.bound.clear()
+            operations.forget()
 
 
 os.register_at_fork(after_in_child=_after_fork)

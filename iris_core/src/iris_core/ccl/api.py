@@ -79,7 +79,6 @@ class Collectives:
         self._binder = binder
         self._bound = binder.bound
         self._low, self._high = binder.own_heap
-        self._gpu = binder.gpu
         self._done = DoneWork()
 
     # -- operations ---------------------------------------------------------------------------------------------------
@@ -363,8 +362,9 @@ class Collectives:
         first: Any = None,
         second: Any = None,
     ) -> Work | None:
-        if self._gpu is not None and current_device() != self._gpu:  # a thread of its own begins on device 0
-            with torch.cuda.device(self._gpu):
+        gpu = self._binder.gpu
+        if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
+            with torch.cuda.device(gpu):
                 return self._run(op, out, inp, group, async_op, config, first, second)
         key: Any = None
         bound = None

@@ -357,6 +357,7 @@ class Binder:
     def forget(self, why: str) -> None:
         """Serve no call any more; in a process that was forked off, whose parent goes on, no more than this."""
         self._closed = why
+        self.gpu = None  # CUDA refuses every question there
         self.bound.clear()
 
     def open(self) -> Iris:

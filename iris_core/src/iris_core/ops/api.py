@@ -97,8 +97,6 @@ class Operations:
         self._binder = binder
         self._bound = binder.bound
         self._low, self._high = binder.own_heap
-        self._gpu = binder.gpu
-        self._is_capturing = None if binder.gpu is None else torch.cuda.is_current_stream_capturing
 
     # -- operations ---------------------------------------------------------------------------------------------------
     def matmul_all_reduce(
@@ -304,8 +302,9 @@ class Operations:
         gather_dim: int | None = None,
         layout: str = _TORCH,
     ) -> FusedWorkspace | Work:
-        if self._gpu is not None and current_device() != self._gpu:  # a thread of its own begins on device 0
-            with torch.cuda.device(self._gpu):
+        gpu = self._binder.gpu
+        if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
+            with torch.cuda.device(gpu):
                 return self._run(op, out, a, b, bias, group, async_op, config, workspace, gather_dim, layout)
         bound = self._find(op, out, a, b, bias, group, config, workspace, gather_dim, layout)
         if async_op:
@@ -382,7 +381,7 @@ class Operations:
         if bound is None:
             question = Question(op, out, a, b, bias, group, config, gather_dim, layout)
             bound = self._binder.bind(question, key, workspace)
-        if self._is_capturing is not None and self._is_capturing():
+        if self._binder.gpu is not None and torch.cuda.is_current_stream_capturing():
             self._binder.hold(bound, workspace)
         if workspace is not None and bound.facts is not None:
             workspace.describe(*bound.facts)

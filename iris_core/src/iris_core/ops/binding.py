@@ -89,6 +89,11 @@ class OperationBinder:
         self._exhausted: dict[tuple[int, ...], int] = {}
         self._workspaces: weakref.WeakSet[FusedWorkspace] = weakref.WeakSet()
 
+    def forget(self) -> None:
+        """Serve no call any more, in a process that was forked off."""
+        self.gpu = None  # CUDA refuses every question there
+        self.bound.clear()
+
     def bind(self, question: Question, key: Any, workspace: FusedWorkspace | None) -> BoundOperation:
         """Return what serves a call, and keep it under its key, if it can have one.
 
