@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import threading
 import time
 
 import torch
@@ -109,6 +110,29 @@ def fails(how):
             ctx.ccl.all_reduce(y, x, group=[0, 1], async_op=True)
     ctx.close()
     return said, y.tolist()
+
+
+def keeps_errors():
+    """Rank 0 makes barriers that fail before they are launched, and keeps their errors; then all make one."""
+    with Iris("8MiB", device="cpu") as ctx:
+        x, y = ctx.ones(4), ctx.zeros(4)
+        ctx.ccl.all_reduce(y, x)
+        ctx.ccl.barrier()
+        kept = []
+        with configured(timeout_s=1.0):
+            if ctx.cur_rank == 0:
+                kept += [ctx.ccl.all_reduce(y, x, async_op=True), ctx.ccl.barrier(async_op=True)]
+                while not kept[-1].is_completed():
+                    time.sleep(0.01)
+                try:
+                    ctx.ccl.barrier()
+                except IrisError as error:
+                    kept.append(error)
+        ctx.broadcast(0)
+        last = threading.Thread(target=ctx.ccl.barrier, daemon=True)
+        last.start()
+        last.join(30)
+        return type(kept[-1]).__name__ if kept else "", last.is_alive()
 
 
 def leaves(device):

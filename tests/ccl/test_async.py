@@ -1,7 +1,7 @@
 """Asynchronous calls that no caller waits for, and the heap: barriers, frees, scopes, errors, and the end."""
 
 import pytest
-from jobs_async import fails, freed_and_asked_for, leaves, nobody_waits
+from jobs_async import fails, freed_and_asked_for, keeps_errors, leaves, nobody_waits
 
 
 @pytest.mark.parametrize("num_ranks", [3, 4])
@@ -35,3 +35,8 @@ def test_an_error_that_a_caller_got_is_not_raised_again(pool):
     results = pool.run(fails, 3, "wait")
     assert [[kind for kind, _ in said] for said, _ in results] == [["DeadlockError"] * 3, [], []]
     assert [sums for _, sums in results] == [[2.0] * 4, [2.0] * 4, [0.0] * 4]
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_a_barrier_that_was_not_launched_keeps_no_place(pool, num_ranks):
+    assert pool.run(keeps_errors, num_ranks) == [("DeviceError", False), ("", False)]

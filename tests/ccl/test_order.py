@@ -1,12 +1,15 @@
-"""Who waits for whom on a GPU, whatever streams, graphs and threads calls come from: with stand-ins for streams."""
+"""Who waits for whom, whatever streams, graphs and threads calls come from: on a GPU with stand-ins for streams."""
 
 import contextlib
+import threading
 
 import pytest
 import torch
 
 from iris_core.ccl import order
-from iris_core.ccl.order import DeviceOrder
+from iris_core.ccl.order import DeviceOrder, HostOrder
+from iris_core.errors import DeviceError
+from iris_core.stream_order import HostStreams
 
 
 class Stream:
@@ -76,3 +79,38 @@ def test_branches_of_a_graph_are_ordered(streams):
     assert call(team, on, b) == ["a"]
     assert call(team, on, a) == ["b"]
     assert call(team, on, c) == []
+
+
+# -- on the CPU -------------------------------------------------------------------------------------------------------
+class FailsInBetween(HostStreams):
+    """A call fails right behind a look for failures, which knows nothing of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def check(self):
+        super().check()
+        self.go_on.set()
+        for each in self._made:
+            each.synchronize()
+
+
+@pytest.mark.parametrize("run", ["run", "run_async"])
+def test_no_call_goes_ahead_behind_one_that_fails_meanwhile(run):
+    streams = FailsInBetween()
+    team = HostOrder(streams, lambda tensor, stream: None)
+    launched = []
+
+    def fail(plan):
+        assert streams.go_on.wait(60)
+        raise RuntimeError("a peer is lost")
+
+    team._launch("all_reduce", fail, None)
+    with pytest.raises(RuntimeError, match="a peer is lost"):
+        team.run(launched.append, "run") if run == "run" else team.run_async("barrier", launched.append, "run").wait()
+    assert launched == []
+    with contextlib.suppress(DeviceError):  # of the first call, where nobody has got it
+        HostStreams.check(streams)
+    assert team.run(lambda plan: plan, "launched") == "launched"
+    team.close()

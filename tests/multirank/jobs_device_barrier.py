@@ -4,8 +4,6 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +12,7 @@ import triton.language as tl
 
 import iris_triton as iris
 from iris_core import Iris
+from iris_core.device_barrier import Place
 from iris_core.errors import DeviceTimeoutError, IrisError, UnsupportedError
 
 
@@ -143,13 +142,13 @@ def bound_in_order(device: str) -> list[str]:
         barriers = ctx._device_barriers
         first, dropped, second = (barriers.bind(None, "release") for _ in range(3))
 
-        def launch(name: str, barrier: Callable[[Any], None]) -> None:
-            barrier(None)
+        def launch(name: str, place: Place) -> None:
+            place.launch(None)
             over.append(name)
 
         thread = threading.Thread(target=launch, args=("second", second))
         thread.start()
-        del dropped
+        dropped.drop()
         time.sleep(0.3)
         launch("first", first)
         thread.join(60)

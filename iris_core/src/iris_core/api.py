@@ -333,7 +333,7 @@ class Iris(TensorFactories):
         with devices.on_device(self.target):
             if self._reports.alarm[0] != self._reports.heard:
                 self._reports.raise_new()
-            self._device_barriers.bind(group, sem)(stream)
+            self._device_barriers.bind(group, sem).launch(stream)
 
     def broadcast(self, value: Any, src: int = 0, *, source_rank: int | None = None) -> Any:
         """Return rank `src`'s value on every rank.

@@ -14,11 +14,10 @@ the host only within a stream.  So:
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from iris_core.errors import CapabilityError, UnsupportedError
 from iris_core.reports import Meaning
@@ -46,8 +45,17 @@ _AREA_SHARE = 64
 _WORD = 8
 _COUNTERS = 1
 
-Launch = Callable[[Any], None]
-"""Launches a barrier on a torch stream, None for the current one."""
+
+class Place(NamedTuple):
+    """A barrier's place among those of a group.
+
+    Attributes:
+        launch: launches it on a torch stream, None for the current one.
+        drop: lets later ones go ahead where it is not going to be launched; afterwards it changes nothing.
+    """
+
+    launch: Callable[[Any], None]
+    drop: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +94,10 @@ class DeviceBarriers:
         self._groups: dict[tuple[int, ...], _Group] = {}
         self._offsets = {tuple(range(world.world_size)): heap.usable_nbytes + self._world_offset}
 
-    def bind(self, group: dist.ProcessGroup | Sequence[int] | None, sem: str) -> Launch:
-        """Return what launches a barrier, whose place in the order of barriers is that of this call.
+    def bind(self, group: dist.ProcessGroup | Sequence[int] | None, sem: str) -> Place:
+        """Return a barrier's place in the order of barriers, which is that of this call.
 
-        See `Iris.device_barrier`.
+        It must be launched or dropped; see `Iris.device_barrier`.
 
         Collective, the first time: every member of the group calls it.
         """
@@ -101,7 +109,7 @@ class DeviceBarriers:
             raise ValueError(f"device_barrier: sem must be 'release' or 'relaxed', not {sem!r}")
         members = tuple(sorted(self._world.members_of(group)))  # groups that differ in order alone share their flags
         if len(members) == 1:
-            return _nothing
+            return Place(_nothing, _nothing)
         found = self._groups.get(members)
         if found is None:
             _refuse_capture(members, sem)
@@ -169,15 +177,13 @@ class _Group:
 
             self._order = DeviceOrder(device.index, lambda tensor, stream: None)
 
-    def bind(self, sem: str) -> Launch:
-        """Return what launches a barrier; see `DeviceBarriers.bind`."""
+    def bind(self, sem: str) -> Place:
+        """Return a barrier's place; see `DeviceBarriers.bind`."""
         if self._order is not None:
-            return partial(self._launch, self._order, sem)
+            return Place(partial(self._launch, self._order, sem), _nothing)
         with self._lock:
             turn = self._turn = _Turn(self._turn)
-        launch = partial(self._run, turn, sem)
-        weakref.finalize(launch, turn.over.set)  # where it is dropped without a launch
-        return launch
+        return Place(partial(self._run, turn, sem), turn.over.set)
 
     def reset(self) -> None:
         """Set all words to 0 that were used."""
@@ -190,8 +196,8 @@ class _Group:
 
     def _run(self, turn: _Turn, sem: str, stream: Any) -> None:
         """On the CPU, where the host waits: a barrier begins when the one that was bound before is over."""
-        turn.wait()
         try:
+            turn.wait()
             self._backend.device_barrier(self._slots[0], sem, stream)
         finally:
             turn.over.set()
@@ -248,8 +254,8 @@ class _Turn:
             self._before = self._before._before  # of one that was launched: None
 
 
-def _nothing(stream: Any) -> None:
-    """The barrier of one rank."""
+def _nothing(stream: Any = None) -> None:
+    """The barrier of one rank; and what drops one that no later one waits for."""
 
 
 def _slot_nbytes(size: int) -> int:

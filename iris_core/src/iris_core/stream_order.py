@@ -132,8 +132,8 @@ class Host:
 class HostStream:
     """Calls in order in a thread of this process.
 
-    A call that was launched while one before it was under way fails with that one: it would go on from where the peers
-    are not.
+    A call that was launched while one before it was under way, or had failed and no caller knew, fails with that one:
+    it would go on from where the peers are not.
 
     Args:
         failures: gets the operation and the error of a call that fails.
@@ -153,9 +153,16 @@ class HostStream:
         """Run a call behind those that were launched before; `what` names it in errors."""
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="iris-collective")
-        before = None if self.is_idle else self._last
+        before = None if self.is_idle and not self._has_unknown_failure() else self._last
         self._last = self._thread.submit(self._run, what, before, call, list(arguments))
         return self._last
+
+    def _has_unknown_failure(self) -> bool:
+        """Whether the last call has failed with an error that was not raised anywhere yet."""
+        if self._last is None or self._last.cancelled():
+            return False
+        error = self._last.exception()
+        return any(error is each for _, each in list(self._failures))
 
     def _run(self, what: str, before: Future[Any] | None, call: Callable[..., Any], arguments: list[Any]) -> Any:
         try:

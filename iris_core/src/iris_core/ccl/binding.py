@@ -25,7 +25,7 @@ from iris_core.ccl.providers import find_algorithms
 from iris_core.ccl.reduce_op import reduce_op
 from iris_core.ccl.tables import Tables
 from iris_core.ccl.team import Memory, Region, Team, control_nbytes, mail_nbytes
-from iris_core.ccl.work import DoneWork
+from iris_core.ccl.work import DoneWork, HostWork
 from iris_core.errors import ArgumentError, HeapClosedError, HeapError, UnsupportedError
 from iris_core.observers import is_watched, notify
 from iris_core.stream_order import HostStreams
@@ -338,14 +338,19 @@ class Binder:
     def barrier(self, group: dist.ProcessGroup | Sequence[int] | None, async_op: bool) -> Work | None:
         """Launch a barrier on the device, ordered with the group's collectives."""
         self.open()
-        launch = self._barriers.bind(
-            group, "release"
-        )  # here and not in a thread: the first one is an exchange of the hosts
-        order = self.order(self._world.members_of(group))
-        if async_op:
-            return order.run_async("barrier", launch, None)
-        order.run(launch, None)
-        return None
+        place = self._barriers.bind(group, "release")  # not in a thread: the first one is an exchange of the hosts
+        try:
+            order = self.order(self._world.members_of(group))
+            if not async_op:
+                order.run(place.launch, None)
+                return None
+            work = order.run_async("barrier", place.launch, None)
+        except BaseException:
+            place.drop()
+            raise
+        if isinstance(work, HostWork):
+            work.when_done(place.drop)  # it may have failed with a call before it, without a launch
+        return work
 
     def reset(self, group: dist.ProcessGroup | Sequence[int] | None) -> None:
         """Put a team back to its beginning."""

@@ -40,8 +40,9 @@ class HostOrder:
         Raises:
             DeviceError: an asynchronous call of this rank has failed before, and no caller has waited for it.
         """
-        self._streams.check()
-        if self._stream is None or self._stream.is_idle:
+        is_idle = self._stream is None or self._stream.is_idle
+        self._streams.check()  # behind it: what fails from now on is under way, and the call fails with it
+        if is_idle:
             return launch(plan, *tensors)
         return self._launch("call", launch, plan, *tensors).result()
 

@@ -104,3 +104,7 @@ class HostWork:
     def is_completed(self) -> bool:
         """Whether it is done, or has failed."""
         return self._future.done()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call something when it is done, has failed or was dropped: in whatever thread does that."""
+        self._future.add_done_callback(lambda _: callback())
