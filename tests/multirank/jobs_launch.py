@@ -106,20 +106,23 @@ def fork_and_use(device):
                 "peers": heap.check_peers,
                 "device_barrier": ctx.device_barrier,
             }
-            allowed, unnamed = [], []
-            for name, use in uses.items():
-                try:
-                    use()
-                    allowed.append(name)
-                except HeapClosedError as error:
-                    if f"process {pid}" not in str(error):
-                        unnamed.append(name)
-            ctx.close()
-            os.write(writing, repr((allowed, unnamed)).encode())
-            del uses, ctx, heap, ccl, x
-            gc.collect()
-            atexit._run_exitfuncs()
-            os._exit(0)
+            allowed, otherwise = [], []
+            try:  # whatever happens, the child must not go on as a rank
+                for name, use in uses.items():
+                    try:
+                        use()
+                        allowed.append(name)
+                    except Exception as error:
+                        if not isinstance(error, HeapClosedError) or f"process {pid}" not in str(error):
+                            otherwise.append(f"{name}: {error!r}")
+                ctx.close()
+                os.write(writing, repr((allowed, otherwise)).encode())
+                del uses, use, ctx, heap, ccl, x
+                gc.collect()
+                atexit._run_exitfuncs()
+            finally:
+                os._exit(0)
+        os.close(writing)
         os.waitpid(child, 0)
         said = os.read(reading, 1000).decode()
         ctx.barrier()
