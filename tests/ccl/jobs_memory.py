@@ -103,6 +103,31 @@ def what_a_group_gets(device, groups):
         return chosen, sizes, message, y.unique().tolist()
 
 
+def off_the_heap(device):
+    """What a group makes of tensors that lie on no heap, where its workspaces come from the end of the heap."""
+    with environment(IRIS_SYSTEM_SIZE="64KiB"), Iris("8MiB", device=device) as ctx:
+        found, before, members, rank = [], ctx.heap.live_blocks(), [0, 1], ctx.cur_rank
+        if rank in members:
+            x, y = torch.full((100_000,), rank + 1.0, device=ctx.device), torch.zeros(100_000, device=ctx.device)
+            ctx.ccl.all_reduce(y, x, group=members)
+            found.append(y.unique().tolist() == [3.0])
+            torch.manual_seed(7)
+            factors = [(torch.randn(64, 16), torch.randn(16, 256)) for _ in members]
+            a, b = (factor.to(ctx.device) for factor in factors[rank])
+            products = [(left @ right).to(ctx.device) for left, right in factors]
+            total = products[0] + products[1]
+            for name, wanted in (
+                ("matmul_all_reduce", total),
+                ("matmul_all_gather", torch.cat(products)),
+                ("matmul_reduce_scatter", total.chunk(2)[rank]),
+            ):
+                out = torch.zeros(wanted.shape, device=ctx.device)
+                getattr(ctx.ops, name)(out, a, b, group=members)
+                found.append(bool(torch.allclose(out, wanted, atol=1e-4)))
+        ctx.barrier()
+        return found, [block.label for block in ctx.heap.live_blocks() if block not in before]
+
+
 def groups_beside_allocations(device):
     """Regions of groups with and without common members, and allocations until nothing is left: nothing overlaps."""
     groups, wrong, counts = ((0, 1), (1, 2, 3), (2, 3), (3, 0)), [], []

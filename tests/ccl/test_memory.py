@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from jobs_memory import areas, groups_beside_allocations, regions, used_before, what_a_group_gets
+from jobs_memory import areas, groups_beside_allocations, off_the_heap, regions, used_before, what_a_group_gets
 
 from iris_triton.collectives.geometry import carrier_of, columns_first, layout_of
 
@@ -68,6 +68,14 @@ def test_regions_of_groups_and_allocations_never_overlap(pool, num_ranks, device
         for name, offset in places.items():
             assert offsets.setdefault(name, offset) == offset  # the same on all members
     assert sum(offset is not None for offset in offsets.values()) >= 8 or device != "cpu"
+
+
+def test_kernels_reach_the_memory_of_groups(pool, device):
+    *members, other = pool.run(off_the_heap, 3, device)
+    assert [found for found, _ in members] == [[True] * 4] * 2
+    assert other == ([], [])
+    for _, labels in members:
+        assert any("workspace" in label for label in labels)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ class Report(NamedTuple):
         num_dropped: how many blocks it has dropped since the last step.
         num_idle: how many of the freed blocks, the oldest first, its streams no longer use.
         signature: what else must be equal, for steps that say so themselves.
-        floor: where the lowest region of a group begins on it, for steps that allocate.
+        floor: where the lowest region of a group begins on it, for steps that free and allocate.
     """
 
     op: int
@@ -147,7 +147,7 @@ def agree(
         num_dropped: how many blocks this rank has dropped since the last step.
         num_idle: how many of the freed blocks, the oldest first, this rank's streams no longer use.
         signature: what else must be equal; the caller compares it.
-        floor: where the lowest region of a group begins on this rank, for steps that allocate.
+        floor: where the lowest region of a group begins on this rank, for steps that free and allocate.
 
     Returns:
         Every rank's report, by rank.

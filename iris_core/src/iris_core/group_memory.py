@@ -16,7 +16,7 @@ from iris_core.types import Block
 from iris_core.world.failures import raise_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from iris_core.peers import PeerMap
     from iris_core.protocols import Allocator
@@ -101,27 +101,37 @@ class GroupMemory:
             if self._residency.grows:
                 self._peers.exchange(world, members)
         except BaseException:
-            self._residency.take_back(offset, nbytes)
+            if self._residency.grows:  # else regions share granules; what was got serves the next one there
+                self._residency.take_back(offset, nbytes)
             raise
         self.floor = offset
         self.blocks.insert(0, Block(offset, nbytes, what))
         return offset
 
-    def raise_limit(self, nbytes: int, floors: Sequence[int]) -> None:
-        """Let allocations have more of the heap.
+    def end_of_all(self, floors: Iterable[int]) -> int:
+        """How far allocations may reach where the regions of the ranks begin at `floors`."""
+        end = min(floors)
+        return max(self._sub.limit, end if end == self._sub.nbytes else end // self._granule * self._granule)
+
+    def raise_limit(self, nbytes: int, alignment: int, floors: Sequence[int]) -> bool:
+        """Let allocations have more of the heap, if that is enough for a block that has found no room.
 
         Symmetric: every rank calls it with the same arguments, after an exchange.
 
         Args:
-            nbytes: how much more is needed.
+            nbytes: size of the block.
+            alignment: alignment of the block.
             floors: `floor` of every rank.
+
+        Returns:
+            Whether there is room now.
         """
-        sub = self._sub
-        wanted = self._up(sub.limit + max(nbytes, sub.nbytes // _STEPS))
-        end = min(floors)
-        if end < sub.nbytes:
-            end = end // self._granule * self._granule
-        sub.limit = max(sub.limit, min(wanted, end))
+        sub, end = self._sub, self.end_of_all(floors)
+        needed = sub.end_behind_all(nbytes, alignment)
+        if not sub.limit < needed <= end:
+            return False
+        sub.limit = min(self._up(max(needed, sub.limit + sub.nbytes // _STEPS)), end)
+        return True
 
     def _up(self, nbytes: int) -> int:
         return -(-nbytes // self._granule) * self._granule

@@ -552,14 +552,14 @@ class SymmetricHeap:
         return self._table.version + len(self._groups.blocks)  # neither ever falls
 
     def live_blocks(self) -> Sequence[Block]:
-        """Live blocks by ascending offset, the system area last.
+        """Live blocks by ascending offset: allocations, what groups of this rank have, and the system area last.
 
         Freed ones do not count, even before all agree, but for those that calls of this rank were still using when they
         were freed.
         """
         if self._live[0] != self.version:
             version = self.version
-            blocks = [*self._table.blocks(), *self._order.still_used(self._table.pending)]
+            blocks = [*self._table.blocks(), *self._order.still_used(self._table.pending), *self._groups.blocks]
             if self.system_nbytes:
                 blocks.append(Block(self._usable, self.system_nbytes, "Iris itself"))
             self._live = version, tuple(sorted(blocks, key=lambda block: block.offset_bytes))
@@ -575,16 +575,17 @@ class SymmetricHeap:
             for offset, number in Counter(record.offset for record in waiting).items()
             if number == self._importer.num_holders(offset)
         )
+        free, largest = sub.free_below(self._groups.floor)
         return HeapStats(
             reserved=self._usable,
             committed=self._residency.committed_bytes,
             allocated=sub.allocated_bytes - pending,
             pending=pending,
-            free=sub.free_bytes - self._groups.nbytes,
-            largest_free=min(sub.largest_free, sub.free_bytes - self._groups.nbytes),
+            free=free,
+            largest_free=largest,
             peak=sub.peak_bytes,
             num_blocks=len(self._table.live) - sum(not record.pending for record in waiting),
-            fragmentation=1 - sub.largest_free / sub.free_bytes if sub.free_bytes else 0.0,
+            fragmentation=1 - largest / free if free else 0.0,
         )
 
     def _check_open(self) -> None:

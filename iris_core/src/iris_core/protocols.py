@@ -159,7 +159,10 @@ class MemoryMap(Protocol):
         """Changes whenever `live_blocks` would answer differently."""
 
     def live_blocks(self) -> Sequence[Block]:
-        """Allocated blocks, by ascending offset; the same offsets hold on every rank."""
+        """Blocks that may be accessed, by ascending offset: allocations, and what groups of this rank have.
+
+        Every rank has the allocations at the same offsets, and every member of a group has its memory at the same one.
+        """
 
     def check_peers(self) -> None:
         """Raise PeerLostError if the process of a peer has ended.  Cheap; called while a kernel waits."""

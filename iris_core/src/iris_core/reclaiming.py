@@ -86,34 +86,22 @@ class Reclaimer:
             DeviceError: the work of a rank's device has failed.
             HeapError: a rank could not give memory back.
         """
-        sub = self._sub
-        try:
+        sub, groups = self._sub, self._groups
+        with contextlib.suppress(HeapExhaustedError):
             return sub.allocate(nbytes, alignment)
-        except HeapExhaustedError as e:
-            if e.requested_bytes > sub.nbytes:
-                raise self._exhausted(e, alignment, label) from None
-        if sub.limit < sub.nbytes:
-            reports = agree(
-                self._world,
-                self._history,
-                Op.ALLOCATE,
-                nbytes=nbytes,
-                alignment=alignment,
-                label=label,
-                floor=self._groups.floor,
-            )
-            self._groups.raise_limit(nbytes + alignment, [report.floor for report in reports])
-            with contextlib.suppress(HeapExhaustedError):
-                return sub.allocate(nbytes, alignment)
-        for collect in (False, True):  # collecting garbage takes long, so only when the rest was not enough
-            if collect:
-                gc.collect()  # tensors in reference cycles
-            self._settle(*self._step(Op.ALLOCATE, nbytes, alignment, label, wait=True))
-            try:
-                return sub.allocate(nbytes, alignment)
-            except HeapExhaustedError as e:
-                error = e
-        raise self._exhausted(error, alignment, label) from None
+        end = groups.floor
+        if sub.rounded(nbytes) <= sub.nbytes:
+            for collect in (False, True):  # collecting garbage takes long, so only when the rest was not enough
+                if collect:
+                    gc.collect()  # tensors in reference cycles
+                floors, *outcome = self._step(Op.ALLOCATE, nbytes, alignment, label, wait=True)
+                self._settle(*outcome)
+                with contextlib.suppress(HeapExhaustedError):
+                    return sub.allocate(nbytes, alignment)
+                if groups.raise_limit(nbytes, alignment, floors):  # only now, as groups never get that memory back
+                    return sub.allocate(nbytes, alignment)
+                end = groups.end_of_all(floors)
+        raise self._exhausted(nbytes, alignment, label, end)
 
     def retire(self, record: Record) -> None:
         """Free a live block: at once in a world of one, else when all ranks agree."""
@@ -135,7 +123,7 @@ class Reclaimer:
 
         Collective: every rank calls it.
         """
-        gave_back, error = self._step(Op.BARRIER, wait=wait, stream=stream)
+        _, gave_back, error = self._step(Op.BARRIER, wait=wait, stream=stream)
         try:
             if self._residency.can_decommit:
                 gave_back |= self._residency.release_idle(self._order.unfenced(self._sub.free_blocks()))
@@ -148,18 +136,22 @@ class Reclaimer:
         self._order.synchronize()
         self._order.device_is_idle(self._table.pending)
 
-    def _exhausted(self, e: HeapExhaustedError, alignment: int, label: Label) -> HeapExhaustedError:
-        waiting = sum(self._sub.size_of(self._table.live[number].offset) for number in self._table.votes)
+    def _exhausted(self, nbytes: int, alignment: int, label: Label, end: int) -> HeapExhaustedError:
+        """The error of a block that has no room below `end`."""
+        sub = self._sub
+        requested = sub.rounded(nbytes)
+        free, largest = sub.free_below(end)
+        waiting = sum(sub.size_of(self._table.live[number].offset) for number in self._table.votes)
         held = f" {waiting} bytes have been dropped by some ranks but not by all." if waiting else ""
-        if taken := self._sub.nbytes - self._sub.limit:
-            held += f" {taken} bytes at its end are left to groups of ranks, or taken by them."
+        if taken := sub.nbytes - end:
+            held += f" Groups of ranks have taken the {taken} bytes at its end."
         return HeapExhaustedError(
-            f"Heap out of memory: {format_label(label)} needs {e.requested_bytes} bytes (alignment {alignment}), but "
-            f"of the heap's {self._sub.nbytes} bytes {e.free_bytes} are free, {e.largest_free_bytes} of them in one "
+            f"Heap out of memory: {format_label(label)} needs {requested} bytes (alignment {alignment}), but "
+            f"of the heap's {sub.nbytes} bytes {free} are free, {largest} of them in one "
             f"piece.{held} Free tensors with free() or scope(), or open the context with a larger heap_size.",
-            requested_bytes=e.requested_bytes,
-            free_bytes=e.free_bytes,
-            largest_free_bytes=e.largest_free_bytes,
+            requested_bytes=requested,
+            free_bytes=free,
+            largest_free_bytes=largest,
         )
 
     def _step(
@@ -171,8 +163,11 @@ class Reclaimer:
         *,
         wait: bool,
         stream: Stream | None = None,
-    ) -> tuple[bool, Exception | None]:
-        """Take a step with all ranks: compare, free what nobody needs, map what is new.  Returns what `_recycle` does.
+    ) -> tuple[list[int], bool, Exception | None]:
+        """Take a step with all ranks: compare, free what nobody needs, map what is new.
+
+        Returns:
+            Where the memory of groups begins on each rank, and what `_recycle` returns.
 
         Which blocks become free must be equal on all ranks, but streams are each rank's own.  So every rank says how
         many of the freed blocks, the oldest first, it no longer uses, and the smallest number counts; a dropped block
@@ -204,6 +199,7 @@ class Reclaimer:
             dirty=self._peers.dirty,
             num_dropped=len(dropped),
             num_idle=num_idle,
+            floor=self._groups.floor,
         )
         outcomes = [report.ok for report in reports]
         raise_failure(world, error, outcomes, NOT_FINISHED, DeviceError)
@@ -215,7 +211,7 @@ class Reclaimer:
             freed += [table.discard(number) for number in table.count_votes(everyone, world.world_size)]
         outcome = self._recycle(freed)
         self._peers.exchange_if_dirty(reports)
-        return outcome
+        return [report.floor for report in reports], *outcome
 
     def _recycle(self, records: Sequence[Record]) -> tuple[bool, Exception | None]:
         """Make blocks free that no rank refers to any more.

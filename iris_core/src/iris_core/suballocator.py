@@ -157,6 +157,21 @@ class SubAllocator:
         """Bytes in the largest free block."""
         return self._by_size[-1][0] if self._by_size else 0
 
+    def free_below(self, end: int) -> tuple[int, int]:
+        """Bytes that are free below a place, at or above `limit`, and how many of them are in one piece at most."""
+        most = 0
+        for size, start in reversed(self._by_size):
+            most = max(most, min(size, end - start))
+            if start + size <= end:  # the others are smaller
+                break
+        return end - self._allocated, most
+
+    def end_behind_all(self, nbytes: int, alignment: int) -> int:
+        """Where a block would end that lies behind all others, whatever the limit."""
+        size = self.rounded(nbytes)
+        start = self._by_end.get(self.nbytes, self.nbytes)
+        return -(-start // alignment) * alignment + size
+
     @property
     def peak_bytes(self) -> int:
         """The most bytes that were in live blocks at any time."""
