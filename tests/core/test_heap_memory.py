@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -20,10 +20,10 @@ from iris_core.errors import (
 from iris_core.stream_order import HostStreams
 from iris_core.types import Capability, Segment
 
-from .fakes import Cluster, ThreadWorld
+from .fakes import Cluster, Hub, ThreadWorld
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from iris_core.heap import SymmetricHeap
 
@@ -226,6 +226,76 @@ def test_an_allocator_that_moves_a_peer_is_caught() -> None:
         errors = c.attempt(lambda heap: heap.refresh_peer_access())
         assert "moved rank 1's heap" in str(errors[0])
         assert type(errors[1]) is PeerAccessError
+
+
+# -- memory of groups -------------------------------------------------------------------------------------------------
+def take(c: Cluster, members: Sequence[int], nbytes: int, kind: type[ThreadWorld] = ThreadWorld) -> list[Any]:
+    """Offset of what some ranks get, by rank, an error standing for it."""
+    hub = Hub(len(members))
+    worlds = {member: kind(hub, rank) for rank, member in enumerate(members)}
+    return c.attempt(
+        lambda heap: heap.take_for_group(worlds[heap.rank], members, nbytes, "a test")[0]
+        if heap.rank in worlds
+        else None
+    )
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_memory_is_reclaimed_before_groups_lose_room(freed: bool) -> None:
+    with Cluster(3, 1 << 16) as c:
+        for _ in range(40):
+            tensors = c.each(lambda heap: heap.allocate(6000, torch.uint8))
+            if freed:
+                c.each(lambda heap, tensors=tensors: heap.free(tensors[heap.rank]))
+            tensors.clear()
+        assert take(c, (0, 1), 1 << 15) == [1 << 15, 1 << 15, None]
+
+
+def test_groups_lose_no_more_room_than_allocations_need() -> None:
+    with Cluster(3, 1 << 16) as c:
+        _kept = c.each(lambda heap: [heap.allocate(nbytes, torch.uint8) for nbytes in (28 << 10, 8 << 10)])
+        errors = c.attempt(lambda heap: heap.allocate(40 << 10, torch.uint8))
+        assert [type(e) for e in errors] == [HeapExhaustedError] * 3
+        assert take(c, (0, 1), 28 << 10) == [36 << 10, 36 << 10, None]
+
+
+def test_what_groups_have_is_not_free() -> None:
+    with Cluster(3, 1 << 16) as c:
+        first = c.each(lambda heap: heap.allocate(24 << 10, torch.uint8))
+        _second = c.each(lambda heap: heap.allocate(4 << 10, torch.uint8))
+        assert take(c, (0, 1), 24 << 10) == [40 << 10, 40 << 10, None]
+        c.each(lambda heap: heap.free(first[heap.rank]))
+        c.each(lambda heap: heap.barrier_agreement())
+        stats = [heap.stats() for heap in c.heaps]
+        assert [(s.free, s.largest_free, s.fragmentation) for s in stats] == [
+            *[(36 << 10, 24 << 10, 1 - 24 / 36)] * 2,
+            (60 << 10, 36 << 10, 1 - 36 / 60),
+        ]
+        errors = c.attempt(lambda heap: heap.allocate(28 << 10, torch.uint8))
+        assert [(e.free_bytes, e.largest_free_bytes) for e in errors] == [(36 << 10, 24 << 10)] * 3
+        assert "24576 bytes at its end" in str(errors[2])
+        labels = [[block.label for block in heap.live_blocks()] for heap in c.heaps]
+        assert [row[1:] for row in labels] == [["a test"], ["a test"], []]
+
+
+class Interrupted(ThreadWorld):
+    """A member that is interrupted once it has got memory."""
+
+    def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]:
+        if self.num_exchanges == 1:
+            raise KeyboardInterrupt
+        return super().all_gather_ints(values)
+
+
+@pytest.mark.parametrize("provides", [(Capability.DECOMMIT,), (Capability.DECOMMIT, Capability.GROWTH)])
+def test_a_group_that_is_interrupted_takes_nothing_from_others(provides: tuple[Capability, ...]) -> None:
+    with Cluster(2, 1 << 16, *provides) as c:
+        places = take(c, (0,), 1000)
+        interrupted = take(c, (0,), 1000, Interrupted)
+        assert type(interrupted[0]) is KeyboardInterrupt
+        assert c.allocators[0].committed_bytes == 4096
+        again = take(c, (0,), 1000)
+        assert 0 < again[0] <= places[0] - 1000
 
 
 # -- as_symmetric -----------------------------------------------------------------------------------------------------

@@ -55,11 +55,6 @@ class GroupMemory:
         if world.world_size > 1:
             sub.limit = min(self._up(sub.nbytes // _FIRST_SHARE), sub.nbytes)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes at the end of the heap that regions of this rank reach over."""
-        return self._sub.nbytes - self.floor
-
     def take(self, world: World, members: Sequence[int], nbytes: int, what: str) -> int:
         """Find a range for a group of ranks, and back it with memory.
 

@@ -94,7 +94,8 @@ class Reclaimer:
             for collect in (False, True):  # collecting garbage takes long, so only when the rest was not enough
                 if collect:
                     gc.collect()  # tensors in reference cycles
-                floors, *outcome = self._step(Op.ALLOCATE, nbytes, alignment, label, wait=True)
+                wait = bool(self._table.waiting())
+                floors, *outcome = self._step(Op.ALLOCATE, nbytes, alignment, label, wait=wait)
                 self._settle(*outcome)
                 with contextlib.suppress(HeapExhaustedError):
                     return sub.allocate(nbytes, alignment)

@@ -80,12 +80,13 @@ class SubAllocator:
             if offset + size <= start + free_size and offset + size <= limit:
                 break
         else:
+            free, largest = self.free_below(limit)
             raise HeapExhaustedError(
                 f"no free block of {size} bytes (alignment {alignment}): "
-                f"{self.free_bytes} bytes are free, {self.largest_free} of them in one piece",
+                f"{free} bytes are free, {largest} of them in one piece",
                 requested_bytes=size,
-                free_bytes=self.free_bytes,
-                largest_free_bytes=self.largest_free,
+                free_bytes=free,
+                largest_free_bytes=largest,
             )
         del by_size[i]
         end, free_end = offset + size, start + free_size
