@@ -4,14 +4,13 @@ import pytest
 import torch
 
 from iris_core.ccl import order
-from iris_core.device_barrier import BarrierSlot, _Group
+from iris_core.device_barrier import _Group
 from iris_core.errors import UnsupportedError
 
 
 def test_every_graph_has_flags_of_its_own(monkeypatch):
     """Replays have no order with other launches.  Where a capture has no number, every barrier in it has its own."""
-    slots = [BarrierSlot(torch.full((4,), number), torch.zeros(2), 2) for number in range(6)]
-    group = _Group((0, 1), slots, None)
+    group = _Group((0, 1), torch.arange(6).view(6, 1).expand(6, 3), torch.zeros(6, 2), None)
     used = []
     for capture in (0, 5, 5, 0, 9, 5, None, None):
         monkeypatch.setattr(order, "current_capture", lambda index, capture=capture: capture)

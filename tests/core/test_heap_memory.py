@@ -234,9 +234,9 @@ def take(c: Cluster, members: Sequence[int], nbytes: int, kind: type[ThreadWorld
     hub = Hub(len(members))
     worlds = {member: kind(hub, rank) for rank, member in enumerate(members)}
     return c.attempt(
-        lambda heap: heap.take_for_group(worlds[heap.rank], members, nbytes, "a test")[0]
-        if heap.rank in worlds
-        else None
+        lambda heap: (
+            heap.take_for_group(worlds[heap.rank], members, nbytes, "a test")[0] if heap.rank in worlds else None
+        )
     )
 
 

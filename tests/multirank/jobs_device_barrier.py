@@ -156,8 +156,8 @@ def bound_in_order(device: str) -> list[str]:
     return over
 
 
-def from_threads(device: str, num_calls: int) -> int:
-    """Two threads call as they come; returns how many barriers were counted."""
+def from_threads(device: str, num_calls: int) -> tuple[int, int]:
+    """Two threads call as they come; returns how many barriers were counted, and the slots that there are."""
     with Iris("1MiB", device=device) as ctx:
         ctx.device_barrier()
 
@@ -172,8 +172,8 @@ def from_threads(device: str, num_calls: int) -> int:
         for each in threads:
             each.join(100)
         ctx.barrier()
-        words = ctx._device_barriers._groups[tuple(range(ctx.num_ranks))]._slots[0].words
-        return int(words[-1].item())
+        words = ctx._device_barriers._groups[tuple(range(ctx.num_ranks))]._words
+        return int(words[0, -1].item()), len(words)
 
 
 def captured(num_replays: int) -> tuple[list[str], int, int]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SEMS = ("release", "relaxed")
 
 GRAPHS = 1024
-"""Graphs of one group that can have barriers, where a 64th of the system area is enough for that."""
+"""Graphs of one group that can have barriers."""
 
 _AREA_SHARE = 64
 _WORD = 8
@@ -81,14 +81,25 @@ class DeviceBarriers:
         world: the ranks of the heap.
         backend: launches the kernels.
         name: the backend's name, for messages.
+        graphs: graphs of one group that can have barriers, where a 64th of the area is enough for that; 0 where the
+            device has no graphs.
     """
 
-    def __init__(self, heap: SymmetricHeap, area: SystemArea, world: World, backend: DeviceBackend, name: str) -> None:
+    def __init__(
+        self,
+        heap: SymmetricHeap,
+        area: SystemArea,
+        world: World,
+        backend: DeviceBackend,
+        name: str,
+        graphs: int,
+    ) -> None:
         self._heap = heap
         self._area = area
         self._world = world
         self._backend = backend
         self._name = name
+        self._graphs = graphs
         self._world_offset = area.reserve_at_opening(self._num_slots(world.world_size) * _slot_nbytes(world.world_size))
         self._groups: dict[tuple[int, ...], _Group] = {}
         self._offsets = {tuple(range(world.world_size)): heap.usable_nbytes + self._world_offset}
@@ -128,8 +139,7 @@ class DeviceBarriers:
         mine = words.data_ptr() + members.index(rank) * _WORD
         first = torch.tensor([self._heap.translate(mine, rank, member) for member in members], dtype=torch.int64)
         targets = (first + torch.arange(count).view(-1, 1) * _slot_nbytes(size)).to(words.device)
-        slots = [BarrierSlot(words[i], targets[i], size) for i in range(count)]
-        return _Group(members, slots, cast("SupportsDeviceBarrier", self._backend))
+        return _Group(members, words, targets, cast("SupportsDeviceBarrier", self._backend))
 
     def reset(self, members: tuple[int, ...]) -> None:
         """Put a group's barriers back to their beginning; see `ctx.ccl.reset`."""
@@ -148,7 +158,7 @@ class DeviceBarriers:
 
     def _num_slots(self, size: int) -> int:
         """How many slots a group of this size has: one, and one for each graph."""
-        return 1 + min(GRAPHS, self._area.nbytes // _AREA_SHARE // _slot_nbytes(size))
+        return 1 + min(self._graphs, self._area.nbytes // _AREA_SHARE // _slot_nbytes(size))
 
 
 class _Group:
@@ -156,13 +166,18 @@ class _Group:
 
     Args:
         members: their ranks in the world, ascending.
-        slots: flags; the first one is for what is captured in no graph.
+        words: int64[slots, size + 1]: the words of every slot; the first one is for what is captured in no graph.
+        targets: int64[slots, size]: the targets of every slot.
         backend: launches the kernels.
     """
 
-    def __init__(self, members: tuple[int, ...], slots: list[BarrierSlot], backend: SupportsDeviceBarrier) -> None:
+    def __init__(
+        self, members: tuple[int, ...], words: torch.Tensor, targets: torch.Tensor, backend: SupportsDeviceBarrier
+    ) -> None:
         self._members = members
-        self._slots = slots
+        self._words = words
+        self._targets = targets
+        self._first = self._slot_at(0)
         self._backend = backend
         self._lock = threading.Lock()
         self._warm: set[str] = set()
@@ -170,7 +185,7 @@ class _Group:
         self._captured: dict[int, BarrierSlot] = {}
         self._turn: _Turn | None = None
         self._order: DeviceOrder | None = None
-        device = slots[0].words.device
+        device = words.device
         if device.type != "cpu":
             from iris_core.ccl.order import DeviceOrder
 
@@ -186,18 +201,17 @@ class _Group:
 
     def reset(self) -> None:
         """Set all words to 0 that were used."""
-        for slot in self._slots[: self._unused]:
-            slot.words.zero_()
-        if self._slots[0].words.device.type != "cpu":
+        self._words[: self._unused].zero_()
+        if self._words.device.type != "cpu":
             import torch
 
-            torch.cuda.current_stream(self._slots[0].words.device).synchronize()
+            torch.cuda.current_stream(self._words.device).synchronize()
 
     def _run(self, turn: _Turn, sem: str, stream: Any) -> None:
         """On the CPU, where the host waits: a barrier begins when the one that was bound before is over."""
         try:
             turn.wait()
-            self._backend.device_barrier(self._slots[0], sem, stream)
+            self._backend.device_barrier(self._first, sem, stream)
         finally:
             turn.over.set()
 
@@ -217,22 +231,25 @@ class _Group:
         """The slot for a barrier on the current stream."""
         from iris_core.ccl.order import current_capture
 
-        capture = current_capture(self._slots[0].words.device.index)
+        capture = current_capture(self._words.device.index)
         if capture == 0:
-            return self._slots[0]
+            return self._first
         slot = None if capture is None else self._captured.get(capture)
         if slot is None:
-            if self._unused == len(self._slots):
+            if self._unused == len(self._words):
                 raise UnsupportedError(
-                    f"device_barrier of ranks {', '.join(map(str, self._members))}: {len(self._slots) - 1} graphs have "
+                    f"device_barrier of ranks {', '.join(map(str, self._members))}: {len(self._words) - 1} graphs have "
                     "captured barriers of these ranks, and there are no flags for another one; capture fewer, or open "
                     "the context with a larger IRIS_SYSTEM_SIZE"
                 )
-            slot = self._slots[self._unused]
+            slot = self._slot_at(self._unused)
             self._unused += 1
             if capture is not None:
                 self._captured[capture] = slot
         return slot
+
+    def _slot_at(self, number: int) -> BarrierSlot:
+        return BarrierSlot(self._words[number], self._targets[number], len(self._members))
 
 
 class _Turn:

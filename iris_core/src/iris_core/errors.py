@@ -148,8 +148,8 @@ class HeapExhaustedError(HeapError, MemoryError):
 
     Attributes:
         requested_bytes: size of the request after rounding.
-        free_bytes: sum of all free blocks.
-        largest_free_bytes: the largest free block.
+        free_bytes: sum of all free blocks, without what groups of ranks have at the heap's end.
+        largest_free_bytes: the largest of them.
     """
 
     def __init__(self, message: str, *, requested_bytes: int, free_bytes: int, largest_free_bytes: int) -> None:

@@ -2,7 +2,8 @@
 
 Peers are mapped once, when the heap opens, so `heap_bases` never change.  Blocks are handed out by a deterministic
 sub-allocator: the same calls on every rank give the same offsets, and an allocation communicates only when memory
-grows or runs out.
+grows, when there is no room, and when it is the first to reach beyond a half of the heap, or a further sixteenth, which
+groups of ranks could have until then (`iris_core.group_memory`).
 
 Nothing is reused before all ranks agree that nobody needs it, because a peer that has not reached its own free may
 still write to the block: `iris_core.blocks` has the states, `iris_core.reclaiming` the agreement.
@@ -173,7 +174,7 @@ class SymmetricHeap:
             HeapExhaustedError: no room; the heap can be used as before.
             HeapClosedError: the heap is closed.
             HeapError: the current stream is being captured into a graph.
-            SymmetryError: the ranks' histories differ (noticed only when memory grows or runs out).
+            SymmetryError: the ranks' histories differ (noticed only when it communicates).
         """
         return self.empty_strided((num_elements,), (1,), dtype, ("allocate", num_elements, dtype), alignment)
 

@@ -16,7 +16,7 @@ import torch
 
 import iris_core
 from iris_core import device_context, selection
-from iris_core.device_barrier import DeviceBarriers
+from iris_core.device_barrier import GRAPHS, DeviceBarriers
 from iris_core.devices import device_targets
 from iris_core.errors import IrisError
 from iris_core.heap import SymmetricHeap
@@ -176,7 +176,8 @@ def open_heap(
     undo.callback(heap.close)
     undo.callback(backend.detach)  # before the next steps: any may fail on another rank alone
     area = SystemArea(heap)
-    barriers = DeviceBarriers(heap, area, world, backend, plan.backend.name)
+    graphs = 0 if target.type is DeviceType.CPU else GRAPHS
+    barriers = DeviceBarriers(heap, area, world, backend, plan.backend.name, graphs)
     _on_all(world, "clear the system area", lambda: _clear(area, heap))
     if target.type is DeviceType.CPU:
         row = heap.usable_nbytes + area.reserve_at_opening(ROW_NBYTES)

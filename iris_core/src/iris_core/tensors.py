@@ -7,7 +7,8 @@ exists.  Arguments are checked before anything is allocated; should filling fail
 What all factories have in common:
 
     Symmetric: every rank calls the factory with the same sizes and dtype, in the same order with other allocations
-        and frees.  Nothing is communicated unless memory grows or runs out.
+        and frees.  Nothing is communicated unless memory grows, there is no room, or it is
+        the first one to reach beyond a half of the heap or a further sixteenth (`iris_core.group_memory`).
     Args:
         out: a tensor on the heap to fill instead of allocating one.  It must have as many elements as asked for; if its
             shape differs, a view of it with the requested shape is returned and `out` keeps its own.

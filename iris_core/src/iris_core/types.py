@@ -203,8 +203,8 @@ class HeapStats:
         committed: bytes backed by memory as far as the allocator knows.
         allocated: bytes in live blocks, rounded as allocated.
         pending: bytes freed or dropped that become free at the next agreement of all ranks.
-        free: bytes that can be handed out now.
-        largest_free: the largest free block.
+        free: bytes that can be handed out now, without what groups of this rank have at the heap's end.
+        largest_free: the largest free block, without that.
         peak: largest `allocated + pending` so far.
         num_blocks: live blocks (count).
         fragmentation: 1 - largest_free / free; 0 when nothing is free.

@@ -185,7 +185,7 @@ def mailbox_for(team: Team, encoding: str, packets: int, slots: int, block: int)
     if blocks == 0:
         raise UnsupportedError(
             f"the mailbox {encoding!r} of ranks {', '.join(map(str, team.members))} has {region.nbytes} bytes, and "
-            f"{least} are needed at least: raise IRIS_SYSTEM_SIZE, or for the whole world IRIS_CCL_WORKSPACE"
+            f"{least} are needed at least: open the context with a larger heap_size"
         )
     pieces = -(-packets // (blocks * block))
     cap = -(-packets // (pieces * block)) * block
