@@ -95,8 +95,8 @@ class Reclaimer:
                 if collect:
                     gc.collect()  # tensors in reference cycles
                 wait = bool(self._table.waiting())
-                floors, *outcome = self._step(Op.ALLOCATE, nbytes, alignment, label, wait=wait)
-                self._settle(*outcome)
+                floors, gave_back, error = self._step(Op.ALLOCATE, nbytes, alignment, label, wait=wait)
+                self._settle(gave_back, error)
                 with contextlib.suppress(HeapExhaustedError):
                     return sub.allocate(nbytes, alignment)
                 if groups.raise_limit(nbytes, alignment, floors):  # only now, as groups never get that memory back
