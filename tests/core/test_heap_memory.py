@@ -278,6 +278,61 @@ def test_what_groups_have_is_not_free() -> None:
         assert [row[1:] for row in labels] == [["a test"], ["a test"], []]
 
 
+def test_a_group_takes_memory_while_allocations_get_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cluster(2, 1 << 16) as c:
+        hub, places = Hub(2), [0, 0]
+        for rank, heap in enumerate(c.heaps):  # what another thread does behind the agreement of all ranks
+            groups, world = heap._groups, ThreadWorld(hub, rank)
+
+            def raise_limit(*args: Any, groups: Any = groups, own: Any = groups.raise_limit, world: Any = world) -> Any:
+                if not groups.blocks:
+                    places[world.rank] = groups.take(world, (0, 1), 28 << 10, "a test")
+                return own(*args)
+
+            monkeypatch.setattr(groups, "raise_limit", raise_limit)
+        _kept = c.each(lambda heap: heap.allocate(30 << 10, torch.uint8))
+        errors = c.attempt(lambda heap: heap.allocate(7 << 10, torch.uint8))
+        assert [type(e) for e in errors] == [HeapExhaustedError] * 2
+        assert places == [36 << 10] * 2
+        c.each(lambda heap: heap.allocate(6 << 10, torch.uint8))
+
+
+def test_allocations_get_more_while_a_group_takes_memory() -> None:
+    with Cluster(2, 1 << 16) as c:
+        kept: list[torch.Tensor] = []
+
+        class Allocating(ThreadWorld):
+            """A member whose other thread allocates behind the first exchange of a group."""
+
+            def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]:
+                rows = super().all_gather_ints(values)
+                if self.num_exchanges == 1:
+                    kept.append(c.heaps[self.rank].allocate(40 << 10, torch.uint8))
+                return rows
+
+        assert [type(e) for e in take(c, (0, 1), 32 << 10, Allocating)] == [HeapExhaustedError] * 2
+        assert take(c, (0, 1), 24 << 10) == [40 << 10] * 2
+
+
+def test_groups_of_one_rank_take_memory_at_the_same_time() -> None:
+    with Cluster(3, 1 << 16) as c:
+        hub = Hub(2)
+
+        class Taking(ThreadWorld):
+            """A member whose other thread takes memory for another group behind the first exchange of this one."""
+
+            def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]:
+                rows = super().all_gather_ints(values)
+                if self.num_exchanges == 1 and self.rank == 0:
+                    c.heaps[0].take_for_group(ThreadWorld(hub, 0), (0, 2), 4096, "another test")
+                elif self.num_exchanges == 1:  # rank 2, of which this thread is as good as any
+                    c.heaps[2].take_for_group(ThreadWorld(hub, 1), (0, 2), 4096, "another test")
+                return rows
+
+        assert take(c, (0, 1), 4096, Taking) == [56 << 10, 56 << 10, None]
+        assert [[b.offset_bytes >> 10 for b in heap.live_blocks()] for heap in c.heaps] == [[56, 60], [56], [60]]
+
+
 class Interrupted(ThreadWorld):
     """A member that is interrupted once it has got memory."""
 

@@ -5,10 +5,16 @@ members of a group agree on a range among themselves: below the regions that any
 a common member may have the same offsets, and those with one never do.  When allocations need more, all ranks come
 together, and the limit rises as far as no rank's regions are in the way.  Regions are never given back: captured graphs
 may know them.
+
+Threads of a rank may do this for several groups, and for allocations, at the same time.  So what ranks compute from
+each other's answers is only a proposal: each of them keeps the range from then on, or says that it no longer can, and
+all begin again.
 """
 
 from __future__ import annotations
 
+import threading
+from bisect import insort
 from typing import TYPE_CHECKING
 
 from iris_core.errors import HeapExhaustedError
@@ -43,17 +49,24 @@ class GroupMemory:
         self, allocator: Allocator, world: World, sub: SubAllocator, peers: PeerMap, residency: Residency
     ) -> None:
         self._allocator = allocator
+        self._world = world
         self._sub = sub
         self._peers = peers
         self._residency = residency
         self._granule = max(allocator.granularity, sub.alignment)  # by which allocations get and give back memory
         self._alignment = self._granule if residency.grows else sub.alignment  # what has not the same peers is apart
-        self.floor = sub.nbytes
-        """Where the lowest region of this rank begins."""
+        self._lock = threading.Lock()
+        self._kept: list[int] = []  # where regions begin, also those that members have not agreed on yet
         self.blocks: list[Block] = []
         """The regions, by offset."""
         if world.world_size > 1:
             sub.limit = min(self._up(sub.nbytes // _FIRST_SHARE), sub.nbytes)
+        self._limit = sub.limit  # or what it becomes if all ranks agree
+
+    @property
+    def floor(self) -> int:
+        """Where the lowest region of this rank begins."""
+        return min(self._kept, default=self._sub.nbytes)
 
     def take(self, world: World, members: Sequence[int], nbytes: int, what: str) -> int:
         """Find a range for a group of ranks, and back it with memory.
@@ -73,7 +86,15 @@ class GroupMemory:
             HeapExhaustedError: there is no room; on every member, and nothing has changed.
             HeapError, PeerAccessError: a member could not get or map memory; on every member.
         """
-        everyone = world.all_gather_ints([self.floor, self._sub.limit])
+        while (offset := self._try(world, members, nbytes, what)) is None:
+            pass
+        with self._lock:
+            insort(self.blocks, Block(offset, nbytes, what), key=lambda block: block.offset_bytes)
+        return offset
+
+    def _try(self, world: World, members: Sequence[int], nbytes: int, what: str) -> int | None:
+        """See `take`; None if a member has given the range to others meanwhile."""
+        everyone = world.all_gather_ints([self.floor, self._limit])
         end, limit = min(floor for floor, _ in everyone), max(each for _, each in everyone)
         room = end - limit
         offset = (end - nbytes) // self._alignment * self._alignment
@@ -85,23 +106,41 @@ class GroupMemory:
                 free_bytes=room,
                 largest_free_bytes=room,
             )
-        error: Exception | None = None
+        kept, error, done = self._keep(offset, nbytes), None, False
+        try:
+            if kept:
+                error = self._commit(offset, nbytes)
+            outcomes = world.all_gather_ints([error is None, kept])
+            raise_failure(world, error, [ok for ok, _ in outcomes], f"could not get memory for {what}", ranks=members)
+            if all(kept for _, kept in outcomes):
+                if self._residency.grows:
+                    self._peers.exchange(world, members)
+                done = True
+        finally:
+            if kept and not done:
+                self._give_up(offset, nbytes)
+        return offset if done else None
+
+    def _keep(self, offset: int, nbytes: int) -> bool:
+        """Keep a range for a group, if it is still free."""
+        with self._lock:
+            free = self._limit <= offset and offset + nbytes <= self.floor
+            if free:
+                self._kept.append(offset)
+        return free
+
+    def _commit(self, offset: int, nbytes: int) -> Exception | None:
         try:
             self._allocator.commit(offset, nbytes)  # allocations never come there, so nothing else has to know
-        except Exception as e:  # noqa: BLE001 - raised below, once the other members know
-            error = e
-        try:
-            outcomes = [ok for (ok,) in world.all_gather_ints([error is None])]
-            raise_failure(world, error, outcomes, f"could not get memory for {what}", ranks=members)
-            if self._residency.grows:
-                self._peers.exchange(world, members)
-        except BaseException:
-            if self._residency.grows:  # else regions share granules; what was got serves the next one there
-                self._residency.take_back(offset, nbytes)
-            raise
-        self.floor = offset
-        self.blocks.insert(0, Block(offset, nbytes, what))
-        return offset
+        except Exception as e:  # noqa: BLE001 - raised once the other members know
+            return e
+        return None
+
+    def _give_up(self, offset: int, nbytes: int) -> None:
+        if self._residency.grows:  # else regions share granules; what was got serves the next one there
+            self._residency.take_back(offset, nbytes)
+        with self._lock:
+            self._kept.remove(offset)
 
     def end_of_all(self, floors: Iterable[int]) -> int:
         """How far allocations may reach where the regions of the ranks begin at `floors`."""
@@ -111,7 +150,7 @@ class GroupMemory:
     def raise_limit(self, nbytes: int, alignment: int, floors: Sequence[int]) -> bool:
         """Let allocations have more of the heap, if that is enough for a block that has found no room.
 
-        Symmetric: every rank calls it with the same arguments, after an exchange.
+        Collective: every rank calls it with the same arguments, after an exchange.
 
         Args:
             nbytes: size of the block.
@@ -121,12 +160,22 @@ class GroupMemory:
         Returns:
             Whether there is room now.
         """
-        sub, end = self._sub, self.end_of_all(floors)
-        needed = sub.end_behind_all(nbytes, alignment)
-        if not sub.limit < needed <= end:
-            return False
-        sub.limit = min(self._up(max(needed, sub.limit + sub.nbytes // _STEPS)), end)
-        return True
+        sub, needed = self._sub, self._sub.end_behind_all(nbytes, alignment)
+        while sub.limit < needed <= (end := self.end_of_all(floors)):
+            wanted = min(self._up(max(needed, sub.limit + sub.nbytes // _STEPS)), end)
+            try:
+                with self._lock:
+                    free = wanted <= self.floor
+                    if free:
+                        self._limit = wanted
+                rows = self._world.all_gather_ints([free, self.floor])
+                if all(free for free, _ in rows):
+                    sub.limit = wanted
+                    return True
+            finally:
+                self._limit = sub.limit
+            floors = [floor for _, floor in rows]
+        return False
 
     def _up(self, nbytes: int) -> int:
         return -(-nbytes // self._granule) * self._granule

@@ -8,7 +8,8 @@ groups of ranks could have until then (`iris_core.group_memory`).
 Nothing is reused before all ranks agree that nobody needs it, because a peer that has not reached its own free may
 still write to the block: `iris_core.blocks` has the states, `iris_core.reclaiming` the agreement.
 
-One thread allocates and frees; only the release of dropped tensors may come from any thread.
+One thread allocates and frees; only the release of dropped tensors may come from any thread.  First calls of
+collectives may allocate, too (`iris_core.ccl.api`).
 """
 
 from __future__ import annotations

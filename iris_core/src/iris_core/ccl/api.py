@@ -49,7 +49,8 @@ class Collectives:
     `ctx.barrier()` or `close()` on all members, or of this rank's next collective call.
 
     Threads: any thread may call, whatever its current device is; calls of one group come one after the other, in the
-    same order on all members.
+    same order on all members.  The first call of a kind may take memory of the heap: make it in the thread that
+    allocates, or while that thread neither allocates nor frees.
 
     Graphs: an operation can be captured once it was called with tensors of the same kind, and replayed for ever.
 
