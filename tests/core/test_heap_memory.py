@@ -18,6 +18,7 @@ from iris_core.errors import (
     UnsupportedError,
 )
 from iris_core.stream_order import HostStreams
+from iris_core.system_area import SystemArea
 from iris_core.types import Capability, Segment
 
 from .fakes import Cluster, Hub, ThreadWorld
@@ -331,6 +332,31 @@ def test_groups_of_one_rank_take_memory_at_the_same_time() -> None:
 
         assert take(c, (0, 1), 4096, Taking) == [56 << 10, 56 << 10, None]
         assert [[b.offset_bytes >> 10 for b in heap.live_blocks()] for heap in c.heaps] == [[56, 60], [56], [60]]
+
+
+def test_groups_of_one_rank_take_ranges_of_the_system_area_at_the_same_time() -> None:
+    with Cluster(3, 1 << 16, usable_nbytes=1 << 15) as c:
+        areas = [SystemArea(heap) for heap in c.heaps]
+        hub, second = Hub(2), []
+
+        class Taking(ThreadWorld):
+            """A member of a first group, some of whose threads take a range for (0, 2) behind its first exchange."""
+
+            def all_gather_object(self, obj: Any) -> list[Any]:
+                rows = super().all_gather_object(obj)
+                if self.num_exchanges == 1:
+                    second.append(areas[2 * self.rank].reserve(ThreadWorld(hub, self.rank), 1000, "another test"))
+                return rows
+
+        first_hub = Hub(2)
+        first = c.attempt(
+            lambda heap: (
+                areas[heap.rank].reserve(Taking(first_hub, heap.rank), 1000, "a test") if heap.rank < 2 else None
+            )
+        )
+        assert first == [1024, 1024, None]
+        assert second == [0, 0]
+        assert [sorted(area._used) for area in areas] == [[(0, 1024), (1024, 2048)], [(1024, 2048)], [(0, 1024)]]
 
 
 class Interrupted(ThreadWorld):

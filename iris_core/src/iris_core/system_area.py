@@ -7,6 +7,7 @@ them.  The content is zero when a range is handed out for the first time.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from iris_core.errors import UnsupportedError
@@ -30,6 +31,7 @@ class SystemArea:
 
     def __init__(self, heap: SymmetricHeap) -> None:
         self._heap = heap
+        self._lock = threading.Lock()
         self._used: list[tuple[int, int]] = []
 
     def clear(self) -> None:
@@ -70,8 +72,13 @@ class SystemArea:
             UnsupportedError: there is no room; raised on every member, and nothing has changed.
             CollectiveTimeoutError, PeerLostError: a member did not take part.
         """
-        size = _rounded(nbytes)
-        used = sorted({tuple(each) for row in world.all_gather_object(self._used) for each in row})
+        while (begin := self._try(world, _rounded(nbytes), what)) is None:
+            pass
+        return begin
+
+    def _try(self, world: World, size: int, what: str) -> int | None:
+        """See `reserve`; None if another thread of a member has given the range to another group meanwhile."""
+        used = sorted({tuple(each) for row in world.all_gather_object(list(self._used)) for each in row})
         begin = 0
         for first, end in used:
             if begin + size <= first:
@@ -83,15 +90,24 @@ class SystemArea:
                 f"only {max(self.nbytes - begin, 0)} are left at its end to this group of {world.world_size} ranks; "
                 "use the same groups again, or open the context with a larger IRIS_SYSTEM_SIZE"
             )
-        self._used.append((begin, begin + size))
-        return begin
+        own = (begin, begin + size)
+        with self._lock:
+            kept = all(end <= begin or own[1] <= first for first, end in self._used)
+            if kept:
+                self._used.append(own)
+        if all(each for (each,) in world.all_gather_ints([kept])):
+            return begin
+        if kept:
+            with self._lock:
+                self._used.remove(own)
+        return None
 
     def used_nbytes(self, world: World) -> int:
         """Return how much of the area the ranges of these ranks reach over, in bytes from its beginning.
 
         Collective: every rank of `world` calls it, and nobody else.
         """
-        return max((end for row in world.all_gather_object(self._used) for _, end in row), default=0)
+        return max((end for row in world.all_gather_object(list(self._used)) for _, end in row), default=0)
 
     def tensor(self, offset_bytes: int, nbytes: int) -> torch.Tensor:
         """Return this rank's bytes of a range (uint8)."""
