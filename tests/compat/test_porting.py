@@ -31,6 +31,7 @@ class Binder:
     """Notes what is run, in which layout, and where barriers come; `members` are those of every group."""
 
     own_heap = (0, 0)
+    gpu = None
     rank = 0
 
     def __init__(self, members=(0, 1)):

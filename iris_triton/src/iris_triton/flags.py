@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.language.target_info import is_cuda, is_hip
 
 from iris_core import device_context as _layout
-from iris_triton.intrinsics import uniform_clock_ns
+from iris_triton.intrinsics import wait_clock_ns
 from iris_triton.lanes import lanes, num_threads, spread
 
 POLLS_PER_CLOCK = tl.constexpr(64)
@@ -354,7 +354,7 @@ def publish_report(status_word, row, rank, code, PART: tl.constexpr):
         code: see `iris_core.device_context.stamp`.
         PART: the first word of the part.
     """
-    stamp = (uniform_clock_ns() << _STAMP_CLOCK) | ((tl.cast(rank, tl.int64) & 1023) << _STAMP_RANK)
+    stamp = (wait_clock_ns(tl.cast(0, tl.int64)) << _STAMP_CLOCK) | ((tl.cast(rank, tl.int64) & 1023) << _STAMP_RANK)
     stamp = stamp | (PART // _PART_WORDS << _STAMP_PART) | code
     set_flag(row, stamp, "release", "sys")
     status = status_word.to(tl.pointer_type(tl.int64))
@@ -398,10 +398,10 @@ def report_wait(
 @triton.jit
 def look_at_clock(start, timeout_ns, status_word):
     """Return whether the time is over, and when the wait began as far as known (0: this is the first look)."""
-    now = uniform_clock_ns()
+    bound = tl.cast(timeout_ns, tl.int64)
+    now = wait_clock_ns(bound)
     if start == 0:
         start = now
-    bound = tl.cast(timeout_ns, tl.int64)
     late = now - start > tl.abs(bound)
     if bound > 0:
         late = late | _given_up(status_word)

@@ -6,6 +6,8 @@ takes scalars for uniform, so a loop or branch that contains a barrier must not 
 """
 # mypy: ignore-errors
 
+import time
+
 import numpy as np
 import triton
 import triton.language as tl
@@ -101,6 +103,15 @@ def get_xcc_id():
 
 
 @triton.jit
+def wait_clock_ns(timeout_ns):
+    """`uniform_clock_ns` for a wait that ends after `timeout_ns`, an int64; never, if that is not positive.
+
+    The CPU executor takes programs that look at a clock for ones that may go on by themselves; such a wait does not.
+    """
+    return uniform_clock_ns()
+
+
+@triton.jit
 def wait_stores():
     """Wait until every store that this thread has issued is acknowledged.
 
@@ -148,6 +159,11 @@ def let_next_start(EARLY: tl.constexpr):
 @cpu_entry(uniform_clock_ns)
 def _cpu_clock(program):
     return np.int64(read_clock(program))
+
+
+@cpu_entry(wait_clock_ns)
+def _cpu_wait_clock(program, timeout_ns):
+    return np.int64(read_clock(program) if timeout_ns > 0 else time.monotonic_ns())
 
 
 @cpu_entry(get_cu_id)
