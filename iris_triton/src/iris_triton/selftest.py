@@ -142,12 +142,14 @@ def _signals(ctx, begin):
         hand_over[(1,)](
             message, inbox, received, flag, ctx.get_device_context(), world, peer, distance + 1, BLOCK=MESSAGE
         )
+        late = False
         try:
             _meet(ctx, begin)
-        except DeviceTimeoutError:  # raised behind the barrier: this rank is where the others are
+        except DeviceTimeoutError as error:  # raised after the barrier, on all ranks, whoever waited in vain
+            late = error.rank == rank
+        problem = _difference(received, _pattern(source, rank, MESSAGE, ctx.device), "came before its data")
+        if late:
             problem = "did not arrive in time"
-        else:
-            problem = _difference(received, _pattern(source, rank, MESSAGE, ctx.device), "came before its data")
         yield PairCheck("signal", source, rank, problem)
 
 

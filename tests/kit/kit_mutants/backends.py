@@ -1,10 +1,12 @@
 """Backends with one mistake each; all else is the Triton backend's."""
 
+import contextlib
 import dataclasses
 
 import torch
 
 from iris_core.device_context import encode
+from iris_core.errors import IrisError
 from iris_triton.backend import TritonBackend
 from iris_triton.cases import compile_cases
 from kit_mutants import device
@@ -138,8 +140,9 @@ class SelfSatisfied(TritonBackend):
     """Finds everything in order, whatever it finds."""
 
     def self_test(self, context, begin):
-        for check in super().self_test(context, begin):
-            yield dataclasses.replace(check, problem="")
+        with contextlib.suppress(IrisError):
+            for check in super().self_test(context, begin):
+                yield dataclasses.replace(check, problem="")
 
 
 class HalfTested(TritonBackend):

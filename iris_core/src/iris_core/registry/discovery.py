@@ -15,7 +15,7 @@ from iris_core.registry.records import PluginRecord, canonical, error_text, load
 from iris_core.types import PluginKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _KINDS = {kind.group: kind for kind in PluginKind}
 _GROUP_HEADER = re.compile(r"^\s*\[\s*(iris\.[\w.]+)\s*\]", re.MULTILINE)
@@ -31,7 +31,7 @@ def discover(search_path: Sequence[str] | None = None) -> list[PluginRecord]:
     where = searched(search_path)
     records: list[PluginRecord] = []
     seen = set()
-    for found in importlib_metadata.distributions(path=where):
+    for found in installed(where):
         try:
             groups = dict.fromkeys(each for each in _GROUP_HEADER.findall(_entry_points_text(found)) if each in _KINDS)
         except (OSError, ValueError) as error:  # it may have plugins: nothing else tells
@@ -69,6 +69,11 @@ def searched(search_path: Sequence[str] | None = None) -> list[str]:
     """Return a path, by default the interpreter's, without what imports ignore on it: searching it would raise."""
     path = sys.path if search_path is None else search_path
     return [each for each in path if isinstance(each, str) and "\0" not in each]
+
+
+def installed(search_path: Sequence[str] | None = None) -> Iterator[Any]:
+    """Yield the distributions on a path, by default the interpreter's, damaged ones among them."""
+    yield from importlib_metadata.distributions(path=searched(search_path))
 
 
 def identity(distribution: Any) -> tuple[str, str]:

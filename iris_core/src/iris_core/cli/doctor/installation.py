@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import warnings
 
-import importlib_metadata
-
 from iris_core.diagnosis import Finding, Verdict
 from iris_core.errors import IrisError
-from iris_core.registry.discovery import folder_of, identity, searched
+from iris_core.registry.discovery import folder_of, identity, installed
 from iris_core.registry.records import error_text
 
 DAMAGED = "(METADATA is damaged: reinstall it)"
@@ -22,7 +20,7 @@ _OF_INTEREST = re.compile(
 def versions() -> dict[str, str]:
     """Return the versions of the installed distributions that matter here, by name."""
     found = {}
-    for distribution in importlib_metadata.distributions(path=searched()):
+    for distribution in installed():
         try:
             name, version = identity(distribution)
         except Exception as error:  # noqa: BLE001 - a file may be damaged in any way
