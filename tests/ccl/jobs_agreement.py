@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import pathlib
+import time
 
 import numpy as np
 import torch
@@ -11,12 +12,13 @@ import torch.distributed as dist
 from jobs_common import environment
 
 from iris_core import Iris
-from iris_core.ccl import Config, kinds
+from iris_core.ccl import Config, kinds, members
 from iris_core.ccl.tables import Entry, write_table
 from iris_core.errors import IrisError, UnsupportedError
 from iris_core.logs import logger
 from iris_core.ops import FusedConfig
 from iris_core.ops.tables import Measured, write_fused_table
+from iris_core.types import Availability
 
 
 def said_by(call):
@@ -26,6 +28,11 @@ def said_by(call):
     except (IrisError, TypeError, ValueError) as e:
         return f"{type(e).__name__}: {e}"
     return ""
+
+
+def kind_of(call):
+    """The type of the error that a call raises; empty if none."""
+    return said_by(call).partition(":")[0]
 
 
 def total(ctx, count=6, **how):
@@ -316,6 +323,65 @@ def refused_by_some(device):
                 outcomes.append((who, "a right call", "has a wrong result"))
         ctx.barrier()
     return outcomes
+
+
+def wait_for(file):
+    """Wait until a rank has made a file; returns whether it did."""
+    deadline = time.monotonic() + 60
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return file.exists()
+
+
+def refused_later(device, folder):
+    """Rank 0 refuses a call of an operation that all have called before, and the others come to none until it has."""
+    raised = pathlib.Path(folder) / "raised"
+    with Iris("8MiB", device=device) as ctx:
+        sums, out = [total(ctx)], torch.zeros(6, device=device)
+        said = []
+        if ctx.cur_rank == 0:
+            said.append(kind_of(lambda: ctx.ccl.all_reduce(out, out[:5])))
+            raised.touch()
+        came = wait_for(raised)
+        if ctx.cur_rank != 0:
+            said.append(kind_of(ctx.barrier))
+        ctx.barrier()
+        if ctx.cur_rank == 0:
+            said.append(kind_of(lambda: ctx.ccl.all_reduce(out, out[:5])))
+        else:  # a call of another kind
+            said.append(kind_of(lambda: total(ctx, 7)))
+        return came, said, [*sums, total(ctx), total(ctx, 7)]
+
+
+def laid_out_otherwise(device, folder):
+    """A call whose tensors lie so on rank 1 alone that another algorithm serves it; then it is so on all."""
+    raised = pathlib.Path(folder) / "raised"
+    members.ABSENT_S = 1.0
+    with Iris("8MiB", device=device) as ctx:
+        dense, strided = torch.ones(8, 8, device=device), torch.ones(8, 9, device=device)[:, :8]
+        out = torch.zeros(8, 8, device=device)
+        first = ctx.ccl.explain("all_reduce", out, dense).algorithm
+        algorithm = ctx.ccl._binder._algorithms()._by_op["all_reduce"][first]
+        own = algorithm.supports
+        no = Availability.no("rows are not dense")
+        algorithm.supports = lambda request: own(request) if request.options["in_stride"] == (8, 1) else no
+        ctx.ccl.all_reduce(out, dense)
+        said = ""
+        if ctx.cur_rank == 1:
+            said = said_by(lambda: ctx.ccl.all_reduce(out, strided))
+            raised.touch()
+        came = wait_for(raised)
+        if ctx.cur_rank == 0:
+            said = kind_of(ctx.barrier)
+        ctx.barrier()
+        members.ABSENT_S = 60.0
+        sums = []
+        for inp in (strided, dense, strided):
+            ctx.ccl.all_reduce(out, inp)
+            sums.append(out.unique().tolist())
+        both = said_by(lambda: ctx.ccl.all_reduce(out[:4], (dense, strided)[ctx.cur_rank][:4]))
+        ctx.barrier()
+        return first, came, said, sums, both
 
 
 def strided_and_known(device):

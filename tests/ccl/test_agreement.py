@@ -142,6 +142,28 @@ def test_what_one_rank_refuses_all_refuse(pool, num_ranks, device):
         assert outcome not in ("CollectiveTimeoutError", "PeerLostError"), rows
 
 
+@two_ranks
+def test_a_member_that_refuses_a_later_call_waits_for_none(pool, num_ranks, device, tmp_path):
+    first, second = pool.run(jobs.refused_later, num_ranks, device, str(tmp_path))
+    assert first == (True, ["ArgumentError"] * 2, [[3.0]] * 3)
+    assert second == (True, ["CollectiveTimeoutError", "ArgumentError"], [[3.0]] * 3)
+
+
+@two_ranks
+def test_tensors_that_lie_otherwise_on_one_rank(pool, num_ranks, device, tmp_path):
+    first, second = pool.run(jobs.laid_out_otherwise, num_ranks, device, str(tmp_path))
+    for served, came, _, sums, both in (first, second):
+        assert came
+        assert sums == [[2.0]] * 3
+        assert both.startswith("RankMismatchError")
+        assert f"algorithm: {served} on rank 0; " in both
+        assert "in_stride=(9, 1), out_stride=(8, 1), aligned=True on rank 1" in both
+    assert first[2] == "CollectiveTimeoutError"
+    assert second[2].startswith("RankMismatchError: all_reduce: ")
+    assert f"served by {second[0]!r} with in_stride=(8, 1)" in second[2]
+    assert "in_stride=(9, 1)" in second[2]
+
+
 def matters(name, who):
     """Whether a defect is one: what only the root gives is not looked at elsewhere, and all may pass nothing."""
     if (name, who) == ("empty", "all"):

@@ -2,6 +2,7 @@
 
 What one member refuses, all refuse: the outcome of a check may depend on the rank, so it is exchanged where the members
 exchange anyway, at the first call of a kind.  Later calls exchange nothing; a member that refuses one does so alone.
+Where the others may know their call, and not come to compare it, no member waits long for them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from iris_core.ccl.calls import config_text
 from iris_core.ccl.kinds import Agreed
 from iris_core.ccl.team import Step, StepsDifferError
 from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError, UnsupportedError
-from iris_core.logs import logger
-from iris_core.world.failures import raise_failure
+from iris_core.world.failures import failure_of, name_ranks, raise_described, raise_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,6 +29,9 @@ _FROM_TABLES = (
     "\nWhere the caller has named no algorithm or config, measured tables do: all members need the same "
     "(<IRIS_CACHE_DIR>/ccl and <IRIS_CACHE_DIR>/ops)."
 )
+
+ABSENT_S = 10.0
+"""Seconds for which a member waits for others that have launched this call before with another algorithm."""
 
 
 class Settled(NamedTuple):
@@ -60,6 +63,7 @@ class Members:
         self._team = team
         self._agreed = Agreed()
         self._left_out: dict[Any, dict[str, str]] = {}
+        self._layouts: dict[Any, str] = {}
 
     def left_out(self, members: tuple[int, ...], shared: Mapping[str, str]) -> dict[str, str]:
         """Return algorithms for which there was no room when a kind was first called, on all members, with reasons.
@@ -104,7 +108,8 @@ class Members:
             except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
                 self.refuse(members, op, lambda: shared, error, within)
             facts = {**shared, "algorithm": algorithm.name, "config": config_text(request.options["config"])}
-            number, is_new = self._number(members, op, facts, within)
+            before = self._layouts.get((members, *shared.values()), "")
+            number, is_new = self._number(members, op, facts, within, _layout_of(request), before)
             team = self._team(members)
             request = replace(request, options={**request.options, "kind": number})
             try:
@@ -119,6 +124,7 @@ class Members:
                 team.warn_once(f"{op} does without algorithm {algorithm.name!r}", left_out[algorithm.name])
         if is_new:
             self._agreed.add(members, facts, number, shared, {"operation": op})
+            self._layouts[(members, *shared.values())] = f"{algorithm.name!r} with {_layout_of(request)}"
         return Settled(algorithm, request, plan, team)
 
     def agree(self, members: tuple[int, ...], facts: dict[str, str]) -> None:
@@ -141,9 +147,10 @@ class Members:
         error: Exception,
         within: Team | None = None,
     ) -> NoReturn:
-        """Raise this member's error, on all members where they compare such a call.
+        """Raise this member's error, on all members that compare such a call.
 
-        Collective where no such call was agreed on.
+        Collective where no call of this operation was agreed on; where one was, the others may know theirs, and this
+        member waits for none: those that come to compare, or to another exchange, learn that it has refused.
 
         Args:
             members: world ranks, in the group's order.
@@ -157,25 +164,48 @@ class Members:
             known = self._agreed.has_any(members, shared())
         if known or len(members) == 1:
             raise error
-        if self._agreed.has_any(members, {"operation": op}):  # the others may know their call, and not come
-            logger.warning("%s: refused here; waiting for the group's other members to hear of it: %s", op, error)
+        timeout_s = 0.0 if self._agreed.has_any(members, {"operation": op}) else None
         try:
-            self._compare(members, op, {}, within, error)
+            self._compare(members, op, {}, within, error, timeout_s=timeout_s)
         except (CollectiveTimeoutError, PeerLostError) as absent:
-            raise error from absent  # what is wrong here is what the caller has to know
+            raise error from (absent if timeout_s is None else None)  # what is wrong here is what the caller must know
         raise AssertionError("members compared a call that one of them refused")
 
     def _number(
-        self, members: tuple[int, ...], op: str, facts: dict[str, str], within: Team | None = None
+        self,
+        members: tuple[int, ...],
+        op: str,
+        facts: dict[str, str],
+        within: Team | None = None,
+        layout: str = "",
+        before: str = "",
     ) -> tuple[int, bool]:
         """Return a kind's number, and whether the members have just compared it.
 
         Collective, where it is new: every member comes here.
+
+        Args:
+            members, op, facts, within: as for `settle`.
+            layout: of this member's tensors, on which the choice of the algorithm depends.
+            before: what has served such a call before, if anything.
+
+        Raises:
+            RankMismatchError: something differs, on all members; or the others go on with what served it before.
         """
         known = self._agreed.number(members, facts)
         if known is not None or len(members) == 1:
             return known or 0, False
-        self._compare(members, op, facts, within)
+        try:
+            self._compare(members, op, facts, within, layout=layout, timeout_s=ABSENT_S if before else None)
+        except CollectiveTimeoutError as absent:
+            if not before:
+                raise
+            raise RankMismatchError(
+                f"{op}: {facts['algorithm']!r} serves this rank's call, with {layout}; on all members such a call was "
+                f"served by {before}. {name_ranks(absent.missing_ranks).capitalize()} did not come to compare, and may "
+                "wait in a kernel for this rank: tensors must have equal strides on all members, and be aligned alike; "
+                "or name the algorithm in the config"
+            ) from absent
         return self._agreed.next_number(members), True
 
     def _compare(
@@ -185,6 +215,8 @@ class Members:
         facts: Mapping[str, str],
         within: Team | None = None,
         error: Exception | None = None,
+        layout: str = "",
+        timeout_s: float | None = None,
     ) -> None:
         """Compare with the other members what must be equal, the order of the group first.
 
@@ -199,14 +231,15 @@ class Members:
             within.ask(f"the {op} that is a part of another operation")
         order = tuple(sorted(members))
         world = self._world.subworld(order)
-        refusal = None if error is None else f"{type(error).__name__}: {error}"
+        refusal = None if error is None else failure_of(error)
         group = f"ranks {', '.join(map(str, members))}"
-        everyone = world.all_gather_object({"refusal": refusal, "group": group, **facts})
+        everyone = world.compare_calls({"refusal": refusal, "strides": layout, "group": group, **facts}, timeout_s)
         refusals = [row.pop("refusal") for row in everyone]
         if any(refusals):
-            if error is not None and len(set(refusals)) == 1:
+            if error is not None and all(each == refusals[0] for each in refusals):
                 raise error
-            raise_failure(world, error, [not each for each in refusals], "refused the call", IrisError, order)
+            raise_described(refusals, error, "refused the call", IrisError, order)
+        layouts = [row.pop("strides") for row in everyone]
         names = dict.fromkeys(name for row in everyone for name in row)
         differing = [name for name in names if len({row.get(name) for row in everyone}) > 1]
         if differing:
@@ -218,7 +251,20 @@ class Members:
                 for name in differing
             ]
             hint = _FROM_TABLES if {"algorithm", "config"}.intersection(differing) else ""
+            if "algorithm" in differing and len(set(layouts)) > 1:
+                hint = "\nIt depends on how tensors lie: " + "; ".join(
+                    f"{text} on rank {rank}" for rank, text in zip(order, layouts, strict=True)
+                )
             raise RankMismatchError(f"{op}: the members of the group call differently:\n" + "\n".join(lines) + hint)
+
+
+def _layout_of(request: Any) -> str:
+    """What the choice of an algorithm may depend on, and members need not have alike."""
+    found = {
+        name: request.options.get(name, getattr(request, name, None))
+        for name in ("in_stride", "out_stride", "a_stride", "b_stride", "aligned")
+    }
+    return ", ".join(f"{name}={value}" for name, value in found.items() if value is not None)
 
 
 def _prepare_alike(team: Team, what: str, make: Callable[[], Any], *, is_new: bool) -> Any:

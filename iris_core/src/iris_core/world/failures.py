@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from iris_core.errors import (
     ArgumentError,
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 T = TypeVar("T")
+
+Failure = tuple[int | None, tuple[int, int, int] | None, str]
+"""An error: number in `_KINDS`, the sizes of a HeapExhaustedError, and what it says."""
 
 _KINDS = (
     PluginNotFoundError, PluginLoadError, PluginConflictError, PluginAPIVersionError, NoUsablePluginError, PluginError,
@@ -116,23 +119,42 @@ def raise_failure(
             SettingsError, CapabilityError, RankMismatchError, CollectiveTimeoutError, TypeError: on the first rank that
             failed, the error was one.
     """
-    failed = [rank for rank, ok in enumerate(outcomes) if not ok]
-    if not failed:
+    if all(outcomes):
         return
     if world.world_size == 1 and error is not None:
         raise error
-    exhausted = error if isinstance(error, HeapExhaustedError) else None
-    sizes = (
-        None if exhausted is None else (exhausted.requested_bytes, exhausted.free_bytes, exhausted.largest_free_bytes)
-    )
+    everyone = world.all_gather_object(failure_of(error))
+    failures = [None if ok else row for ok, row in zip(outcomes, everyone, strict=True)]
+    raise_described(failures, error, what, otherwise, ranks)
+
+
+def failure_of(error: Exception | None) -> Failure:
+    """Describe an error for the other ranks, as JSON."""
+    sizes = None
+    if isinstance(error, HeapExhaustedError):
+        sizes = error.requested_bytes, error.free_bytes, error.largest_free_bytes
     keeps = not isinstance(error, DriverError)
     kind = next((number for number, each in enumerate(_KINDS) if keeps and isinstance(error, each)), None)
-    everyone = world.all_gather_object((kind, sizes, str(error) or type(error).__name__))
+    return kind, sizes, str(error) or type(error).__name__
+
+
+def raise_described(
+    failures: Sequence[Failure | None],
+    error: Exception | None,
+    what: str,
+    otherwise: type[IrisError] = HeapError,
+    ranks: Sequence[int] | None = None,
+) -> NoReturn:
+    """Raise what all ranks raise, where all know the failures: per rank, None where there is none.
+
+    The other arguments, and what is raised, are as of `raise_failure`.
+    """
     by_cause: dict[str, list[int]] = {}
-    for rank in failed:
-        by_cause.setdefault(everyone[rank][2], []).append(rank if ranks is None else ranks[rank])
+    failed = [(rank, failure) for rank, failure in enumerate(failures) if failure is not None]
+    for rank, (_, _, cause) in failed:
+        by_cause.setdefault(cause, []).append(rank if ranks is None else ranks[rank])
     text = "\n".join(f"{name_ranks(named)} {what}: {cause}" for cause, named in by_cause.items())
-    kind, sizes, _ = everyone[failed[0]]
+    kind, sizes, _ = failed[0][1]
     if sizes is not None:
         requested, free, largest = sizes
         raise HeapExhaustedError(

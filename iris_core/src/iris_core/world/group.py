@@ -47,6 +47,12 @@ class World(Protocol):
     def all_gather_object(self, obj: Any) -> Any:
         """Return a list of what every rank brings: anything that JSON can hold; tuples come back as lists."""
 
+    def compare_calls(self, obj: Any, timeout_s: float | None = None) -> Any:
+        """Gather like `all_gather_object`, but with nothing else; this rank waits for so many seconds at most.
+
+        Where that is not enough, the other ranks still get its object, if they come.
+        """
+
     def broadcast_object(self, obj: Any, src: int) -> Any:
         """Return rank `src`'s object, which can be pickled, on every rank."""
 
@@ -91,6 +97,10 @@ class SingleWorld:
     def all_gather_object(self, obj: Any) -> Any:
         """Return the object alone, as JSON keeps it."""
         return [json.loads(json.dumps(obj))]
+
+    def compare_calls(self, obj: Any, timeout_s: float | None = None) -> Any:
+        """Return the object alone, as JSON keeps it."""
+        return self.all_gather_object(obj)
 
     def broadcast_object(self, obj: Any, src: int) -> Any:
         """Return the object."""
@@ -137,6 +147,7 @@ class _Kind(enum.IntEnum):
     BROADCAST = 3
     BARRIER = 4
     DESCRIPTORS = 5
+    CALLS = 6
 
 
 _ROOT = struct.Struct("<i?")  # of a broadcast: its root, and whether that could pickle the object
@@ -196,6 +207,19 @@ class HostWorld:
             PeerLostError: a rank's process has ended.
         """
         return [json.loads(row) for row in self._gather(_Kind.OBJECTS, json.dumps(obj).encode())]
+
+    def compare_calls(self, obj: Any, timeout_s: float | None = None) -> Any:
+        """Gather like `all_gather_object`, but with nothing else; this rank waits for so many seconds at most.
+
+        Where that is not enough, the other ranks still get its object, if they come; if not, their next exchange says
+        that this rank gave up.
+
+        Raises:
+            CollectiveTimeoutError: a rank did not arrive in time.
+            PeerLostError: a rank's process has ended.
+        """
+        wait_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
+        return [json.loads(row) for row in self._gather(_Kind.CALLS, json.dumps(obj).encode(), wait_s)]
 
     def broadcast_object(self, obj: Any, src: int) -> Any:
         """Return rank `src`'s object, which can be pickled, on every rank.
@@ -284,13 +308,13 @@ class HostWorld:
             raise
         return [frame.fds for frame in frames]
 
-    def _gather(self, kind: _Kind, mine: bytes) -> list[bytes]:
+    def _gather(self, kind: _Kind, mine: bytes, timeout_s: float | None = None) -> list[bytes]:
         if not self._peers:
             self._exchanges.check_usable()
             return [mine]
-        return [frame.payload for frame in self._frames(kind, mine)]
+        return [frame.payload for frame in self._frames(kind, mine, timeout_s=timeout_s)]
 
-    def _frames(self, kind: _Kind, mine: bytes, fds: Sequence[int] = ()) -> list[Frame]:
+    def _frames(self, kind: _Kind, mine: bytes, fds: Sequence[int] = (), timeout_s: float | None = None) -> list[Frame]:
         """Exchange frames; this rank's own has no descriptors.
 
         Raises:
@@ -298,11 +322,12 @@ class HostWorld:
         """
         self._number += 1
         place = _place() + self._among
+        wait_s = self._timeout_s if timeout_s is None else timeout_s
         found, missing = self._exchanges.gather(
-            Mine(self._key, self._number, kind, place, mine, fds), self._peers, self._timeout_s
+            Mine(self._key, self._number, kind, place, mine, fds), self._peers, wait_s
         )
         if missing:
-            raise self._late(place, found, missing)
+            raise self._late(place, found, missing, wait_s)
         found[self._ranks[self.rank]] = Frame(kind, place, mine, [], 0)
         frames = [found[rank] for rank in self._ranks]
         sizes = {len(each.payload) for each in frames} if kind == _Kind.INTEGERS else {0}
@@ -330,7 +355,7 @@ class HostWorld:
             "it."
         )
 
-    def _late(self, place: bytes, found: dict[int, Frame], missing: list[int]) -> CollectiveTimeoutError:
+    def _late(self, place: bytes, found: dict[int, Frame], missing: list[int], wait_s: float) -> CollectiveTimeoutError:
         """The error of an exchange that took too long: who is missing, and where the others are."""
         me = self._ranks[self.rank]
         present = {rank: [frame.place.decode()] for rank, frame in found.items()} | {me: [place.decode()]}
@@ -341,7 +366,7 @@ class HostWorld:
             if not places:
                 lines.append(f"\n  rank {rank} waits in no exchange with rank {me}")
         return CollectiveTimeoutError(
-            f"rank {me}: {place.decode()} did not complete within {self._timeout_s:g} s; "
+            f"rank {me}: {place.decode()} did not complete within {wait_s:g} s; "
             f"{name_ranks(missing)} did not arrive:{''.join(lines)}\n"
             "Either that rank failed, or it does not make the same calls, or IRIS_BARRIER_TIMEOUT is too short",
             missing_ranks=missing,
