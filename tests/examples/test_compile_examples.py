@@ -44,11 +44,11 @@ GEMMS = sorted(path.name for path in EXAMPLES.glob("[23]*.py") if "gemm_options"
 VALUES = {
     **dict.fromkeys(("a", "b", "c", "slab", "shard"), torch.bfloat16),
     **dict.fromkeys(("parts", "inbox"), torch.float32),
-    **dict.fromkeys(("ready", "locks", "arrived", "computed", "summed", "finished"), torch.int32),
+    **dict.fromkeys(("ready", "arrived", "computed", "summed", "finished"), torch.int32),
     **dict.fromkeys(("M", "N", "K"), 4096),
     **dict.fromkeys(("stride_am", "stride_bk", "stride_cm"), 4096),
     **dict.fromkeys(("stride_ak", "stride_bn", "stride_cn"), 1),
-    "context": torch.int64,
+    **dict.fromkeys(("context", "locks"), torch.int64),
     "turn": 3,
     "computing": 116,
     "sending": 16,
