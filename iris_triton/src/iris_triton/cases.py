@@ -336,6 +336,8 @@ def _orders() -> list[CompileCase]:
                     _CUDA: (access, _without(rf"\.{strong}\.sys\.")),
                     _HIP: (f"{fence} sc1", _without(f"{fence} sc0 sc1")),
                 }
+            if "wait" in op:  # nor does a wait release, not even to report
+                expect[_CUDA] += (_without(r"\.release\."),)
             # a relaxed wait as a function: by the method it is bounded, and would report by an atomic of its own
             method = sem == strong if strong == "acquire" else scope == "sys"
             cases.append(

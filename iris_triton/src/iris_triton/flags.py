@@ -143,7 +143,7 @@ def describe_assembly(status, timeout, rank, words, taken):
     """Describe a wait whose time is over: one with a bound in `_layout.Status`, another one in `_layout.Waiting`.
 
     Branches to `taken` if another wait is described there.  The block declares the predicate p, and now, x and row of
-    64 bits.
+    64 bits.  It is ordered by fences, so that loads that acquire and stores that release are the kernel's own.
 
     Args:
         status, timeout, rank: operands; the status words are not 0.
@@ -168,12 +168,12 @@ HERE:
 and.b64 x, x, 1023; shl.b64 x, x, {_layout.STAMP_RANK};
 setp.lt.s64 p, {timeout}, 0; selp.b64 now, {codes[0]}, {codes[1]}, p; or.b64 x, x, now;
 mov.u64 now, %globaltimer; shl.b64 now, now, {_layout.STAMP_CLOCK}; or.b64 x, x, now;
-st.release.sys.global.b64 [row], x; @p bra FREE;
+fence.acq_rel.sys; st.relaxed.sys.global.b64 [row], x; fence.acq_rel.sys; @p bra FREE;
 ld.global.b64 row, [{status}+{8 * _layout.ALARM}]; setp.eq.u64 p, row, 0; @p bra SAID;
-st.release.sys.global.b64 [row], x; bra SAID;
+st.relaxed.sys.global.b64 [row], x; bra SAID;
 FREE:
 ld.global.b64 x, [{status}+{8 * _layout.ROW}]; setp.eq.u64 p, x, 0; @p bra SAID;
-st.release.sys.global.b64 [{status}+{8 * waiting}], 0;
+st.relaxed.sys.global.b64 [{status}+{8 * waiting}], 0;
 SAID:
 """
 
@@ -324,6 +324,19 @@ def _given_up(status_word):
 
 
 @triton.jit
+def _order_stores(word):
+    """Let readers on all devices see what this program has reported so far before what it reports next.
+
+    Args:
+        word: an int64 of the caller's own memory, which is left as it is.
+    """
+    if is_cuda():
+        tl.inline_asm_elementwise("fence.acq_rel.sys; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    else:  # a release waits for the stores before it; an acquire would only discard what is cached
+        tl.atomic_add(word, tl.cast(0, tl.int64), sem="release", scope="sys")
+
+
+@triton.jit
 def begin_report(status_word, PART: tl.constexpr):
     """Claim a part of the status words; returns where to write it (pointer to int64), 0 if it cannot be had.
 
@@ -339,7 +352,7 @@ def begin_report(status_word, PART: tl.constexpr):
             row = tl.load(status + _ROW)
             row = tl.where(row == 0, status_word, row) + 8 * PART
             tl.store(row.to(tl.pointer_type(tl.int64)), free + _CLAIMED)
-            tl.atomic_add(status + PART, free, sem="acq_rel", scope="sys")  # a fence: readers see that it is incomplete
+            _order_stores(status + PART)  # readers see that it is incomplete
     return row.to(tl.pointer_type(tl.int64))
 
 
@@ -356,15 +369,17 @@ def publish_report(status_word, row, rank, code, PART: tl.constexpr):
     """
     stamp = (wait_clock_ns(tl.cast(0, tl.int64)) << _STAMP_CLOCK) | ((tl.cast(rank, tl.int64) & 1023) << _STAMP_RANK)
     stamp = stamp | (PART // _PART_WORDS << _STAMP_PART) | code
-    set_flag(row, stamp, "release", "sys")
     status = status_word.to(tl.pointer_type(tl.int64))
+    _order_stores(status + PART)
+    set_flag(row, stamp, "relaxed", "sys")
+    _order_stores(status + PART)
     if PART == WAITING:
         if tl.load(status + _ROW) != 0:
-            set_flag(status + PART, tl.cast(0, tl.int64), "release", "sys")
+            set_flag(status + PART, tl.cast(0, tl.int64), "relaxed", "sys")
     else:
         alarm = tl.load(status + _ALARM)
         if alarm != 0:
-            set_flag(alarm.to(tl.pointer_type(tl.int64)), stamp, "release", "sys")
+            set_flag(alarm.to(tl.pointer_type(tl.int64)), stamp, "relaxed", "sys")
 
 
 @triton.jit

@@ -15,10 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import is_cuda, is_hip
 
 from iris_triton.cpu.entries import cpu_entry, read_clock
-from iris_triton.lanes import lanes
-
-_LANES = tl.constexpr(1024)
-"""No program has more threads, so a block of this size has an element in every thread."""
+from iris_triton.lanes import lanes, num_threads
 
 _NO_TARGET = tl.constexpr("iris_triton.intrinsics knows NVIDIA and AMD GPUs and the CPU executor, not this target")
 
@@ -53,8 +50,8 @@ def clock_ns():
 @triton.jit
 def uniform_clock_ns():
     """Time in nanoseconds (int64).  Uniform: synchronises the threads of the program, so not for divergent code."""
-    # A maximum over a block that covers every thread ends in a value that all of them read from shared memory.
-    lane = lanes(_LANES)
+    # A maximum over a block with an element in every thread is the same in all.  More elements would cost registers.
+    lane = lanes(num_threads())
     if is_cuda():
         now = tl.inline_asm_elementwise(
             "{ .reg .b32 lane; mov.b32 lane, $1; mov.u64 $0, %globaltimer; }",
