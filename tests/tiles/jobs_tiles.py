@@ -301,7 +301,8 @@ def run_case(ctx, language, case, problems, sums):
         scale = 0.0 if case.op in MOVES else sum(p.double().abs() for p in parts)  # of each element
         rounding = 0.0
         if dst_dtype.is_floating_point:
-            coarse, fine = max(torch.finfo(dtype).eps for dtype in (src_dtype, dst_dtype)), torch.finfo(torch.float32).eps
+            fine = torch.finfo(torch.float32).eps
+            coarse = max(torch.finfo(dtype).eps for dtype in (src_dtype, dst_dtype))
             rounding = world * coarse if exact is None else coarse + world * fine  # sums on their way are float32
         if not ((result.double() - true).abs() <= rounding * scale).all():
             problems.append(f"rank {rank}, launch {turn}: {case} is off by {(result.double() - true).abs().max()}")
