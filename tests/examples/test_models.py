@@ -266,4 +266,4 @@ def test_calls_in_a_row_on_gpus(pool, name, num_ranks):
 @pytest.mark.parametrize("name", jobs_models.PREPARE)
 def test_graphs(pool, name, num_ranks):
     """A graph is replayed with changing data, and each rank's device rests before some of the replays."""
-    assert all(pool.run(jobs_models.in_a_row, num_ranks, str(EXAMPLES / name), 2000, "cuda", True))
+    assert all(pool.run(jobs_models.in_a_row, num_ranks, str(EXAMPLES / name), 2000, "cuda", True, timeout_s=600.0))
