@@ -39,6 +39,7 @@ def spin_s():
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("timer", ["events", "graph"])
 def test_device_time(timer, spin_s):
     batch = timers.make_batch(timer, spin, warmup=1, align=align, graph_calls=CALLS)
@@ -61,6 +62,7 @@ def test_a_replay_runs_the_calls_that_were_captured():
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_a_graph_leaves_out_what_the_host_does():
     def slow_on_the_host():
         time.sleep(0.002)

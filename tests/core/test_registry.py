@@ -18,7 +18,8 @@ from iris_core.errors import (
     PluginNotFoundError,
 )
 from iris_core.hooks import hookimpl
-from iris_core.registry import REGISTERED, Registry, default_registry, reset_default_registry
+from iris_core.registry import Registry, default_registry, reset_default_registry
+from iris_core.registry.records import REGISTERED
 from iris_core.settings import PluginSettings
 from iris_core.testing.dist_info import install_distribution, provider_source
 from iris_core.types import (

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from iris_core.settings import PluginSettings
 
-__all__ = ["REGISTERED", "PluginRecord", "Registry", "default_registry", "reset_default_registry"]
+__all__ = ["PluginRecord", "Registry", "default_registry", "reset_default_registry"]
 
 _SIBLINGS = {
     (PluginKind.ALLOCATOR, "host"): "iris-allocators",
