@@ -136,18 +136,9 @@ def split(
                             offset, flags = spot(first + packet, ENC)
                             length = tl.where(packet < cap, limit, 0)
                             words = load_data(
-                                to,
-                                begin,
-                                offset,
-                                length,
-                                flags,
-                                out_sizes,
-                                out_strides,
-                                ENC,
-                                OUT_WHOLE,
-                                ITEM,
-                                OUT_DIMS,
-                            )
+                                to, begin, offset, length, flags, out_sizes, out_strides, ENC, OUT_WHOLE, ITEM,
+                                OUT_DIMS
+                            )  # fmt: skip
                             if OUT_WHOLE & whole:  # this rank's output, and that of the other one
                                 store_data(
                                     there, begin, offset, length, flags, out_sizes, out_strides, words, ENC, True,
@@ -183,19 +174,9 @@ def split(
                     result = reduced(words + decode(raw, N - 1, ENC), N, data_words(ENC), DT, OP)
                     length = tl.where(packet < cap, limit, 0)
                     store_data(
-                        to,
-                        begin,
-                        offset,
-                        length,
-                        flags,
-                        out_sizes,
-                        out_strides,
-                        result,
-                        ENC,
-                        OUT_WHOLE,
-                        ITEM,
-                        OUT_DIMS,
-                    )
+                        to, begin, offset, length, flags, out_sizes, out_strides, result, ENC, OUT_WHOLE, ITEM,
+                        OUT_DIMS
+                    )  # fmt: skip
                     if ENC == "sentinel":
                         clear(mine, slot, mask, N - 1)
             if GATHERS:
