@@ -3,6 +3,9 @@
 Only the import line below is ours.  Every script raises if something is wrong.
 """
 
+import random
+import time
+
 import torch
 import triton
 import triton.language as tl
@@ -161,6 +164,54 @@ def context_tensor():
     assert type(from_other).__name__ == "ndarray"
     assert shmem.broadcast({"rank": shmem.cur_rank}, last) == {"rank": last}
     shmem.device_barrier()
+    shmem.barrier()
+
+
+# -- allocations, which are barriers there ----------------------------------------------------------------------------
+@triton.jit
+def give_and_take(inp, out, got, n, cur_rank: tl.constexpr, world: tl.constexpr, heap_bases, BLOCK: tl.constexpr):
+    """Put into the peers' new memory, and copy from what they have written just before."""
+    offsets = tl.arange(0, BLOCK)
+    for remote in range(world):
+        iris.put(inp + offsets, out + cur_rank * n + offsets, cur_rank, remote, heap_bases, mask=offsets < n)
+        iris.copy(inp + offsets, got + remote * n + offsets, remote, cur_rank, cur_rank, heap_bases, offsets < n)
+
+
+def allocations(turns=15, latest_s=0.0):
+    """Write the input, allocate the output, launch: no barrier in between, and ranks that are late at random."""
+    shmem = iris.iris(1 << 20)
+    rank, world, n = shmem.get_rank(), shmem.get_num_ranks(), 100
+    chance = random.Random(rank)
+    inp, total = shmem.zeros(n), world * n
+    got = shmem.zeros(total)
+    makers = (
+        lambda: shmem.zeros(total),
+        lambda: shmem.ones(total),
+        lambda: shmem.full((total,), 7.0),
+        lambda: shmem.empty(total, dtype=torch.float32),
+        lambda: shmem.zeros_like(got),
+        lambda: shmem.arange(total, dtype=torch.float32),
+        lambda: shmem.linspace(0, 1, total),
+        lambda: shmem.rand(total),
+        lambda: shmem.randn(total),
+        lambda: shmem.randint(0, 9, (total,), dtype=torch.float32),
+        lambda: shmem.uniform(total),
+        lambda: shmem.allocate(total, torch.float32),
+        lambda: shmem.allocate_symmetric(total)[0],
+        lambda: shmem.as_symmetric(torch.zeros(total, device=shmem.device)),
+        lambda: shmem.as_symmetric(shmem.zeros(total)),
+    )
+    for turn in range(turns):
+        time.sleep(chance.random() * latest_s)
+        inp.fill_(turn * world + rank)
+        time.sleep(chance.random() * latest_s)
+        out = makers[turn % len(makers)]()
+        give_and_take[(1,)](inp, out, got, n, rank, world, shmem.get_heap_bases(), BLOCK)
+        shmem.barrier()
+        want = torch.arange(turn * world, (turn + 1) * world, dtype=torch.float32).repeat_interleave(n)
+        assert torch.equal(out.cpu(), want), ("put", turn)
+        assert torch.equal(got.cpu(), want), ("copy", turn)
+        shmem.zeros(n, out=inp)  # fills own memory, as there: no rank waits
     shmem.barrier()
 
 

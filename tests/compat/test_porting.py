@@ -4,7 +4,9 @@ import threading
 
 import pytest
 import torch
+from jobs_common import environment
 
+import iris_triton as iris
 from iris_core.ccl.config import Config as CoreConfig
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_triton.ccl import Config
@@ -110,6 +112,24 @@ def test_a_thread_waits_for_its_own():
     other.join()
     pending.join()
     assert log == ["other", "wait mine"]
+
+
+# -- allocations ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("variable", "options", "wanted"), [("1", {}, 1), ("0", {}, 0), ("1", {"triton": {"allocation_barrier": False}}, 0)]
+)
+def test_what_allocates_ends_with_a_barrier(monkeypatch, variable, options, wanted):
+    with (
+        environment(IRIS_DEVICE="cpu", IRIS_TRITON__ALLOCATION_BARRIER=variable),
+        iris.Iris(1 << 20, options=options) as ctx,
+    ):
+        calls = []
+        monkeypatch.setattr(ctx, "barrier", lambda: calls.append("barrier"))
+        x = ctx.zeros(3)
+        ctx.ones(3, out=x)
+        monkeypatch.setattr(ctx.heap.streams, "is_capturing", lambda: True)
+        ctx.as_symmetric(x)
+        assert len(calls) == wanted
 
 
 # -- configs ----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ SCRIPTS = [
     ("ported_rma", "messages"),
     ("ported_rma", "accesses"),
     ("ported_rma", "context_tensor"),
+    ("ported_rma", "allocations"),
     ("ported_rma", "all_scatter"),
     ("ported_collectives", "all_reduce"),
     ("ported_collectives", "gathers_and_scatters"),
@@ -44,6 +45,11 @@ OURS = {
 @pytest.mark.parametrize(("module", "script"), SCRIPTS, ids=lambda name: name)
 def test_script(pool, module, script, num_ranks, device):
     pool.run(run_script, num_ranks, module, script, device)
+
+
+@pytest.mark.parametrize("num_ranks", [4])
+def test_allocations_of_late_ranks(pool, num_ranks, device):
+    pool.run(run_script, num_ranks, "ported_rma", "allocations", device, 105, 0.01)
 
 
 @pytest.mark.parametrize("num_ranks", [1])

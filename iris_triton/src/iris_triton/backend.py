@@ -35,7 +35,7 @@ class TritonBackend:
             request: what the plugin was asked to create; its settings are `TritonSettings`.
         """
         self._target = request.target
-        self._settings: Any = request.settings
+        self.settings: Any = request.settings
         self._tokens: list[int] = []
         self._trace_tokens: list[int] = []
         self._artifacts: Artifacts | None = None
@@ -82,7 +82,7 @@ class TritonBackend:
         from iris_triton import cpu
 
         cpu.enable()
-        cpu.configure(bounds_check=self._settings.bounds_check, timeout_s=self._settings.cpu_timeout)
+        cpu.configure(bounds_check=self.settings.bounds_check, timeout_s=self.settings.cpu_timeout)
         self._tokens.append(cpu.register_memory(memory))
 
     def detach(self) -> None:
@@ -152,7 +152,7 @@ class TritonBackend:
         """The algorithms for `ctx.ccl`."""
         from iris_triton.collectives import collectives
 
-        return collectives(emulate_fast=self._settings.emulate_fast)
+        return collectives(emulate_fast=self.settings.emulate_fast)
 
     def tables(self) -> Sequence[Path]:
         """Where measured tables of collectives lie."""

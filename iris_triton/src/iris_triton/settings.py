@@ -12,6 +12,8 @@ from iris_core.settings import PluginSettings
 class TritonSettings(PluginSettings):
     """Settings of the "triton" backend: IRIS_TRITON__..., or `options={"triton": {...}}`."""
 
+    allocation_barrier: bool = True
+    """Contexts of `iris_triton.iris()` end what allocates with a barrier; those of `iris_core.Iris` never do."""
     bounds_check: bool = True
     """On the CPU: check that every access of a kernel lies in a live block of the heap or in one of its arguments."""
     emulate_fast: bool = False

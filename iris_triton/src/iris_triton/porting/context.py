@@ -26,6 +26,10 @@ class Iris(api.Iris):
 
     Collective: every rank of the world constructs it with the same arguments.
 
+    What allocates ends with `barrier()`, after the memory is filled: every factory without `out`, `allocate`,
+    `allocate_symmetric` and `as_symmetric`.  IRIS_TRITON__ALLOCATION_BARRIER=0, or
+    `options={"triton": {"allocation_barrier": False}}`, leaves it out, for programs that synchronise by themselves.
+
     Args:
         heap_size: bytes of each rank's heap, as a number or "64MiB"; IRIS_HEAP_SIZE or 1 GiB by default.
         allocator_type: allocator by name; "vmem_chunked" is "vmem".  "auto": IRIS_ALLOCATOR, then the best usable one.
@@ -119,13 +123,39 @@ class Iris(api.Iris):
         """
         return super().broadcast(value, src, source_rank=source_rank if src_rank is None else src_rank)
 
+    # -- memory: a script there writes, allocates and launches, so what allocates ends with a barrier -----------------
+    def allocate_symmetric(self, *size: Any, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return an uninitialised tensor and its address on every rank, after a barrier; see `iris_core.Iris`."""
+        made = super().allocate_symmetric(*size, dtype=dtype)
+        self._end_allocation()
+        return made
+
+    def as_symmetric(self, external: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on the heap with the content of `external`, after a barrier; see `iris_core.Iris`."""
+        made = super().as_symmetric(external)
+        self._end_allocation()
+        return made
+
+    def _make(self, name: str, like: torch.Tensor, out: torch.Tensor | None, *how: Any) -> torch.Tensor:
+        made = super()._make(name, like, out, *how)
+        if out is None:
+            self._end_allocation()
+        return made
+
+    def _end_allocation(self) -> None:
+        settings = getattr(self.backend, "settings", None)  # of a backend by others, anything
+        if getattr(settings, "allocation_barrier", True) and not self.heap.streams.is_capturing():
+            self.barrier()
+
     # -- older names --------------------------------------------------------------------------------------------------
     def allocate(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised tensor of one dimension on the heap; `heap.allocate`.
+        """Return an uninitialised tensor of one dimension on the heap, after a barrier; `heap.allocate` has none.
 
-        Symmetric: every rank calls it alike.
+        Collective: every rank calls it alike.
         """
-        return self.heap.allocate(num_elements, dtype)
+        made = self.heap.allocate(num_elements, dtype)
+        self._end_allocation()
+        return made
 
     def __on_symmetric_heap(self, tensor: torch.Tensor) -> bool:  # tests there ask for _Iris__on_symmetric_heap
         return self.is_symmetric(tensor)
