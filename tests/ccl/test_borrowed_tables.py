@@ -22,7 +22,7 @@ def entry(algorithm, us, max_nbytes=4096):
 
 
 def table(size, *entries):
-    return [Table("GPU", size, tuple(entries), "file")]
+    return [Table("GPU", size, True, tuple(entries), "file")]
 
 
 def test_an_algorithm_that_the_nearest_number_does_not_know_comes_from_the_next():

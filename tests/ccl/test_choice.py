@@ -13,8 +13,10 @@ from iris_core.ccl.choice import Chooser
 from iris_core.ccl.reduce_op import reduce_op
 from iris_core.ccl.tables import Entry, Tables, read_table, write_table
 from iris_core.errors import ArgumentError, SettingsError, UnsupportedError
+from iris_core.ops.tables import read_fused_table
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType
 from iris_triton.collectives import TABLES, collectives
+from iris_triton.ops import TABLES as OPERATION_TABLES
 
 CPU = DeviceTarget(DeviceType.CPU)
 REQUEST = CollectiveRequest(
@@ -39,12 +41,13 @@ class Algorithm:
         return self.seconds
 
 
-def table(folder, *, device="cpu", group_size=4, **entry):
+def table(folder, *, device="cpu", group_size=4, measured=True, note="", **entry):
     """A file with one entry."""
     row = {"op": "all_reduce", "dtype": "*", "max_nbytes": 4096, "algorithm": "slow", "seconds": 1e-6} | entry
     folder.mkdir(exist_ok=True)
     path = folder / f"{len(list(folder.iterdir()))}.json"
-    path.write_text(json.dumps({"format": 1, "device": device, "group_size": group_size, "entries": [row]}))
+    head = {"format": 1, "device": device, "group_size": group_size, "measured": measured, "note": note}
+    path.write_text(json.dumps(head | {"entries": [row]}))
     return path
 
 
@@ -79,9 +82,32 @@ def test_what_was_measured_with_other_numbers_is_not_shown_as_the_time(tmp_path)
     table(tmp_path / "own", group_size=8)
     choice = chooser(Algorithm("slow", 2.0), Algorithm("fast", 1.0), folders=[tmp_path / "own"])
     slow, fast = choice.explain(REQUEST, None).candidates
-    assert (slow.seconds, slow.measured, slow.borrowed_from, slow.borrowed_seconds) == (2.0, False, 8, 1e-6)
+    assert (slow.seconds, slow.measured, slow.entry.borrowed_from, slow.entry.seconds) == (2.0, False, 8, 1e-6)
     assert str(slow) == "slow (triton): 2000000.0 us, model; measured with 8 ranks: 1.0 us"
-    assert (fast.borrowed_from, fast.borrowed_seconds) == (None, None)
+    assert fast.entry is None
+
+
+def test_a_table_that_was_not_measured_is_called_a_model(tmp_path):
+    path = table(tmp_path / "own", measured=False, note="of prototypes")
+    choice = chooser(Algorithm("slow", 2.0, measured_only=True), Algorithm("fast", 1.0), folders=[tmp_path / "own"])
+    found = choice.explain(REQUEST, None)
+    assert (found.algorithm, found.why) == ("slow", f"the fastest by the model in {path} (of prototypes)")
+    assert not found.candidates[0].measured
+    assert str(found.candidates[0]) == "slow (triton): 1.0 us, model"
+    other = choice.explain(replace(REQUEST, group_size=2), None)
+    assert other.why.startswith("the fastest by the model with 4 ranks (none for so many) in")
+    assert str(other.candidates[0]) == "slow (triton): 2000000.0 us, model; model with 4 ranks: 1.0 us"
+    assert "measured" not in str(found) + str(other)
+
+
+@pytest.mark.parametrize("change", [{"measured": None}, {"measured": "yes"}, {"measured": False}])
+def test_a_table_says_whether_it_was_measured(tmp_path, change):
+    """A model also says where its times come from."""
+    path = table(tmp_path / "own")
+    content = json.loads(path.read_text()) | change
+    path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+    with pytest.raises(SettingsError, match="note" if change["measured"] is False else "measured"):
+        read_table(path)
 
 
 def test_what_has_no_room_is_left_out(tmp_path):
@@ -267,7 +293,7 @@ def test_the_smallest_entry_that_covers_a_size(tmp_path):
         for n, name in ((1 << 20, "large"), (1024, "small"))
     ]
     path = tmp_path / "t.json"
-    path.write_text(json.dumps({"format": 1, "device": "cpu", "group_size": 4, "entries": rows}))
+    path.write_text(json.dumps({"format": 1, "device": "cpu", "group_size": 4, "measured": True, "entries": rows}))
     entries = read_table(path).lookup
     assert [e.algorithm for e in entries(REQUEST)] == ["small", "large"]
     assert [e.algorithm for e in entries(replace(REQUEST, nbytes=1025))] == ["large"]
@@ -353,6 +379,16 @@ def test_unknown_reductions(op):
 
 
 SHIPPED = sorted(TABLES.glob("*.json"))
+
+
+@pytest.mark.parametrize("folder", [TABLES, OPERATION_TABLES])
+def test_which_shipped_tables_are_measured(folder):
+    """Those that `iris tune` wrote, which names its own version: not that of 8."""
+    read = read_table if folder == TABLES else read_fused_table
+    measured = {path.stem[-1]: read(path).measured for path in folder.glob("*.json")}
+    assert measured == {"2": True, "4": True, "8": False}
+    for path in folder.glob("*.json"):
+        assert ("iris-core" in json.loads(path.read_text())["versions"]) == read(path).measured
 
 
 def test_tables_are_shipped_for_the_h200():

@@ -34,7 +34,7 @@ REQUESTS = [
     for nbytes in (0, 4096, 1 << 40)
     for size in (1, 3, 4)
 ]
-HEAD = {"format": 1, "device": "cpu", "group_size": 4, "versions": {"torch": "2"}, "note": "a note"}
+HEAD = {"format": 1, "device": "cpu", "group_size": 4, "measured": True, "versions": {"torch": "2"}, "note": "a note"}
 ROW = {"op": "all_reduce", "dtype": "*", "algorithm": "slow", "seconds": 2e-6, "config": {"comm_sms": 4}}
 COLLECTIVES = HEAD | {
     "entries": [ROW | {"max_nbytes": 4096}, ROW | {"max_nbytes": None, "algorithm": "fast", "config": {"num_warps": 8}}]

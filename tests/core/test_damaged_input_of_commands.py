@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+from dataclasses import replace
 
 import pytest
 
@@ -142,11 +143,13 @@ def test_a_table_that_cannot_be_written_is_refused_before_measuring(capsys, tmp_
     assert measured == []
 
 
-def test_what_was_measured_replaces_a_damaged_table_of_the_cache(capsys, tmp_path, measured, monkeypatch):
+@pytest.mark.parametrize("table", ["damaged", "a model"])
+def test_what_was_measured_replaces_another_table_of_the_cache(capsys, tmp_path, measured, monkeypatch, table):
     monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
     path = pathlib.Path(tmp_path, "ccl", "cpu-2.json")
-    path.parent.mkdir()
-    path.write_text("{}")
+    write_table(path, "cpu", 2, {}, [replace(ENTRY, op="broadcast")])
+    document = json.loads(path.read_text()) | {"measured": False, "note": "guessed"}
+    path.write_text("{}" if table == "damaged" else json.dumps(document))
     assert main(list(TUNE)) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert str(path) in line

@@ -307,7 +307,7 @@ def test_ranks_open_and_compute_beside_all_of_it(site, tmp_path):
     tables.mkdir(parents=True)
     row = {"op": "all_reduce", "dtype": "*", "max_nbytes": None, "algorithm": "ring", "seconds": 1e-6}
     for number, size in enumerate([0, -1, "2", None]):
-        content = {"format": 1, "device": "cpu", "group_size": size, "entries": [row]}
+        content = {"format": 1, "device": "cpu", "group_size": size, "measured": True, "entries": [row]}
         (tables / f"{number}.json").write_text(json.dumps(content))
     (site.folder / "program.py").write_text(PROGRAM)
     done = subprocess.run(

@@ -233,7 +233,9 @@ def test_models_leave_short_products_to_the_library():
 @pytest.mark.parametrize("change", [{"format": 2}, {"entries": [{"op": "x"}]}, {"entries": None}])
 def test_files_that_are_no_tables(tmp_path, change, caplog):
     path = tmp_path / "a.json"
-    path.write_text(json.dumps({"format": 1, "device": "cpu", "group_size": 1, "entries": []} | change))
+    path.write_text(
+        json.dumps({"format": 1, "device": "cpu", "group_size": 1, "measured": True, "entries": []} | change)
+    )
     with pytest.raises(SettingsError, match="not a table of fused operations"):
         read_fused_table(path)
     assert FusedTables([tmp_path], "cpu").lookup(REQUEST) == []
@@ -345,7 +347,7 @@ def test_the_precision_of_one_call(inherited):
         torch.set_float32_matmul_precision("highest")
         setting.fp32_precision = "none"
     assert REQUEST.options["tf32"] is False
-    table = FusedTable("GPU", 8, (measured(dtype="tf32"), measured(dtype="float32", algorithm="unfused")), "")
+    table = FusedTable("GPU", 8, True, (measured(dtype="tf32"), measured(dtype="float32", algorithm="unfused")), "")
     found = replace(REQUEST, dtype="float32")
     faster = replace(found, options={**REQUEST.options, "tf32": True})
     for request, name in ((found, "unfused"), (faster, "push")):

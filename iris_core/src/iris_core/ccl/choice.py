@@ -1,11 +1,11 @@
-"""Which algorithm serves a request: the one that was named, the measured best, or the cheapest by its own estimate."""
+"""Which algorithm serves a request: the one that was named, a table's fastest, or the cheapest by its own estimate."""
 
 from __future__ import annotations
 
 import numbers
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iris_core.errors import FAILURES, ArgumentError, UnsupportedError
@@ -31,15 +31,12 @@ class Candidate:
         provider: the plugin that offers it.
         ok: whether it can serve the request.
         reason: why it cannot.
-        seconds: what was measured with as many ranks; else its estimate.
-        measured: whether it was.
-        measured_only: it is chosen only if it was, or by name.
+        seconds: what a table says of as many ranks; else its estimate.
+        entry: the line of a table that speaks of the request; one of another number of ranks (`borrowed_from`) says
+            which algorithm is faster than which, and not how long one takes.
+        measured_only: it is chosen by tables and by name only.
         repeatable: whether its results are the same from run to run.
-        config: fields of `Config` with which it was measured.
         tunings: fields of `Config` that are worth measuring for the request, the algorithm's own choice ({}) first.
-        borrowed_from: with how many ranks it was measured, if not with as many: that says which algorithm is faster
-            than which, and not how long one takes.
-        borrowed_seconds: what it took with those.
     """
 
     name: str
@@ -47,21 +44,31 @@ class Candidate:
     ok: bool
     reason: str
     seconds: float | None
-    measured: bool
+    entry: Entry | None = None
     measured_only: bool = False
-    config: Mapping[str, Any] = field(default_factory=dict)
     tunings: tuple[Mapping[str, Any], ...] = ()
     repeatable: bool = True
-    borrowed_from: int | None = None
-    borrowed_seconds: float | None = None
+
+    @property
+    def measured(self) -> bool:
+        """Whether Iris measured `seconds`, with as many ranks; else they are a model's."""
+        return self.entry is not None and self.entry.measured and self.entry.borrowed_from is None
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Fields of `Config` that its table names."""
+        return self.entry.config if self.entry is not None else {}
 
     def __str__(self) -> str:
         if not self.ok:
             return f"{self.name} ({self.provider}): no, {self.reason}"
         assert self.seconds is not None
-        how = "measured" if self.measured else "model; only by name until measured" if self.measured_only else "model"
-        if self.borrowed_seconds is not None:
-            how += f"; measured with {self.borrowed_from} ranks: {self.borrowed_seconds * 1e6:.1f} us"
+        how = "measured" if self.measured else "model"
+        if self.entry is None and self.measured_only:
+            how += "; only by name until measured"
+        elif self.entry is not None and self.entry.borrowed_from is not None:
+            source = "measured" if self.entry.measured else "model"
+            how += f"; {source} with {self.entry.borrowed_from} ranks: {self.entry.seconds * 1e6:.1f} us"
         given = "".join(f", {name}={value}" for name, value in self.config.items())
         return f"{self.name} ({self.provider}): {self.seconds * 1e6:.1f} us, {how}{given}"
 
@@ -106,7 +113,7 @@ class Choice(NamedTuple):
     Attributes:
         algorithm: the algorithm.
         why: the reason.
-        request: the request, with the config that was measured as the fastest.
+        request: the request, with the config that the table names.
     """
 
     algorithm: Collective
@@ -119,7 +126,7 @@ class Chooser:
 
     Args:
         algorithms: all of them; of two with one name for one operation, the first counts.
-        tables: what was measured on such a machine.
+        tables: what was measured on such a machine, or comes from a model of it.
         unusable: plugins that should have brought algorithms, with the reason why they did not.
     """
 
@@ -217,13 +224,13 @@ class Chooser:
             chosen = algorithm.name
         except (UnsupportedError, ArgumentError) as error:
             chosen, why = "", str(error).partition("\n")[0]
-        measured = {entry.algorithm: entry for entry in reversed(self._tables.lookup(request))}
+        tabled = {entry.algorithm: entry for entry in reversed(self._tables.lookup(request))}
         candidates = []
         for name, each in self._by_op.get(request.op, {}).items():
             answer = Availability.no(left_out[name]) if name in left_out else self._supports(each, request, config)
-            found = measured.get(name) if answer else None
-            own = found is not None and found.borrowed_from is None
-            seconds = found.seconds if found is not None and own else each.cost(request) if answer else None
+            entry = tabled.get(name) if answer else None
+            own = entry is not None and entry.borrowed_from is None
+            seconds = entry.seconds if entry is not None and own else each.cost(request) if answer else None
             candidates.append(
                 Candidate(
                     name=name,
@@ -231,13 +238,10 @@ class Chooser:
                     ok=answer.ok,
                     reason=answer.reason,
                     seconds=seconds,
-                    measured=own,
+                    entry=entry,
                     measured_only=getattr(each, "measured_only", False),
-                    config=found.config if found else {},
                     tunings=self._tunings(each, request) if answer else (),
                     repeatable=getattr(each, "repeatable", True),
-                    borrowed_from=None if found is None else found.borrowed_from,
-                    borrowed_seconds=None if found is None or own else found.seconds,
                 )
             )
         return Explanation(request.op, chosen, why, tuple(candidates))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from iris_core.ccl.config import Config
 from iris_core.documents import read_document
@@ -43,7 +43,8 @@ class Entry:
         source: file that it comes from.
         config: fields of `Config` with which it took that.
         borrowed_from: ranks it was measured with, if that is another number than the request's.
-        note: what its file says of how it was measured, if that is not as usual.
+        measured: whether Iris took that time, with as many ranks as its file is of; else it is a model's.
+        note: what its file says of how it was measured or where a model's times come from.
     """
 
     op: str
@@ -54,28 +55,32 @@ class Entry:
     source: str
     config: Mapping[str, Any] = field(default_factory=dict)
     borrowed_from: int | None = None
+    measured: bool = True
     note: str = ""
 
     @property
     def reason(self) -> str:
         """Why it is taken, for people."""
         ranks = "" if self.borrowed_from is None else f" with {self.borrowed_from} ranks (none for so many)"
-        return f"measured as the fastest{ranks} in {self.source}" + (f" ({self.note})" if self.note else "")
+        how = "measured as the fastest" if self.measured else "the fastest by the model"
+        return f"{how}{ranks} in {self.source}" + (f" ({self.note})" if self.note else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The measurements of one file.
+    """The measurements of one file, or the times of a model.
 
     Attributes:
         device: torch's name of the device, as `torch.cuda.get_device_name` tells it; "cpu" for the CPU.
         group_size: ranks that took part.
+        measured: see `Entry`.
         entries: sorted by size, and for one size by time.
         source: the file.
     """
 
     device: str
     group_size: int
+    measured: bool
     entries: tuple[Entry, ...]
     source: str
 
@@ -138,15 +143,22 @@ R = TypeVar("R", bound=Row)
 
 
 class File(BaseModel, Generic[R]):
-    """A file with lines of one kind."""
+    """A file with lines of one kind; `note` says where the times of one that was not measured come from."""
 
     model_config = ConfigDict(strict=True)
 
     format: Literal[1]
     device: Annotated[str, Field(min_length=1)]
     group_size: Annotated[int, Field(ge=1, le=1 << 20)]
+    measured: bool
     note: str = ""
     entries: list[R]
+
+    @model_validator(mode="after")
+    def _model_says_whence(self) -> Self:
+        if not (self.measured or self.note):
+            raise ValueError("a table that was not measured says in `note` where its times come from")
+        return self
 
 
 _FILE = TypeAdapter(File[_CollectiveRow])
@@ -175,15 +187,16 @@ def read_table(path: Path) -> Table:
     file, entries = read_file(path, _FILE, "collectives"), []
     for row in file.entries:
         nbytes = math.inf if row.max_nbytes is None else row.max_nbytes
-        entries.append(Entry(**dict(row) | {"max_nbytes": nbytes}, source=str(path), note=file.note))
+        fields = dict(row) | {"max_nbytes": nbytes, "measured": file.measured, "note": file.note}
+        entries.append(Entry(**fields, source=str(path)))
     entries.sort(key=lambda entry: (entry.max_nbytes, entry.seconds))
-    return Table(file.device, file.group_size, tuple(entries), str(path))
+    return Table(file.device, file.group_size, file.measured, tuple(entries), str(path))
 
 
 def write_table(
     path: Path, device: str, group_size: int, versions: Mapping[str, str], entries: Iterable[Entry]
 ) -> None:
-    """Write one file, in place of what it was; its folder is made.
+    """Write one file of measurements, in place of what it was; its folder is made.
 
     Args:
         path: the file.
@@ -211,7 +224,8 @@ def write_rows(
 ) -> None:
     """Write the file of a table of any kind; see `write_table`."""
     lines = [json.dumps(row) for row in rows]
-    head = json.dumps({"format": FORMAT, "device": device, "group_size": group_size, "versions": dict(versions)})
+    of = {"format": FORMAT, "device": device, "group_size": group_size, "measured": True, "versions": dict(versions)}
+    head = json.dumps(of)
     text = f'{head[:-1]}, "entries": [\n' + ",\n".join(f"  {line}" for line in lines) + "\n]}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
@@ -229,6 +243,10 @@ class OfDevice(Protocol):
     @property
     def group_size(self) -> int:
         """Ranks that took part."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether its times were measured, with so many ranks."""
 
 
 T = TypeVar("T", bound=OfDevice)

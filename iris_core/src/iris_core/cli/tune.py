@@ -194,6 +194,9 @@ def _table_there(path: Path, read: Callable[[Path], T], device: str, ranks: int)
     except SettingsError as error:
         print(f"iris tune: {error}; it is replaced", file=sys.stderr)
         return None
+    if table is not None and not table.measured:
+        print(f"iris tune: the times of {path} are a model's: it is replaced", file=sys.stderr)
+        return None
     if table is not None and (table.device, table.group_size) != (device, ranks):
         print(f"iris tune: {path} is of {table.group_size} ranks on {table.device}: it is replaced", file=sys.stderr)
         return None

@@ -78,18 +78,19 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class FusedTable:
-    """The measurements of one file.
+    """The measurements of one file, or the times of a model.
 
     Attributes:
         device: torch's name of the device; "cpu" for the CPU.
         group_size: ranks that took part.
+        measured: as in `iris_core.ccl.tables.Entry`, like `note`.
         rows: what was measured.
         source: the file.
-        note: what it says of how it was measured, if that is not as usual.
     """
 
     device: str
     group_size: int
+    measured: bool
     rows: tuple[Measured, ...]
     source: str
     note: str = ""
@@ -150,6 +151,7 @@ def _entry(row: Measured, table: FusedTable, request: FusedRequest) -> Entry:
         source=table.source,
         config=row.config,
         borrowed_from=None if table.group_size == request.group_size else table.group_size,
+        measured=table.measured,
         note=table.note,
     )
 
@@ -186,7 +188,7 @@ def read_fused_table(path: Path) -> FusedTable:
     """
     file = read_file(path, _FILE, "fused operations")
     rows = tuple(row.measured() for row in file.entries)
-    return FusedTable(file.device, file.group_size, rows, str(path), file.note)
+    return FusedTable(file.device, file.group_size, file.measured, rows, str(path), file.note)
 
 
 def write_fused_table(
