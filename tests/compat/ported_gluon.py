@@ -19,10 +19,11 @@ BLOCK = 256
 
 @gluon.jit
 def producer(
-    IrisDeviceCtx: gl.constexpr, context, source, target, flags, n, to_rank: gl.constexpr, LANES: gl.constexpr,
-    BLOCK: gl.constexpr, TRACING: gl.constexpr
+    IrisDeviceCtx: gl.constexpr, context, source, target, flags, n, rank: gl.constexpr, world: gl.constexpr,
+    LANES: gl.constexpr, BLOCK: gl.constexpr, TRACING: gl.constexpr
 ):  # fmt: skip
     """Put a block, then raise its flag."""
+    to_rank = int((rank + 1) % world)
     ctx = IrisDeviceCtx.initialize(context, tracing=TRACING)
     layout: gl.constexpr = gl.BlockedLayout([1], [LANES], [4], [0])
     pid = gl.program_id(0)
@@ -67,9 +68,7 @@ def pipeline(folder=None):
         shmem.tracing.enable(max_events=1000)
     context = shmem.get_device_context()
     shmem.barrier()
-    producer[(3,)](
-        IrisDeviceCtx, context, source, inbox, flags, n, (rank + 1) % world, lanes, BLOCK, folder is not None
-    )
+    producer[(3,)](IrisDeviceCtx, context, source, inbox, flags, n, rank, world, lanes, BLOCK, folder is not None)
     consumer[(3,)](IrisDeviceCtx, context, inbox, result, flags, n, lanes, BLOCK)
     shmem.barrier()
     before = (rank + world - 1) % world

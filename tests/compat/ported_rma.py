@@ -94,10 +94,10 @@ def messages():
 # -- remote accesses, with the partner of the reference's tests -------------------------------------------------------
 @triton.jit
 def exchange(
-    data, got, put, copied, sums, cur_rank: tl.constexpr, partner: tl.constexpr, heap_bases, context,
-    world: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+    data, got, put, copied, sums, cur_rank: tl.constexpr, heap_bases, context, world: tl.constexpr, BLOCK: tl.constexpr
+):
     """Every function once, in the positional order of the reference system."""
+    partner = int((cur_rank + world // 2) % world)
     offsets = tl.arange(0, BLOCK)
     mask = offsets < BLOCK
     iris.get(data + offsets, got + offsets, cur_rank, partner, heap_bases, mask=mask)
@@ -124,9 +124,7 @@ def accesses(dtypes=(torch.int8, torch.int64, torch.float16, torch.bfloat16, tor
         copied = shmem.zeros((2, BLOCK), dtype=dtype)
         sums = shmem.zeros(4, dtype=torch.int32)
         shmem.barrier()
-        exchange[(1,)](
-            data, got, put, copied, sums, rank, partner, shmem.heap_bases, shmem.get_device_context(), world, BLOCK
-        )
+        exchange[(1,)](data, got, put, copied, sums, rank, shmem.heap_bases, shmem.get_device_context(), world, BLOCK)
         shmem.barrier()
         want = torch.full((BLOCK,), partner + 1, dtype=dtype)
         for found in (got, put, copied[0]):

@@ -154,6 +154,26 @@ def test_conditional_expression_and_python_min_max():
 
 
 @triton.jit
+def constants_kernel(out, n: tl.constexpr, KIND: tl.constexpr, RUN_TIME: tl.constexpr):
+    tl.store(out, int(n))
+    tl.store(out + 1, float(n // 2) + int())
+    tl.store(out + 2, bool(n))
+    B: tl.constexpr = int((n + 9) % 8)
+    tl.store(out + 3 + tl.arange(0, B), 1.0)
+    if RUN_TIME:
+        tl.store(out, KIND(tl.program_id(0)))
+
+
+def test_python_numbers_of_constants():
+    out = torch.zeros(8)
+    constants_kernel[(1,)](out, 3, None, False)
+    assert out.tolist() == [3, 1, 1, 1, 1, 1, 1, 0]
+    for kind in (int, float, bool):
+        with pytest.raises(TypeError, match=rf"{kind.__name__}\(\) in a kernel converts constants only, not int32"):
+            constants_kernel[(1,)](out, 3, kind, True)
+
+
+@triton.jit
 def early_kernel(x, out):
     if tl.load(x) > 3:
         return

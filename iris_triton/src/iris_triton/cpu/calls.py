@@ -179,6 +179,8 @@ class Dialect:
         handlers[builtins.print] = functools.partial(self.call, core.device_print)
         handlers[builtins.min] = functools.partial(self.call, _compat.python_minimum())
         handlers[builtins.max] = functools.partial(self.call, _compat.python_maximum())
+        for kind in (builtins.int, builtins.float, builtins.bool):
+            handlers[kind] = functools.partial(_constant_of, kind)
         handlers[builtins.getattr] = self._getattr
         handlers[builtins.isinstance] = lambda value, kinds: isinstance(unwrap(value), kinds)
         fast = FastPaths(self.semantic.builder)
@@ -293,6 +295,16 @@ def _call_builtin(body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         *[tl.constexpr(value) if value.__class__ in _CONSTANTS else value for value in args],
         **{name: tl.constexpr(value) if value.__class__ in _CONSTANTS else value for name, value in kwargs.items()},
     )
+
+
+def _constant_of(kind: type, value: Any = 0) -> Any:
+    """`int(value)` and the like, of constants; as a condition any object is true, so bool() would take a tensor."""
+    value = unwrap(value)
+    if isinstance(value, tl.core.base_value):
+        raise TypeError(
+            f"{kind.__name__}() in a kernel converts constants only, not {value.type}: use .to() or tl.cast"
+        )
+    return kind(value)
 
 
 def _hint(name: str, value: Any, values: Any) -> Any:
