@@ -4,14 +4,19 @@ import ast
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
+import triton
+import triton.language as tl
+from jobs_common import environment
 from jobs_compat import run_script
 
-from iris_triton.compile_only import TARGETS, record
+import iris_triton as iris
+from iris_triton.compile_only import TARGETS, assembly, compile_for, record
 
 HERE = pathlib.Path(__file__).parent
 SCRIPTS = [
@@ -141,6 +146,26 @@ def test_kernels_compile_for_gpus(module, script, target):
     with record({target: TARGETS[target]}) as found:
         run_script(module, script, "cpu", *arguments)
     assert {each.target for each in found} == {target}
+
+
+FRESH = {"sm_90": r"ld\.volatile\.global", "gfx942": r"global_load_dword \S+ .* sc0 sc1"}
+
+
+@triton.jit
+def load_fresh(x, y, bases, rank: tl.constexpr, MODIFIER: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, iris.load(x + i, rank, rank, bases, cache_modifier=MODIFIER, volatile=True))
+
+
+@pytest.mark.parametrize("target", FRESH)
+@pytest.mark.parametrize("modifier", [None, "", ".ca", ".cg", ".cv"])
+def test_volatile_goes_before_cache_modifiers(modifier, target):
+    arguments = torch.float32, torch.float32, torch.int64, 0, modifier, 128
+    assert re.search(FRESH[target], assembly(compile_for(load_fresh, arguments, target=target)))
+    with environment(IRIS_DEVICE="cpu"), iris.iris(1 << 20) as shmem:
+        x, y = shmem.rand(128), shmem.zeros(128)
+        load_fresh[(1,)](x, y, shmem.get_heap_bases(), 0, modifier, 128)
+        assert torch.equal(x, y)
 
 
 @pytest.mark.exhaustive

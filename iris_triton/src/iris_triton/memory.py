@@ -9,13 +9,13 @@ from triton.language.target_info import is_hip
 from iris_triton.translation import translate
 
 
-# Fresh data can be asked for by `volatile` and by ".cv".  Some versions of Triton drop the first for AMD and the second
-# for NVIDIA, so each is expressed by the one that works.
+# Fresh data can be asked for by `volatile` and by ".cv", and goes before any other cache modifier.  Some versions of Triton
+# drop the first for AMD and the second for NVIDIA, where no other modifier may stand beside `volatile`.
 @triton.constexpr_function
 def _modifier(cache_modifier, volatile, on_amd):
-    if on_amd:
-        return ".cv" if volatile and cache_modifier is None else cache_modifier
-    return None if cache_modifier == ".cv" else cache_modifier
+    if volatile or cache_modifier == ".cv":
+        return ".cv" if on_amd else None
+    return cache_modifier
 
 
 @triton.constexpr_function
@@ -60,7 +60,7 @@ def load(
         to_rank: rank that gets the data (the caller).
         from_rank: rank whose memory is read.
         heap_bases, mask, other, cache_modifier, hint: see `iris_triton.language`.
-        volatile: never served from a cached or earlier value.
+        volatile: never served from a cached or earlier value, whatever cache_modifier says.
     """
     source = translate(pointer, to_rank, from_rank, heap_bases, hint)
     return _read(source, mask, other, cache_modifier, volatile)
