@@ -156,7 +156,7 @@ def test_conditional_expression_and_python_min_max():
 @triton.jit
 def constants_kernel(out, n: tl.constexpr, KIND: tl.constexpr, RUN_TIME: tl.constexpr):
     tl.store(out, int(n))
-    tl.store(out + 1, float(n // 2) + int())
+    tl.store(out + 1, float(n // 2))
     tl.store(out + 2, bool(n))
     B: tl.constexpr = int((n + 9) % 8)
     tl.store(out + 3 + tl.arange(0, B), 1.0)

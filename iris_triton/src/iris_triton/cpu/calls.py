@@ -297,7 +297,7 @@ def _call_builtin(body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     )
 
 
-def _constant_of(kind: type, value: Any = 0) -> Any:
+def _constant_of(kind: type, value: Any) -> Any:
     """`int(value)` and the like, of constants; as a condition any object is true, so bool() would take a tensor."""
     value = unwrap(value)
     if isinstance(value, tl.core.base_value):
