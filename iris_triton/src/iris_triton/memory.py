@@ -9,8 +9,8 @@ from triton.language.target_info import is_hip
 from iris_triton.translation import translate
 
 
-# Fresh data, asked for by `volatile` or by ".cv", goes before any other cache modifier.  Some versions of Triton drop the
-# first for AMD and the second for NVIDIA, where no other modifier may stand beside `volatile`.
+# Fresh data, asked for by `volatile` or by ".cv", goes before any other cache modifier.  Some versions of Triton drop
+# the first for AMD and the second for NVIDIA, where no other modifier may stand beside `volatile`.
 @triton.constexpr_function
 def _modifier(cache_modifier, volatile, on_amd):
     if volatile or cache_modifier == ".cv":
