@@ -57,6 +57,7 @@ def calls_of(ctx, x, y):
         "async": lambda: ctx.ccl.all_reduce(y, x, async_op=True).wait(),
         "matmul_all_reduce": lambda: ctx.ops.matmul_all_reduce(out, a, b),
         "device_barrier": ctx.device_barrier,
+        "ccl.barrier": ctx.ccl.barrier,
         "barrier": ctx.barrier,
     }
 

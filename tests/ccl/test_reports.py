@@ -1,5 +1,7 @@
 """What kernels report reaches the next call of every rank that it concerns; and long waits are warned about."""
 
+import operator
+
 import jobs_reports as jobs
 import pytest
 import torch
@@ -9,7 +11,15 @@ from iris_core.device_context import STATUS_WAIT_TIMEOUT, Status, stamp
 from iris_core.errors import DeviceError, DeviceTimeoutError
 from iris_core.status_page import StatusPage
 
-FOLLOWING = ["all_reduce", "all_reduce of another kind", "async", "matmul_all_reduce", "device_barrier", "barrier"]
+FOLLOWING = [
+    "all_reduce",
+    "all_reduce of another kind",
+    "async",
+    "matmul_all_reduce",
+    "device_barrier",
+    "ccl.barrier",
+    "barrier",
+]
 
 
 @pytest.mark.parametrize("following", FOLLOWING)
@@ -86,6 +96,16 @@ def test_no_watchdog_where_it_is_switched_off(monkeypatch):
         assert ctx._reports.timeout_ns == 0
         ctx.get_device_context()
         assert jobs.threads() == []
+
+
+@pytest.mark.parametrize("begin", ["get_device_context", "device_barrier", "ccl.barrier", "ccl.all_reduce"])
+def test_the_watchdog_begins_with_the_first_kernel(monkeypatch, begin):
+    monkeypatch.delenv("IRIS_DEVICE_TIMEOUT", raising=False)
+    with Iris("1MiB", device="cpu") as ctx:
+        tensors = [torch.zeros(1)] * 2 if begin == "ccl.all_reduce" else []
+        assert jobs.threads() == []
+        operator.attrgetter(begin)(ctx)(*tensors)
+        assert jobs.threads() == ["iris-watchdog"]
 
 
 def test_a_report_that_is_not_raised_is_logged(monkeypatch):

@@ -338,6 +338,9 @@ class Binder:
     def barrier(self, group: dist.ProcessGroup | Sequence[int] | None, async_op: bool) -> Work | None:
         """Launch a barrier on the device, ordered with the group's collectives."""
         self.open()
+        self._reports.watch()
+        if self._reports.alarm[0] != self._reports.heard:
+            self._reports.raise_new()
         place = self._barriers.bind(group, "release")  # not in a thread: the first one is an exchange of the hosts
         try:
             order = self.order(self._world.members_of(group))
