@@ -284,7 +284,15 @@ def refused_by_some(device):
             few = torch.zeros(1, device=place).expand(n)
             a, b, product = rows[:n, :3], torch.ones(3, 5, device=place), torch.zeros(n, 5, device=place)
             splits = [n] * size
+            high, broad = torch.zeros(n, 4, device=place), torch.zeros(4, n, device=place)
+            chunks, others = torch.zeros(n, 4 * size, device=place), torch.zeros(4, n * size, device=place)
             return {
+                "tiles": lambda bad: ccl.reduce_scatter(
+                    *([broad, broad.clone()] if bad else [high, high.clone()]), layout="tiles"
+                ),
+                "columns": lambda bad: ccl.all_to_all(
+                    *([others, others.clone()] if bad else [chunks, chunks.clone()]), layout="columns"
+                ),
                 "overlap": lambda bad: ccl.all_reduce(wide[:-1, :n], wide[1:, :n] if bad else wide[1:, n:]),
                 "in place": lambda bad: ccl.all_gather(strided, strided[rank] if bad else part),
                 "scattered": lambda bad: ccl.reduce_scatter(strided[rank] if bad else part, strided),

@@ -415,6 +415,8 @@ def shared_facts(request: CollectiveRequest) -> dict[str, str]:
     for name in ("reduction", "root", "layout"):
         if name in options:
             facts[name] = str(options[name])
+    if options["layout"] != TORCH:  # the shape says which elements are whose
+        facts["shape"] = str(request.shape)
     facts["config"] = config_text(options["config"])
     if options["uneven"]:  # a rank may have nothing to give or to get, and such a tensor lies nowhere
         return {**facts, "split sizes": "given"}

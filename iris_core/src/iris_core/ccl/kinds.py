@@ -6,6 +6,7 @@ A program whose lengths or split sizes vary makes new kinds without end.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -45,6 +46,7 @@ class Launches(dict[Any, T]):
         super().__init__()
         self._old: dict[Any, T] = {}
         self._staying = 0
+        self._lock = threading.Lock()
 
     @property
     def total(self) -> int:
@@ -58,14 +60,14 @@ class Launches(dict[Any, T]):
     def keep(self, key: Any, launch: T) -> list[T]:
         """Make one known; returns those that are not any more."""
         dropped: list[T] = []
-        if len(self) - self._staying >= GENERATION:
-            dropped = list(self._old.values())
-            self._old = {key: each for key, each in self.items() if each.droppable}
-            staying = {key: each for key, each in self.items() if not each.droppable}
-            super().clear()
-            self.update(staying)
-            self._staying = len(staying)
-        self[key] = launch
+        with self._lock:  # of threads that call with different groups
+            if len(self) - self._staying >= GENERATION:
+                dropped = list(self._old.values())
+                self._old = {key: each for key, each in self.items() if each.droppable}
+                for name in self._old:
+                    del self[name]
+                self._staying = len(self)
+            self[key] = launch
         return dropped
 
     def clear(self) -> None:
@@ -113,7 +115,8 @@ class Agreed:
 
     def describe(self, members: tuple[int, ...], number: int) -> str:
         """Describe the kind that has a number."""
-        texts = (text for found, text in reversed(self._latest.get(members, ())) if found == number)
+        latest = tuple(self._latest.get(members, ()))  # another thread may add to them
+        texts = (text for found, text in reversed(latest) if found == number)
         return next(texts, "a call that is not known here")
 
 
