@@ -1,14 +1,23 @@
 """Rank jobs: layers that are divided among ranks, against the same layers by torch.distributed on the CPU."""
 
 import copy
+from functools import partial
 
 import torch
 import torch.distributed as dist
+from jobs_common import environment
 from torch.nn.functional import gelu, linear
 
 from iris_core import Iris
-from iris_core.errors import ArgumentError
-from iris_core.nn import ColumnParallelLinear, RowParallelLinear
+from iris_core.errors import ArgumentError, IrisError
+from iris_core.nn import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    all_gather_linear,
+    linear_all_gather,
+    linear_all_reduce,
+    linear_reduce_scatter,
+)
 from iris_core.ops import FusedConfig
 
 FEATURES, HIDDEN, OUT, ROWS, BATCH = 12, 24, 10, 8, 3
@@ -138,6 +147,30 @@ def frozen(device):
             said += [not layer(x.requires_grad_()).requires_grad]
         layer(x).sum().backward()
         said += [torch.allclose(x.grad.cpu(), layer.weight.detach().cpu().sum(0).expand(x.shape), atol=1e-6)]
+        ctx.barrier()
+    return said
+
+
+def refused_by_one(device):
+    """Layers whose x has too few features on rank 1, then right ones; what was raised."""
+    with environment(IRIS_BARRIER_TIMEOUT="30"), Iris("8MiB", device=device) as ctx:
+        weight = torch.ones(4, 4, device=ctx.device)
+        layers = [
+            partial(function, ctx, weight=weight)
+            for function in (linear_all_gather, linear_all_reduce, all_gather_linear, linear_reduce_scatter)
+        ]
+        layers += [
+            RowParallelLinear(ctx, 4, 4, bias=False, input_is_parallel=False, sequence_parallel=sequence)
+            for sequence in (False, True)
+        ]
+        said = []
+        for layer in layers:
+            for features in (4 - ctx.cur_rank, 4):
+                try:
+                    layer(torch.ones(6, features, device=ctx.device))
+                    said.append("")
+                except (IrisError, ArgumentError) as error:
+                    said.append(type(error).__name__)
         ctx.barrier()
     return said
 

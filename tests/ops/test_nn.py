@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from jobs_nn import frozen, in_a_group, indivisible, of_a_layer, train
+from jobs_nn import frozen, in_a_group, indivisible, of_a_layer, refused_by_one, train
 
 from iris_core import Iris
 from iris_core.errors import ArgumentError, UnsupportedError
@@ -93,6 +93,11 @@ def test_wrong_shapes():
         with pytest.raises(ArgumentError, match=r"the whole bias is \(6,\), not \(1,\)"):
             ColumnParallelLinear(ctx, 4, 6).load_whole(torch.ones(6, 4), torch.ones(1))
         assert "in_features=4, out_features=6, bias=False" in repr(ColumnParallelLinear(ctx, 4, 6, bias=False))
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_what_a_layer_refuses_on_one_rank_it_refuses_on_all(pool, num_ranks, device):
+    assert pool.run(refused_by_one, num_ranks, device) == [["ArgumentError", ""] * 6] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2])

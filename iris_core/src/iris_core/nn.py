@@ -85,7 +85,20 @@ def _bias_grad(grad: torch.Tensor, wanted: bool) -> torch.Tensor | None:
 _DTYPES = tuple(getattr(torch, name) for name in PLAIN)
 
 
-def _check(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, features: int) -> None:
+def _check(
+    op: str, setting: _Setting, name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+    parts: int | None = None,
+) -> None:  # fmt: skip
+    """Raise unless a layer is possible; on all members that come to compare their first `op`, as that does."""
+    try:
+        _check_alone(name, x, weight, bias)
+        if parts is not None:
+            _check_rows(name, x, parts)
+    except (ArgumentError, UnsupportedError) as error:
+        setting.ops.refuse(op, error, setting.group)
+
+
+def _check_alone(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     dtypes = {what: each.dtype for what, each in (("x", x), ("weight", weight), ("bias", bias)) if each is not None}
     if _autocast_dtype(x) is None and len(set(dtypes.values())) > 1:
         said = ", ".join(f"{what} has {dtype}" for what, dtype in dtypes.items())
@@ -94,9 +107,10 @@ def _check(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
         raise UnsupportedError(f"{name}: {unknown[0]} is not supported; layers take float32, bfloat16 and float16")
     if weight.dim() != 2:
         raise ArgumentError(f"{name}: the weight must be a matrix, not of shape {tuple(weight.shape)}")
-    if x.dim() < 1 or x.shape[-1] != features:
+    if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise ArgumentError(
-            f"{name}: x has shape {tuple(x.shape)}, the weight {tuple(weight.shape)}: x must have {features} features"
+            f"{name}: x has shape {tuple(x.shape)}, the weight {tuple(weight.shape)}: x must have {weight.shape[1]} "
+            "features"
         )
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise ArgumentError(f"{name}: the bias must be ({weight.shape[0]},), not {tuple(bias.shape)}")
@@ -294,7 +308,7 @@ def linear(
         ArgumentError: the shapes or dtypes do not fit.
         UnsupportedError: of a dtype.
     """
-    _check("linear", x, weight, bias, weight.shape[-1])
+    _check_alone("linear", x, weight, bias)
     return _apply(_Linear, x, weight, bias, _Setting(context, group))
 
 
@@ -319,8 +333,9 @@ def linear_all_gather(
         ArgumentError: the shapes or dtypes do not fit.
         UnsupportedError: of a dtype.
     """
-    _check("linear_all_gather", x, weight, bias, weight.shape[-1])
-    return _apply(_LinearAllGather, x, weight, bias, _Setting(context, group, config))
+    setting = _Setting(context, group, config)
+    _check("matmul_all_gather", setting, "linear_all_gather", x, weight, bias)
+    return _apply(_LinearAllGather, x, weight, bias, setting)
 
 
 def linear_all_reduce(
@@ -348,8 +363,9 @@ def linear_all_reduce(
         ArgumentError: the shapes or dtypes do not fit.
         UnsupportedError: of a dtype.
     """
-    _check("linear_all_reduce", x, weight, bias, weight.shape[-1])
-    return _apply(_LinearAllReduce, x, weight, bias, _Setting(context, group, config))
+    setting = _Setting(context, group, config)
+    _check("matmul_all_reduce", setting, "linear_all_reduce", x, weight, bias)
+    return _apply(_LinearAllReduce, x, weight, bias, setting)
 
 
 def all_gather_linear(
@@ -377,9 +393,9 @@ def all_gather_linear(
         ArgumentError: the shapes or dtypes do not fit.
         UnsupportedError: of a dtype.
     """
-    _check("all_gather_linear", x, weight, bias, weight.shape[-1])
-    _check_rows("all_gather_linear", x, 1)
-    return _apply(_AllGatherLinear, x, weight, bias, _Setting(context, group, config))
+    setting = _Setting(context, group, config)
+    _check("all_gather_matmul", setting, "all_gather_linear", x, weight, bias, 1)
+    return _apply(_AllGatherLinear, x, weight, bias, setting)
 
 
 def linear_reduce_scatter(
@@ -407,9 +423,8 @@ def linear_reduce_scatter(
         ArgumentError: the shapes or dtypes do not fit.
         UnsupportedError: of a dtype.
     """
-    _check("linear_reduce_scatter", x, weight, bias, weight.shape[-1])
     setting = _Setting(context, group, config)
-    _check_rows("linear_reduce_scatter", x, setting.size)
+    _check("matmul_reduce_scatter", setting, "linear_reduce_scatter", x, weight, bias, setting.size)
     return _apply(_LinearReduceScatter, x, weight, bias, setting)
 
 
@@ -651,11 +666,14 @@ class RowParallelLinear(_Parallel):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum over the members, or this member's rows of it."""
         if not self.input_is_parallel:
+            setting = _Setting(self._context, self._group)
             if x.shape[-1] != self.in_features:
-                raise ArgumentError(
+                error = ArgumentError(
                     f"RowParallelLinear: x has shape {tuple(x.shape)}, and must have all {self.in_features} features"
                 )
-            x = _TakePart.apply(x, _Setting(self._context, self._group))  # type: ignore[no-untyped-call]
+                op = "matmul_reduce_scatter" if self.sequence_parallel else "matmul_all_reduce"
+                setting.ops.refuse(op, error, self._group)
+            x = _TakePart.apply(x, setting)  # type: ignore[no-untyped-call]
         function = linear_reduce_scatter if self.sequence_parallel else linear_all_reduce
         return function(self._context, x, self.weight, self.bias, group=self._group, config=self._config)
 

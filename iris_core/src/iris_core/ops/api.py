@@ -5,7 +5,7 @@ A repeated call is one dict lookup and a launch; `OperationBinder` does what a c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -286,6 +286,18 @@ class Operations:
             HeapClosedError: the context is closed.
         """
         return self._binder.members_of(group)
+
+    def refuse(self, op: str, error: Exception, group: dist.ProcessGroup | Sequence[int] | None = None) -> NoReturn:
+        """Raise what is wrong with this member's call before it is one: on all members that come to compare theirs.
+
+        Collective where no such operation was called before, like the call itself; else this member waits for none.
+
+        Args:
+            op: the operation that it would have been.
+            error: what is wrong.
+            group: its members.
+        """
+        self._binder.refuse(op, error, group)
 
     # -- the fast path ------------------------------------------------------------------------------------------------
     def _run(

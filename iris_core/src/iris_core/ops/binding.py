@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import torch
 
@@ -124,6 +124,14 @@ class OperationBinder:
             self._binder.drop([each.call for each in plans.keep(key, bound)])
             bound.workspace.calls[key] = bound
         return bound
+
+    def refuse(self, op: str, error: Exception, group: dist.ProcessGroup | Sequence[int] | None) -> NoReturn:
+        """Raise an error on all members that come to compare their first call of an operation."""
+
+        def shared() -> NoReturn:
+            raise error  # there is no call that others may know
+
+        self._binder.members.refuse(self.members_of(group), op, shared, error)
 
     def _check_owner(self, op: str, workspace: FusedWorkspace | None) -> None:
         """Refuse what is no workspace, and one with plans of another context: they are for another heap."""
