@@ -1,9 +1,11 @@
 """The GEMM core: what it compiles to, how it is configured and refused, and, on a Hopper GPU, what it computes."""
 
+import contextlib
 import pathlib
 import re
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import gemm_jobs
 import pytest
@@ -11,9 +13,10 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_core.errors import UnsupportedError
+from iris_core.errors import ArgumentError, UnsupportedError
 from iris_gluon import IrisDeviceCtx, gemm
 from iris_gluon._compat import aggregate
+from iris_gluon.gemm import launch
 from iris_gluon.gemm.hopper import gemm_kernel
 from iris_triton.compile_only import TARGETS, assembly, compile_for
 
@@ -252,6 +255,37 @@ def test_refused_on_the_cpu():
 def test_shapes_that_do_not_fit(one, other):
     with pytest.raises(ValueError, match="matmul needs M x K and K x N"):
         gemm.matmul(torch.zeros(one), torch.zeros(other))
+
+
+def test_an_output_that_is_an_operand(monkeypatch):
+    monkeypatch.setattr(launch, "unsupported", lambda *matrices: "")
+    rows = torch.zeros(192, 128, dtype=BF16)
+    for out in (rows[:128], rows[64:]):
+        with pytest.raises(ArgumentError, match="the output and B share memory"):
+            gemm.matmul(torch.zeros(128, 128, dtype=BF16), rows[:128], out=out)
+
+
+def test_the_launch_is_on_the_matrices_device(monkeypatch):
+    """Whatever the calling thread's current device is."""
+    current, launched = [], []
+
+    @contextlib.contextmanager
+    def device(which):
+        current.append(which)
+        yield
+        current.pop()
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *args, **kwargs: launched.append(list(current))
+
+    monkeypatch.setattr(launch, "unsupported", lambda *matrices: "")
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda which: SimpleNamespace(multi_processor_count=4))
+    monkeypatch.setattr("iris_gluon.gemm.hopper.gemm_kernel", Kernel())
+    a = torch.zeros(128, 128, dtype=BF16)
+    gemm.matmul(a, a)
+    assert launched == [[a.device]]
 
 
 def test_out_of_another_shape():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.errors import UnsupportedError
+from iris_core.ops.calls import check_apart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -170,6 +171,8 @@ def unsupported(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> str:
         return f"wgmma and TMA need an NVIDIA Hopper GPU, and this is {_device_name(a)}"
     if torch.cuda.get_device_capability(a.device) != (9, 0):
         return f"wgmma needs NVIDIA Hopper (sm_90), and this is {_device_name(a)}"
+    if not a.device == b.device == c.device:
+        return f"the matrices must be on one device, not {a.device}, {b.device} and {c.device}"
     if not a.dtype == b.dtype == c.dtype or a.dtype not in _DTYPES:
         return f"the types must be equal, and bfloat16 or float16, not {a.dtype}, {b.dtype} and {c.dtype}"
     for name, matrix in (("A", a), ("B", b), ("C", c)):
@@ -200,7 +203,7 @@ def matmul(
         The product; sums are float32, rounded once.
 
     Raises:
-        ValueError: the shapes do not fit each other.
+        ValueError: the shapes do not fit each other, or `out` shares memory with A or B.
         UnsupportedError: device, types or strides are not the kernel's; see `unsupported`.
     """
     from iris_gluon.gemm.hopper import gemm_kernel
@@ -215,14 +218,16 @@ def matmul(
     reason = unsupported(a, b, out)
     if reason:
         raise UnsupportedError(f"iris_gluon.gemm.matmul: {reason}; torch.matmul works everywhere")
+    check_apart("iris_gluon.gemm.matmul", out, a, b, None)
     processors = torch.cuda.get_device_properties(a.device).multi_processor_count
     config = config or choose_config(m, n, processors, k=k)
     part = [config.block_m, config.block_n // config.parts]
     tiles_m, tiles_n = -(-m // config.block_m), -(-n // config.block_n)
-    gemm_kernel[(min(tiles_m * tiles_n, processors),)](
-        *config.operands(a, b), descriptor(out, part), tiles_m, tiles_n, -(-k // config.block_k), **config.options,
-        TURNED_A=by_columns(a), TURNED_B=by_columns(b),
-    )  # fmt: skip
+    with torch.cuda.device(a.device):  # the thread's current one may be another
+        gemm_kernel[(min(tiles_m * tiles_n, processors),)](
+            *config.operands(a, b), descriptor(out, part), tiles_m, tiles_n, -(-k // config.block_k), **config.options,
+            TURNED_A=by_columns(a), TURNED_B=by_columns(b),
+        )  # fmt: skip
     return out
 
 
