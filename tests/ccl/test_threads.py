@@ -7,9 +7,11 @@ import pytest
 import torch
 from jobs_threads import from_new_threads
 
+from iris_core import Iris
 from iris_core.ccl import api
 from iris_core.ccl.work import StreamWork
 from iris_core.ops import api as ops_api
+from iris_core.types import DeviceTarget, DeviceType
 from iris_triton.launcher import BoundKernel
 
 
@@ -69,7 +71,10 @@ def test_a_call_runs_with_the_contexts_device_current(monkeypatch, current):
 
         return bind
 
-    binder = types.SimpleNamespace(gpu=1, own_heap=(0, 1), bound={}, rank=0)
+    target = DeviceTarget(DeviceType.CUDA, 1)
+    binder = types.SimpleNamespace(gpu=1, own_heap=(0, 1), bound={}, rank=0, target=target)
+    binder.open = lambda: types.SimpleNamespace(target=target)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: Guard.current, raising=False)
     monkeypatch.setattr(Guard, "current", current)
     monkeypatch.setattr(torch.cuda, "device", Guard)
     for module in (api, ops_api):
@@ -81,7 +86,14 @@ def test_a_call_runs_with_the_contexts_device_current(monkeypatch, current):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     operations = ops_api.Operations(binder)
     operations.matmul_all_reduce(torch.zeros(4, 4), x, x)
-    assert devices == [1] * 4
+    operations.matmul_all_reduce_preamble(torch.zeros(4, 4), x, x)
+    binder.barrier = bind(None)
+    api.Collectives(binder).barrier()
+    barriers = types.SimpleNamespace(bind=lambda *which: types.SimpleNamespace(launch=lambda stream: binder.bind()))
+    reports = types.SimpleNamespace(watch=lambda: None, alarm=[0], heard=0)
+    context = {"_check_open": lambda: None, "_reports": reports, "_device_barriers": barriers, "target": target}
+    Iris.device_barrier(types.SimpleNamespace(**context))
+    assert devices == [1] * 7
     assert Guard.current == current
 
 
