@@ -98,6 +98,28 @@ def differs(device):
         return said, facts_of(lambda: ctx.ccl.all_reduce(y, x, config=config)), y.unique().tolist()
 
 
+def messages_at_the_same_time(device, op):
+    """Rank 0 makes the same call in two threads, and rank 1 comes to none: what the next barrier raises."""
+    with environment(IRIS_DEVICE_TIMEOUT=soon(device)), Iris("16MiB", device=device) as ctx:
+        peer = 1 - ctx.cur_rank
+        count = ctx.ccl.team((0, 1)).mail.nbytes // 4  # more pieces than an inbox takes
+        small, large = torch.ones(1, device=ctx.device), torch.ones(count, device=ctx.device)
+        ctx.ccl.send(small, 1) if peer == 1 else ctx.ccl.recv(small, 0)
+        ctx.ccl.recv(small, 1) if peer == 1 else ctx.ccl.send(small, 0)
+        meet(ctx)
+        if ctx.cur_rank == 0:
+            calls = [threading.Thread(target=facts_of, args=(lambda: getattr(ctx.ccl, op)(large, 1),)) for _ in "ab"]
+            for call in calls:
+                call.start()
+            for call in calls:
+                call.join()
+        meet(ctx)
+        said = facts_of(ctx.barrier)
+        ctx.ccl.reset()
+        ctx.ccl.send(small, 1) if peer == 1 else ctx.ccl.recv(small, 0)
+        return said, facts_of(ctx.barrier)
+
+
 def own_kernel(device):
     """A wait of a user's kernel on rank 1 ends by its bound; every rank hears of it, and all go on."""
     with environment(IRIS_DEVICE_TIMEOUT=soon(device)), Iris("16MiB", device=device) as ctx:

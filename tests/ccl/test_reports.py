@@ -49,6 +49,13 @@ def test_every_member_hears_of_a_different_call(pool, num_ranks, device):
         assert (again, sums) == (None, [float(num_ranks)])
 
 
+@pytest.mark.parametrize("op", ["send", "recv"])
+def test_messages_at_the_same_time_are_reported(pool, op):
+    """Two graphs on two streams do the same on GPUs."""
+    for said, after in pool.run(jobs.messages_at_the_same_time, 2, "cpu", op):
+        assert (said[:3], after) == (("DeviceError", 0, 0), None)
+
+
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_every_rank_hears_of_a_wait_of_a_users_kernel(pool, num_ranks, device):
     for said, *after, sums in pool.run(jobs.own_kernel, num_ranks, device):
