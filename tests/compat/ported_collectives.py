@@ -210,6 +210,10 @@ def reduce_tiles(
         if op == "one_shot":
             iris.x.all_reduce_one_shot(tile, src_view, dst_view, locks, ctx)
         elif op == "two_shot":
+            iris.x.all_reduce_two_shot(tile, src_view, dst_view, locks, ctx)
+        elif op == "two_shot by keyword":
+            iris.x.all_reduce_two_shot(tile, src_view, dst_view, locks, ctx=ctx)
+        elif op == "two_shot by owner":
             iris.x.all_reduce_two_shot(tile, src_view, dst_view, locks, rank, world, ctx)
         elif op == "method one_shot":
             ctx.all_reduce_one_shot(tile, src_view, dst_view, locks)
@@ -232,7 +236,8 @@ def tiles():
     inp.copy_(_part(rank, (m, n)))
     total = sum(_part(r, (m, n)) for r in range(world))
     with_flags = ("one_shot", "two_shot", "reduce_scatter")
-    for op in ("atomic", "spinlock", "gather", *with_flags, *(f"method {each}" for each in with_flags)):
+    forms = "two_shot by keyword", "two_shot by owner", *(f"method {each}" for each in with_flags)
+    for op in ("atomic", "spinlock", "gather", *with_flags, *forms):
         out.zero_()
         locks.zero_()
         staging.copy_(inp) if op == "gather" else staging.zero_()

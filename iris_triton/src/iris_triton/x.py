@@ -99,13 +99,16 @@ def all_reduce_one_shot(tile, src_view, dst_view, locks, ctx):
 
 
 @triton.jit
-def all_reduce_two_shot(tile, src_view, dst_view, locks, start_tile, stride, ctx):
-    """Sum a tile over all ranks.
+def all_reduce_two_shot(tile, src_view, dst_view, locks, start_tile=None, stride=None, ctx=None):
+    """Sum a tile over all ranks; one rank reduces and stores to all; complete behind a barrier.
 
-    The rank of which it is one of start_tile, start_tile + stride, ... reduces and stores to all; complete behind a
-    barrier.
+    Called as (tile, src_view, dst_view, locks, ctx) or as (tile, src_view, dst_view, locks, start_tile, stride, ctx):
+    then it is the rank of which the tile is one of start_tile, start_tile + stride, ...
     """
-    ctx.all_reduce_two_shot(tile, src_view, dst_view, locks, start_tile, stride)
+    if ctx is None:
+        start_tile.all_reduce_two_shot(tile, src_view, dst_view, locks)
+    else:
+        ctx.all_reduce_two_shot(tile, src_view, dst_view, locks, start_tile, stride)
 
 
 @triton.jit
