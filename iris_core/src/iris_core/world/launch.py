@@ -86,8 +86,8 @@ def run(
             for rank in range(num_ranks):
                 ours, theirs = context.Pipe(duplex=False)
                 variables = {**(environ or {}), **rank_environment(rank, num_ranks)}
-                job = (os.getpid(), folder, rank, num_ranks, theirs, variables, torch_distributed, _Late((fn, args)))
-                process = context.Process(target=_main, args=job, name=f"iris rank {rank}")
+                job = (folder, rank, num_ranks, theirs, variables, torch_distributed, _Late((fn, args)))
+                process = context.Process(target=_main, args=job, name=_BoundName(f"iris rank {rank}"))
                 process.start()
                 theirs.close()
                 pipes.append(ours)
@@ -121,16 +121,12 @@ def rank_environment(rank: int, num_ranks: int) -> dict[str, str]:
     return variables
 
 
-def end_with_parent(parent: int | None = None) -> None:
-    """Have the system end this process when the one that started it is gone, however it went; at once if it is.
+_PR_SET_PDEATHSIG = 1
 
-    Args:
-        parent: process id of the one that started it; None where it is not known.
-    """
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
-    if parent not in (None, os.getppid()):
-        os._exit(1)
+
+def end_with_parent() -> None:
+    """Have the system end this process when the one that started it is gone, however it went."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def join_rank(folder: str, rank: int, num_ranks: int, *, torch_distributed: bool) -> None:
@@ -158,6 +154,22 @@ def join_rank(folder: str, rank: int, num_ranks: int, *, torch_distributed: bool
         dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks)
 
 
+class _BoundName(str):
+    """The name of a process that multiprocessing spawns, which ends with this process.
+
+    To be started by a thread that outlives it: the system looks at the thread.  Of what is sent to the process, the
+    name is unpickled first: before the main module of the program is imported, which may take long, and before sys.path
+    is set, so this can only use the standard library.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        end = f"__import__('ctypes').CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGTERM:d})"
+        end_now = f"__import__('os').getppid() == {os.getpid()} or __import__('os')._exit(1)"
+        return eval, (f"({end}, {end_now}, {str(self)!r})[-1]",)
+
+
 class _Late:
     """A value that is unpickled when it is asked for: that may import torch, which takes seconds."""
 
@@ -174,7 +186,6 @@ class _Late:
 
 
 def _main(
-    parent: int,
     folder: str,
     rank: int,
     num_ranks: int,
@@ -183,7 +194,6 @@ def _main(
     torch_distributed: bool,
     job: _Late,
 ) -> None:
-    end_with_parent(parent)
     os.environ.update(variables)
     try:
         join_rank(folder, rank, num_ranks, torch_distributed=torch_distributed)
