@@ -17,6 +17,7 @@ from jobs_common import environment
 import iris_gluon
 import iris_triton as iris
 from iris_core.errors import UnsupportedError
+from iris_triton.rocm_iris.context import allocator_for
 
 # -- what there is ----------------------------------------------------------------------------------------------------
 PACKAGE = """
@@ -335,12 +336,14 @@ ANSWERS = {
     "ctx.comm": None,
     "(ctx.num_ranks, ctx.get_num_ranks(), ctx.cur_rank, ctx.get_rank())": (1, 1, 0, 0),
     "(ctx.heap_size, ctx.gpu_id, ctx.get_device_id())": (1 << 20, 0, 0),
-    "ctx.device == ctx.get_device()": True,
+    "(str(ctx.get_device()) == ctx.device, ctx.get_device().type)": (True, "cpu"),
     "ctx.heap_bases.dtype": torch.int64,
     "ctx.copy_engines_device_ctx": None,
     "ctx.get_copy_engine_ctx()": None,
     "isinstance(ctx, iris.Iris)": True,
     "ctx.zeros(()).shape": (),
+    "[make(*()).shape for make in (ctx.zeros, ctx.ones, ctx.empty, ctx.rand, ctx.randn)]": [()] * 5,
+    "ctx.zeros(size=(2,)).shape": (2,),
     "ctx.zeros(((2, 3),)).shape": (2, 3),
     "ctx.zeros([2, [3]][0], 3).shape": (2, 3),
     "ctx.is_symmetric(ctx.zeros(0))": True,
@@ -350,6 +353,7 @@ ANSWERS = {
     "ctx.arange(1, 2, 0.5).tolist()": [1.0, 1.5],
     "ctx.linspace(0, 1, (3,)).tolist()": [0.0, 0.5, 1.0],
     "ctx.linspace(0, 1, [2, 3]).shape": (6,),
+    "ctx.linspace(0, 1, ((3,),)).tolist()": [0.0, 0.5, 1.0],
     "ctx.randint(5, (3,)).dtype": torch.int64,
     "ctx.randint(0, 5, (3,), dtype=torch.int8).dtype": torch.int8,
     "ctx.uniform((2, 2), 1.0, 1.0).tolist()": [[1.0, 1.0], [1.0, 1.0]],
@@ -426,7 +430,7 @@ ERRORS = [
     ("ctx.zeros(2, out=torch.zeros(2))", RuntimeError, "The output tensor is not on the symmetric heap"),
     ("ctx.zeros(3, out=torch.zeros(2, dtype=torch.int8))", RuntimeError, "elements"),
     ("ctx.zeros(2, out=torch.zeros(2), dtype=torch.int8)", RuntimeError, "dtype"),
-    ("ctx.arange(0, 3, 0)", ValueError, "nonzero"),
+    ("ctx.arange(0, 3, 0)", ValueError, "step must be non-zero"),
     ("ctx.arange(3, 0)", ValueError, "step"),
     ("ctx.arange(0, 3, -1)", ValueError, "step"),
     ("ctx.randint(3)", ValueError, "high, size"),
@@ -501,10 +505,20 @@ def test_what_a_config_asks_for_in_vain_is_said_once(ctx, log):
     assert log().count("all_reduce_variant='spinlock'") == 1
 
 
-def test_vmem_chunked_is_vmem():
-    """Where vmem cannot be used, the error names it."""
-    with environment(IRIS_DEVICE="cpu"), pytest.raises(Exception, match="'vmem'"):
-        iris.iris(1 << 20, "vmem_chunked")
+@pytest.mark.parametrize("name", ["torch", "vmem", "vmem_chunked"])
+def test_allocators_of_cpu_ranks(name, log):
+    with environment(IRIS_DEVICE="cpu"), iris.iris((1 << 20) + 3, name) as shmem:
+        assert shmem.plugin_names["allocator"] == "host"
+        assert shmem.heap_size == (1 << 20) + 3
+    assert log().count(f"allocator_type={name!r}") == 1
+
+
+def test_allocators_on_gpus():
+    assert [allocator_for(name, on_cpu=False) for name in ("torch", "vmem_chunked", "ours")] == [
+        "torch",
+        "vmem",
+        "ours",
+    ]
 
 
 def test_simulation():

@@ -11,9 +11,9 @@ from iris_core.ccl.config import Config as CoreConfig
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_triton.ccl import Config
 from iris_triton.ops import FusedConfig
-from iris_triton.porting.collectives import PortedCollectives
-from iris_triton.porting.configs import Obliging
-from iris_triton.porting.pending import UnderWay
+from iris_triton.rocm_iris.collectives import PortedCollectives
+from iris_triton.rocm_iris.configs import Obliging
+from iris_triton.rocm_iris.pending import UnderWay
 
 
 class Handle:

@@ -42,7 +42,7 @@ def test_what_is_shown_says_something():
 
 
 @pytest.mark.parametrize(
-    "name", ["iris_core.Iris", "iris_triton.load", "iris_triton.x.gather", "iris_core.errors.HeapError"]
+    "name", ["iris_core.Iris", "iris_triton.load", "iris_triton.rocm_iris.x.gather", "iris_core.errors.HeapError"]
 )
 def test_a_missing_name_is_noticed(name, monkeypatch):
     without = inventory.objects() - {name, inventory.home(name)}

@@ -21,7 +21,7 @@ from iris_core.types import DeviceTarget, DeviceType, FusedRequest
 from iris_triton.ops import TABLES, operations
 from iris_triton.ops.copy_engine import neighbours, runs
 from iris_triton.ops.shapes import tiling
-from iris_triton.porting.configs import FusedConfig as ScriptsConfig
+from iris_triton.rocm_iris.configs import FusedConfig as ScriptsConfig
 
 CPU = DeviceTarget(DeviceType.CPU)
 H200 = DeviceTarget(DeviceType.CUDA, 0, "sm_90")

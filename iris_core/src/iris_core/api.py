@@ -72,9 +72,10 @@ class Iris(TensorFactories):
         True
     """
 
-    # what `ccl` and `ops` are made of; contexts with another face have their own
+    # what `ccl`, `ops` and `tracing` are made of; contexts with another face have their own
     _collectives: ClassVar[type[Collectives]] = Collectives
     _operations: ClassVar[type[Operations]] = Operations
+    _tracer: ClassVar[type[Tracing]] = Tracing
 
     def __init__(
         self,
@@ -150,7 +151,7 @@ class Iris(TensorFactories):
             undo.callback(operations.close)
             self._parts = collectives, operations
             self._ops = self._operations(operations)
-            self._tracing = Tracing(self, self._world)
+            self._tracing = self._tracer(self, self._world)
             self._world.barrier()
             closing = undo.pop_all()
         self._closed = False

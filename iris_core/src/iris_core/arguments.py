@@ -82,7 +82,7 @@ def range_length(start: Any, end: Any, step: Any, dtype: torch.dtype | None) -> 
     if dtype is torch.int64:  # torch counts in integers then, in double precision otherwise
         start, end, step = int(start), int(end), int(step)
     if step == 0:
-        raise ArgumentError("arange: step must be nonzero")
+        raise ArgumentError("arange: step must be non-zero")
     if (step > 0 and start > end) or (step < 0 and start < end):
         raise ArgumentError(
             f"arange: upper bound and lower bound inconsistent with step sign ({start} to {end} by {step})"

@@ -274,10 +274,12 @@ class TensorFactories:
         Args:
             start: first value.
             end: last value.
-            steps: how many values; of a tuple or list the product counts.
+            steps: how many values; of a (nested) tuple or list the product counts.
         """
         self._check_options("linspace", device, layout)
-        count: Any = math.prod(steps) if isinstance(steps, (tuple, list)) else steps
+        count: Any = steps
+        while isinstance(count, (tuple, list)):
+            count = count[0] if len(count) == 1 else math.prod(count)
         first, last = number(start), number(end)
         dtype = out.dtype if dtype is None and out is not None else dtype
         if dtype is None:

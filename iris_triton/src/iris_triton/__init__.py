@@ -19,8 +19,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from iris_triton.rocm_iris import names
+
 if TYPE_CHECKING:
-    from iris_core import tensors as tensor_creation
     from iris_core.bench.once import do_bench as do_bench
     from iris_core.logs import DEBUG as DEBUG
     from iris_core.logs import ERROR as ERROR
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from iris_core.logs import set_logger_level as set_logger_level
     from iris_triton.context import DeviceContext as Context
     from iris_triton.context import DeviceContext as DeviceContext
-    from iris_triton.host import get_device_id_for_rank as get_device_id_for_rank
-    from iris_triton.host import iris as iris
-    from iris_triton.host import is_simulation_env as is_simulation_env
     from iris_triton.language import atomic_add as atomic_add
     from iris_triton.language import atomic_and as atomic_and
     from iris_triton.language import atomic_cas as atomic_cas
@@ -51,10 +49,13 @@ if TYPE_CHECKING:
     from iris_triton.language import signal as signal
     from iris_triton.language import store as store
     from iris_triton.language import wait as wait
-    from iris_triton.porting.context import Iris as Iris
-    from iris_triton.porting.engines import quiet as quiet
-    from iris_triton.porting.pointers import CUDAArrayInterface as CUDAArrayInterface
-    from iris_triton.porting.pointers import tensor_from_ptr as tensor_from_ptr
+    from iris_triton.rocm_iris.context import Iris as Iris
+    from iris_triton.rocm_iris.engines import quiet as quiet
+    from iris_triton.rocm_iris.host import get_device_id_for_rank as get_device_id_for_rank
+    from iris_triton.rocm_iris.host import iris as iris
+    from iris_triton.rocm_iris.host import is_simulation_env as is_simulation_env
+    from iris_triton.rocm_iris.pointers import CUDAArrayInterface as CUDAArrayInterface
+    from iris_triton.rocm_iris.pointers import tensor_from_ptr as tensor_from_ptr
     from iris_triton.tiles import AllReduceConfig as AllReduceConfig
     from iris_triton.tiles import TensorView as TensorView
     from iris_triton.tiles import Tile as Tile
@@ -64,59 +65,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_HOMES = {
-    "AllReduceConfig": "iris_triton.tiles",
-    "CUDAArrayInterface": "iris_triton.porting.pointers",
-    "Context": "iris_triton.context",
-    "DEBUG": "iris_core.logs",
-    "DeviceContext": "iris_triton.context",
-    "ERROR": "iris_core.logs",
-    "INFO": "iris_core.logs",
-    "Iris": "iris_triton.porting.context",
-    "TensorView": "iris_triton.tiles",
-    "Tile": "iris_triton.tiles",
-    "TileView": "iris_triton.tiles",
-    "TraceEvent": "iris_triton.tracing",
-    "WARNING": "iris_core.logs",
-    "atomic_add": "iris_triton.language",
-    "atomic_and": "iris_triton.language",
-    "atomic_cas": "iris_triton.language",
-    "atomic_max": "iris_triton.language",
-    "atomic_min": "iris_triton.language",
-    "atomic_or": "iris_triton.language",
-    "atomic_sub": "iris_triton.language",
-    "atomic_xchg": "iris_triton.language",
-    "atomic_xor": "iris_triton.language",
-    "barrier": "iris_triton.language",
-    "copy": "iris_triton.language",
-    "do_bench": "iris_core.bench.once",
-    "get": "iris_triton.language",
-    "get_device_id_for_rank": "iris_triton.host",
-    "iris": "iris_triton.host",
-    "is_simulation_env": "iris_triton.host",
-    "load": "iris_triton.language",
-    "logger": "iris_core.logs",
-    "make_tensor_view": "iris_triton.tiles",
-    "put": "iris_triton.language",
-    "put_signal": "iris_triton.language",
-    "quiet": "iris_triton.porting.engines",
-    "set_logger_level": "iris_core.logs",
-    "signal": "iris_triton.language",
-    "store": "iris_triton.language",
-    "tensor_from_ptr": "iris_triton.porting.pointers",
-    "wait": "iris_triton.language",
-}
-_MODULES = {
-    "bench": "iris_triton.bench",
-    "ccl": "iris_triton.ccl",
-    "experimental": "iris_triton.experimental",
-    "gluon": "iris_gluon",
-    "hip": "iris_triton.hip",
-    "ops": "iris_triton.ops",
-    "tensor_creation": "iris_core.tensors",
-    "x": "iris_triton.x",
-}
-_NAMES_THERE = {"Context": "DeviceContext"}
+_OURS = {"barrier", "put_signal", "signal", "wait"}
+"""Device functions that AMD's Iris has not."""
 
 __all__ = [
     "DEBUG",
@@ -143,54 +93,42 @@ __all__ = [
     "atomic_xchg",
     "atomic_xor",
     "barrier",
-    "bench",
-    "ccl",
     "copy",
     "do_bench",
-    "experimental",
     "get",
     "get_device_id_for_rank",
-    "hip",
     "iris",
     "is_simulation_env",
     "load",
     "logger",
     "make_tensor_view",
-    "ops",
     "put",
     "put_signal",
     "quiet",
     "set_logger_level",
     "signal",
     "store",
-    "tensor_creation",
     "tensor_from_ptr",
     "wait",
-    "x",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        value = _module(name)
-    elif name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), _NAMES_THERE.get(name, name))
+    if name in _OURS:
+        value = getattr(importlib.import_module("iris_triton.language"), name)
+    elif name in names.MODULES:
+        value = importlib.import_module(f"{__name__}.{name}")  # a module of ours, or one of `names`
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            value = names.find("iris", name)
+        except (AttributeError, ModuleNotFoundError) as error:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {error}") from error
     globals()[name] = value  # kernels look the device functions up often
     return value
 
 
-def _module(name: str) -> Any:
-    try:
-        return importlib.import_module(_MODULES[name])
-    except ModuleNotFoundError as error:
-        if error.name != _MODULES[name]:
-            raise
-        raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}, because {error.name} is not installed"
-        ) from error
-
-
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES, *_MODULES])
+    return sorted({*globals(), *_OURS, *names.NAMED["iris"], *names.children("iris")})
+
+
+names.publish(__name__)

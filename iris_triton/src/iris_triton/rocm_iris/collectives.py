@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from iris_core.ccl.api import Collectives
 from iris_core.ccl.calls import COLUMNS, TILES, TORCH
-from iris_triton.porting.configs import Obliging
-from iris_triton.porting.pending import Handle, UnderWay
+from iris_triton.rocm_iris.configs import Obliging
+from iris_triton.rocm_iris.pending import Handle, UnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

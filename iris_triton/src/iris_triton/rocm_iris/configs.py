@@ -78,7 +78,7 @@ class Config(_ReferenceConfig):
     Fields have the reference system's defaults; one that has its default counts as not given.
 
     Example:
-        >>> from iris_triton.ccl import Config
+        >>> from iris_triton.rocm_iris.configs import Config
         >>> config = Config(block_size_m=64)
         >>> config.comm_sms = 16
         >>> config.comm_sms

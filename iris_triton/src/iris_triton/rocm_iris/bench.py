@@ -1,6 +1,6 @@
 """`iris.bench` of the reference system: its decorators and its command line, on top of `iris_core.bench`.
 
-    import iris_triton.bench as bench
+    import iris.bench as bench
 
     @bench.register
     @bench.axis("num_ranks", [2, 4, 8])
@@ -48,7 +48,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 _RANKS, _WANTED = "num_ranks", "__iris_bench_num_ranks__"
 _MOST_RANKS = 8
 _CPU_RANKS = 2
-_CONTEXT = "iris_triton.porting.context:Iris"
+_CONTEXT = "iris_triton.rocm_iris.context:Iris"
 _HEAP_NBYTES = 1 << 34
 _DTYPES = {"fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
 _AXIS, _SKIP = "--axis_", "--skip_"
@@ -188,7 +188,7 @@ def _run(
 
 
 def _usual_ranks() -> int:
-    from iris_triton.hip import count_devices
+    from iris_triton.rocm_iris.hip import count_devices
 
     return min(count_devices(), _MOST_RANKS) or _CPU_RANKS
 

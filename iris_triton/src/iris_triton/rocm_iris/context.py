@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 from iris_core import api
 from iris_core.arguments import same_device
 from iris_core.errors import ArgumentError, UnsupportedError
-from iris_triton.porting.collectives import PortedCollectives
-from iris_triton.porting.operations import PortedOperations
+from iris_core.logs import logger
+from iris_triton.rocm_iris.collectives import PortedCollectives
+from iris_triton.rocm_iris.host import is_simulation_env
+from iris_triton.rocm_iris.operations import PortedOperations
+from iris_triton.rocm_iris.tracing import Tracing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -17,8 +21,19 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 _ENGINES = ("sdma",)
-_ALLOCATORS = {"vmem_chunked": "vmem"}
-"""Names there whose job another allocator does here."""
+_ALLOCATORS = {"torch": "torch", "vmem": "vmem", "vmem_chunked": "vmem"}
+"""Allocators there, all for GPUs, and which does their job here."""
+
+
+def _without_sizes(name: str) -> Any:
+    """A factory that makes a tensor without dimensions where it is called without a size."""
+    factory = getattr(api.Iris, name)
+
+    @functools.wraps(factory)
+    def make(self: Iris, *sizes: Any, **options: Any) -> torch.Tensor:
+        return cast("torch.Tensor", factory(self, *(sizes if sizes or "size" in options else ((),)), **options))
+
+    return make
 
 
 class Iris(api.Iris):
@@ -32,7 +47,8 @@ class Iris(api.Iris):
 
     Args:
         heap_size: bytes of each rank's heap, as a number or "64MiB"; IRIS_HEAP_SIZE or 1 GiB by default.
-        allocator_type: allocator by name; "vmem_chunked" is "vmem".  "auto": IRIS_ALLOCATOR, then the best usable one.
+        allocator_type: allocator by name; "vmem_chunked" is "vmem", and where ranks compute on the CPU the names of
+            the reference system mean "host", with a warning.  "auto": IRIS_ALLOCATOR, then the best usable one.
         engines: copy engines; there are none, so anything but None or nothing is refused.
         allocator: the same as `allocator_type`, as `iris_core.Iris` has it.
         backend: device backend by name.
@@ -51,6 +67,7 @@ class Iris(api.Iris):
 
     _collectives: ClassVar[type[PortedCollectives]] = PortedCollectives
     _operations: ClassVar[type[PortedOperations]] = PortedOperations
+    _tracer: ClassVar[type[Tracing]] = Tracing
 
     comm: None = None
     """There is no communicator of MPI; `torch.distributed` has what it was used for."""
@@ -73,19 +90,34 @@ class Iris(api.Iris):
         _check_engines(engines)
         if allocator != "auto" and allocator_type not in ("auto", allocator):
             raise ArgumentError(f"two allocators: allocator_type={allocator_type!r} and allocator={allocator!r}")
-        name = allocator if allocator != "auto" else _ALLOCATORS.get(allocator_type, allocator_type)
+        on_cpu = is_simulation_env() if device is None else str(device).startswith("cpu")
+        name = allocator if allocator != "auto" else allocator_for(allocator_type, on_cpu)
         super().__init__(heap_size, allocator=name, backend=backend, device=device, group=group, options=options)
         self.ops.meet = self.ccl.meet
 
     @property
     def ccl(self) -> PortedCollectives:
-        """The collectives, with the reference system's layouts; see `iris_triton.porting.collectives`."""
+        """The collectives, with the reference system's layouts; see `iris_triton.rocm_iris.collectives`."""
         return cast("PortedCollectives", self._ccl)
 
     @property
     def ops(self) -> PortedOperations:
-        """Products fused with communication; see `iris_triton.porting.operations`."""
+        """Products fused with communication; see `iris_triton.rocm_iris.operations`."""
         return cast("PortedOperations", self._ops)
+
+    zeros, ones, empty, rand, randn = map(_without_sizes, ("zeros", "ones", "empty", "rand", "randn"))
+
+    # -- who and where ------------------------------------------------------------------------------------------------
+    @property
+    def heap_size(self) -> int:
+        """Bytes of each rank's heap that were asked for; `heap.usable_nbytes` has them rounded up."""
+        return int(self.settings.heap_size)
+
+    def get_device(self) -> torch.device:  # type: ignore[override]
+        """Return this rank's device; `device` is its name."""
+        import torch
+
+        return torch.device(self.device)
 
     # -- synchronisation ----------------------------------------------------------------------------------------------
     def barrier(self, stream: Any = None, group: dist.ProcessGroup | None = None) -> None:
@@ -189,6 +221,14 @@ class Iris(api.Iris):
     def quiet(self, to_rank: int | None = None, channel: int = 0) -> NoReturn:
         """Refuse; see `put`."""
         _no_engines("quiet")
+
+
+def allocator_for(name: str, on_cpu: bool) -> str:
+    """Return which of our allocators does the job of one of the reference system; other names are ours."""
+    if name not in _ALLOCATORS or not on_cpu:
+        return _ALLOCATORS.get(name, name)
+    logger.warning("allocator_type=%r needs GPUs; ranks that compute on the CPU take the allocator 'host'", name)
+    return "host"
 
 
 def _check_engines(engines: str | Iterable[str] | None) -> None:

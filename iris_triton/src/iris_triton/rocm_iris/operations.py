@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from iris_core.errors import UnsupportedError
 from iris_core.ops.api import Operations
 from iris_core.ops.workspace import FusedWorkspace
-from iris_triton.porting.configs import FusedConfig, Obliging
-from iris_triton.porting.pending import Handle, UnderWay
+from iris_triton.rocm_iris.configs import FusedConfig, Obliging
+from iris_triton.rocm_iris.pending import Handle, UnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

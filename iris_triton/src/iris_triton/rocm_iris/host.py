@@ -1,13 +1,15 @@
-"""Host functions under the names of the reference system, for scripts that say `import iris_triton as iris`."""
+"""Host functions under the names of the reference system."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from iris_core.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from iris_triton.porting.context import Iris
+    from iris_triton.rocm_iris.context import Iris
 
 
 def iris(
@@ -35,7 +37,7 @@ def iris(
         >>> import iris_triton as iris
         >>> ctx = iris.iris(1 << 20)  # doctest: +SKIP
     """
-    from iris_triton.porting.context import Iris
+    from iris_triton.rocm_iris.context import Iris
 
     return Iris(heap_size, allocator_type, engines)
 
@@ -60,3 +62,29 @@ def is_simulation_env() -> bool:
 
     device = load_settings().device
     return not torch.cuda.is_available() if device is None else device.startswith("cpu")
+
+
+def iris_launch(
+    kernel_fn: Any, grid: Any, *args: Any, algorithm: str, rank: int, dtype: Any = None, **kwargs: Any
+) -> Any:
+    """Launch a kernel: `kernel_fn[grid](*args, **kwargs)`, and return what that returns.
+
+    With IRIS_KERNEL_ARTIFACTS_DIR the artefacts of every kernel are kept, however it is launched, under the kernel's
+    name and the rank; so `algorithm`, `rank` and `dtype`, which name their folder there, are not needed.
+    """
+    return kernel_fn[grid](*args, **kwargs)
+
+
+class RocshmemProvider:
+    """A heap of rocSHMEM's, which is not offered: making one raises.
+
+    Raises:
+        UnsupportedError: always; `ctx.allocate_symmetric` returns the same pair of tensor and peers' addresses.
+    """
+
+    def __new__(cls, device: Any = None) -> NoReturn:
+        """Refuse."""
+        raise UnsupportedError(
+            "RocshmemProvider: there is no rocSHMEM here; iris_triton.iris(...).allocate_symmetric(...) returns the "
+            "same: a tensor and its address on every rank"
+        )

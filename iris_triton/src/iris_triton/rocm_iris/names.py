@@ -1,0 +1,226 @@
+"""Where the public names of AMD's Iris are: one table, and modules with its paths.
+
+    TABLE       module here, names, and the modules there that have them; docs/porting.md prints it
+    publish     puts modules with those paths into `sys.modules`
+
+The modules load a name when it is used.  Importing this imports neither torch nor triton.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pathlib
+import sys
+from types import ModuleType
+from typing import Any
+
+TABLE = (
+    ("iris_triton.rocm_iris.context", "Iris", "iris iris.iris iris.host.iris"),
+    ("iris_triton.rocm_iris.host", "iris", "iris iris.iris iris.host.iris"),
+    (
+        "iris_triton.rocm_iris.host",
+        "get_device_id_for_rank is_simulation_env",
+        "iris iris.host.platform.utils iris.util",
+    ),
+    ("iris_core.bench.once", "do_bench", "iris iris.host.platform.utils iris.util"),
+    (
+        "iris_triton.language",
+        "load store copy get put atomic_add atomic_sub atomic_cas atomic_xchg atomic_xor atomic_or atomic_and"
+        " atomic_min atomic_max",
+        "iris iris.iris iris.mem.triton iris.mem.triton.ops iris.device.triton iris.device.triton.ops",
+    ),
+    ("iris_triton.rocm_iris.engines", "quiet", "iris iris.mem.triton iris.mem.triton.ops iris.device.triton.ops"),
+    (
+        "iris_triton.context",
+        "DeviceContext Context=DeviceContext",
+        "iris iris.iris iris.mem.triton iris.mem.triton.context iris.device.triton iris.device.triton.context"
+        " iris.x.core",
+    ),
+    (
+        "iris_triton.tiles",
+        "Tile TileView TensorView AllReduceConfig make_tensor_view",
+        "iris iris.mem.triton iris.mem.triton.types iris.x.core",
+    ),
+    (
+        "iris_triton.tiles",
+        "tile_layout tile_ptr offset_ptr chiplet_transform_chunked compute_tile_indices compute_tile_offsets",
+        "iris.mem.triton iris.mem.triton.types iris.x.core",
+    ),
+    ("iris_triton.tiles", "chiplet_transform_chunked", "iris.ccl.utils"),
+    ("iris_triton.rocm_iris.x", "*", "iris.x"),
+    (
+        "iris_triton.intrinsics",
+        "read_realtime get_cu_id get_xcc_id wait_cnt=wait_stores",
+        "iris.mem.utils iris.device.utils iris.device_utils",
+    ),
+    ("iris_gluon", "*", "iris.gluon iris.experimental.iris_gluon"),
+    (
+        "iris_gluon",
+        "IrisDeviceCtx Context=IrisDeviceCtx",
+        "iris.mem.gluon iris.mem.gluon.context iris.device.gluon iris.device.gluon.context",
+    ),
+    (
+        "iris_gluon",
+        "GluonDeviceTracing Tracing=GluonDeviceTracing",
+        "iris.mem.gluon.tracing iris.device.gluon.tracing",
+    ),
+    ("iris_triton.rocm_iris.host", "RocshmemProvider", "iris.experimental iris.experimental.rocshmem_provider"),
+    ("iris_triton.rocm_iris.configs", "Config", "iris.ccl iris.ccl.config"),
+    ("iris_core.ccl.reduce_op", "ReduceOp", "iris.ccl iris.ccl.utils"),
+    ("iris_triton.rocm_iris.collectives", "AllReduceWorkspace", "iris.ccl iris.ccl.all_reduce"),
+    ("iris_triton.rocm_iris.distributed", "extract_group_info", "iris.ccl iris.ccl.utils"),
+    ("iris_triton.rocm_iris.distributed", "*", "iris.host.distributed.helpers iris._distributed_helpers"),
+    ("iris_triton.rocm_iris.functions", "all_gather", "iris.ccl.all_gather"),
+    ("iris_triton.rocm_iris.functions", "all_reduce all_reduce_preamble", "iris.ccl.all_reduce"),
+    ("iris_triton.rocm_iris.functions", "all_to_all", "iris.ccl.all_to_all"),
+    ("iris_triton.rocm_iris.functions", "reduce_scatter", "iris.ccl.reduce_scatter"),
+    ("iris_triton.rocm_iris.configs", "FusedConfig", "iris.ops iris.ops.config"),
+    ("iris_core.ops.workspace", "FusedWorkspace", "iris.ops iris.ops.workspace"),
+    *(
+        ("iris_triton.rocm_iris.operations", f"{op} {op}_preamble", f"iris.ops iris.ops.{op}")
+        for op in (
+            "matmul_all_reduce",
+            "all_gather_matmul",
+            "all_gather_matmul_hbm_buffer",
+            "matmul_all_gather",
+            "matmul_reduce_scatter",
+        )
+    ),
+    (
+        "iris_triton.rocm_iris.pointers",
+        "CUDAArrayInterface tensor_from_ptr",
+        "iris iris.host.memory.tensor_utils iris.tensor_utils",
+    ),
+    ("iris_triton.rocm_iris.tensor_creation", "*", "iris.tensor_creation iris.host.memory.tensors"),
+    ("iris_triton.rocm_iris.hip", "*", "iris.hip iris.host.platform.hip"),
+    (
+        "iris_core.logs",
+        "logger set_logger_level DEBUG INFO WARNING ERROR",
+        "iris iris.host.logging iris.host.logging.logging iris.logging",
+    ),
+    ("iris_core.logs", "IrisFormatter=RankFormatter", "iris.host.logging.logging iris.logging"),
+    ("iris_triton.tracing", "TraceEvent", "iris iris.host.tracing iris.host.tracing.events iris.tracing.events"),
+    ("iris_core.tracing.layout", "EVENT_NAMES", "iris.host.tracing iris.host.tracing.events iris.tracing.events"),
+    ("iris_triton.rocm_iris.tracing", "Tracing", "iris.host.tracing iris.host.tracing.core iris.tracing.core"),
+    (
+        "iris_triton.rocm_iris.host",
+        "iris_launch",
+        "iris.host.tracing.kernel_artifacts iris.tracing.kernel_artifacts",
+    ),
+    (
+        "iris_triton.tracing",
+        "DeviceTracing Tracing=DeviceTracing",
+        "iris.mem.triton.tracing iris.device.triton.tracing",
+    ),
+    ("iris_triton.rocm_iris.bench", "*", "iris.bench"),
+)
+"""A module here, names that it has (`theirs=ours` where they differ, `*` for all), and modules there that have them."""
+
+
+def _read() -> tuple[dict[str, dict[str, tuple[str, str]]], dict[str, str]]:
+    """Homes by path and name, and the modules that a path stands for as a whole."""
+    named: dict[str, dict[str, tuple[str, str]]] = {}
+    whole: dict[str, str] = {}
+    for home, names, paths in TABLE:
+        for path in paths.split():
+            parts = path.split(".")
+            for count in range(1, len(parts) + 1):  # the packages above it as well
+                named.setdefault(".".join(parts[:count]), {})
+            if names == "*":
+                whole[path] = home
+                continue
+            for name in names.split():
+                theirs, _, ours = name.partition("=")
+                named[path][theirs] = home, ours or theirs
+    return named, whole
+
+
+NAMED, WHOLE = _read()
+
+
+def find(path: str, name: str) -> Any:
+    """Return what a module of AMD's Iris has under a name.
+
+    Args:
+        path: the module there, "iris.ccl".
+        name: one of its names.
+
+    Raises:
+        AttributeError: it has no such name here.
+        ModuleNotFoundError: the distribution that has it is not installed.
+    """
+    if name in NAMED[path]:
+        home, ours = NAMED[path][name]
+        return getattr(_imported(home, path), ours)
+    child = f"{path}.{name}"
+    if child in WHOLE:
+        return _imported(WHOLE[child], child)
+    if child in NAMED:
+        return _modules[child]
+    if name == "__all__":
+        return sorted(NAMED[path]) or [each for each in dir(_imported(WHOLE[path], path)) if not each.startswith("_")]
+    if path in WHOLE and not name.startswith("__"):  # what looks through sys.modules asks for __file__
+        return getattr(_imported(WHOLE[path], path), name)
+    raise AttributeError(f"module {path!r} has no attribute {name!r} here; docs/porting.md lists what there is")
+
+
+def _imported(home: str, path: str) -> ModuleType:
+    package = home.partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        raise ModuleNotFoundError(f"{path} needs the distribution {package.replace('_', '-')}, which is not installed")
+    return importlib.import_module(home)
+
+
+class _Path(ModuleType):
+    """A module of AMD's Iris, made of names of ours."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, f"Names of AMD's module {path!r}; see iris_triton.rocm_iris.names.")
+        self.__path__: list[str] = []  # a package, without files
+        self.__dict__["_path"] = path
+
+    def __getattr__(self, name: str) -> Any:
+        value = find(self._path, name)
+        if name in NAMED[self._path]:
+            self.__dict__[name] = value  # kernels look the device functions up often
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self.__dict__, *NAMED[self._path], *children(self._path)})
+
+
+def children(path: str) -> list[str]:
+    """Return the names of the modules right below a path."""
+    return [each.rpartition(".")[2] for each in NAMED if each.rpartition(".")[0] == path]
+
+
+_modules = {path: _Path(path) for path in NAMED}
+MODULES = frozenset(children("iris")) - {*NAMED["iris"], *(path.partition(".")[2] for path in WHOLE)}
+"""Modules right below `iris` that are made of several of ours."""
+
+
+def publish(root: str) -> None:
+    """Put the modules into `sys.modules`, with `root` for the first part of their paths.
+
+    Args:
+        root: "iris", or a package of ours; of that, modules that have files stay what they are.
+
+    Raises:
+        ImportError: another package is installed, or imported, as `iris`.
+    """
+    other = sys.modules.get("iris")
+    if root == "iris" and other is not _modules["iris"]:
+        spec = importlib.util.find_spec("iris") if other is None else other.__spec__
+        if other is not None or (spec is not None and spec.origin is not None):  # a mere folder has no origin
+            raise ImportError(
+                f"there is a package `iris` already, at {spec and spec.origin}, which iris_triton.as_iris would hide: "
+                "uninstall it, or change the import lines as docs/porting.md says"
+            )
+    folder = pathlib.Path(__file__).parents[1]
+    for path, module in _modules.items():
+        inside = path.split(".")[1:]
+        own = folder.joinpath(*inside) if root != "iris" else None
+        if own is not None and (own.exists() or own.with_suffix(".py").exists()):
+            continue
+        sys.modules[".".join((root, *inside))] = module
