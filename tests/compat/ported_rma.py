@@ -252,13 +252,15 @@ def all_scatter():
     C = shmem.zeros((m, n))
 
     def run():
-        gemm_all_scatter[(2,)](
+        return gemm_all_scatter[(2,)](
             A, B, C, m, n // world, k, k, n // world, n, rank * (n // world), shmem.get_heap_bases(), rank, world,
             32, 32, 32, 2
         )  # fmt: skip
 
     shmem.barrier()
-    run()
+    launched = run()
+    assert launched.n_regs >= 0
+    assert launched.n_spills >= 0
     shmem.barrier()
     torch.testing.assert_close(C.cpu(), whole_a @ whole_b, rtol=2e-2, atol=2e-2)
     times = iris.do_bench(run, shmem.barrier, lambda: C.zero_(), n_warmup=0, n_repeat=2, return_mode="all")

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import linecache
 import os
 import pathlib
 import re
@@ -14,8 +15,12 @@ import triton
 import triton.language as tl
 from jobs_common import environment
 from jobs_compat import run_script
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
+import iris_gluon as iris_gl
 import iris_triton as iris
+from iris_gluon import language
 from iris_triton.compile_only import TARGETS, assembly, compile_for, record
 
 HERE = pathlib.Path(__file__).parent
@@ -166,6 +171,34 @@ def test_volatile_goes_before_cache_modifiers(modifier, target):
         x, y = shmem.rand(128), shmem.zeros(128)
         load_fresh[(1,)](x, y, shmem.get_heap_bases(), 0, modifier, 128)
         assert torch.equal(x, y)
+
+
+@triton.jit
+def hinted(x, y, bases, rank: tl.constexpr, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.assume(n % 16 == 0)
+    value = iris.load(x + i, rank, rank, bases, mask=i < n, hint=(16,))
+    tl.store(y + i, value, mask=i < n)
+
+
+@gluon.jit
+def hinted_in_gluon(x, y, bases, rank: gl.constexpr, n, BLOCK: gl.constexpr):
+    i = gl.arange(0, BLOCK, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    gl.assume(n % 16 == 0)
+    value = language.load(x + i, rank, rank, bases, mask=i < n, hint=(16,))
+    gl.store(y + i, value, mask=i < n)
+
+
+@pytest.mark.parametrize("kernel", [hinted, hinted_in_gluon], ids=["triton", "gluon"])
+def test_hints_that_are_not_true_stop_no_script(kernel):
+    iris_here = iris_gl if kernel is hinted_in_gluon else iris
+    with environment(IRIS_DEVICE="cpu"), iris_here.iris(1 << 20) as shmem:
+        x, y = shmem.rand(129), shmem.zeros(128)
+        with pytest.warns(RuntimeWarning, match="may go wrong by it") as caught:
+            kernel[(3,)](x[1:], y, shmem.get_heap_bases(), 0, 99, 128)
+        lines = [linecache.getline(each.filename, each.lineno) for each in caught]
+        assert [("assume(" in line, "hint=" in line) for line in lines] == [(True, False), (False, True)]
+        assert torch.equal(y[:99], x[1:100])
 
 
 @pytest.mark.exhaustive

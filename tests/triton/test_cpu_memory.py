@@ -1,6 +1,7 @@
 """Bounds: what a kernel may touch, and what the message says when it touches something else."""
 
 import dataclasses
+import linecache
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import triton.language as tl
 
 from iris_core.types import Block
 from iris_triton import cpu
-from iris_triton.cpu import OutOfBoundsError
+from iris_triton.cpu import OutOfBoundsError, hints
 from iris_triton.cpu.memory import BoundsChecker, current_regions
 
 
@@ -273,6 +274,8 @@ def promise(x, out, apart, what: tl.constexpr, number: tl.constexpr):
         tl.store(out, tl.sum(tl.sum(tl.load(rows), 1), 0))
     elif what == "scalar":
         where = tl.multiple_of(x, number) + i
+    elif what == "assume":
+        tl.assume(apart == number)
     elif what == "offsets":  # of numbers more is promised than is meant
         where = x + tl.max_contiguous(tl.multiple_of(i * apart % 8, number), number)
     tl.store(out + i, tl.load(where))
@@ -292,15 +295,24 @@ def promise(x, out, apart, what: tl.constexpr, number: tl.constexpr):
         ("rows", 0, 21, 16, "multiples of 16 bytes: .* is 4 bytes behind one"),
         ("scalar", 1, 1, 16, ""),  # kernels promise before they branch
         ("offsets", 0, 3, 16, ""),
+        ("assume", 0, 3, 3, ""),
+        ("assume", 0, 3, 4, "condition that does not hold"),
     ],
 )
 def test_promises_about_addresses(what, skipped, apart, number, message):
     cpu.enable()
     x, out = torch.randn(512), torch.zeros(16)
     if message:
-        with pytest.raises(AssertionError, match=message):
+        with cpu.configured(hints="raise"), pytest.raises(AssertionError, match=message):
             promise[(1,)](x[skipped:], out, apart, what, number)
+        hints._refuted.clear()
+        with pytest.warns(RuntimeWarning, match=rf"'promise', line \d+ of test_cpu_memory.py.*{message}") as caught:
+            promise[(2,)](x[skipped:], out, apart, what, number)
+        promise[(1,)](x[skipped:], out, apart, what, number)  # pytest makes another warning an error
+        assert [(each.filename, "tl." in linecache.getline(__file__, each.lineno)) for each in caught] == [
+            (__file__, True)
+        ]
     else:
         promise[(1,)](x[skipped:], out, apart, what, number)
-        if what != "offsets":
-            assert torch.equal(out, x[skipped : skipped + (16 * apart if what != "scalar" else 16) : apart])
+    if what != "offsets":
+        assert torch.equal(out, x[skipped : skipped + (16 * apart if what != "scalar" else 16) : apart])

@@ -82,7 +82,8 @@ class TritonBackend:
         from iris_triton import cpu
 
         cpu.enable()
-        cpu.configure(bounds_check=self.settings.bounds_check, timeout_s=self.settings.cpu_timeout)
+        settings = self.settings
+        cpu.configure(bounds_check=settings.bounds_check, timeout_s=settings.cpu_timeout, hints=settings.hints)
         self._tokens.append(cpu.register_memory(memory))
 
     def detach(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -20,3 +20,5 @@ class TritonSettings(PluginSettings):
     """On the CPU: let the collectives that are made for NVIDIA serve calls that name them; for tests, as it is slow."""
     cpu_timeout: Annotated[float, Field(gt=0, le=1e9)] = 60.0
     """On the CPU: seconds that all programs of a launch may wait for memory that does not change (deadlock)."""
+    hints: Literal["warn", "raise"] = "warn"
+    """On the CPU: what becomes of tl.assume, tl.multiple_of, tl.max_contiguous and `hint` that are not true."""

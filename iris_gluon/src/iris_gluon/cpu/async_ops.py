@@ -10,9 +10,9 @@ from iris_core.errors import UnsupportedError
 from iris_gluon.cpu import mbarrier, wgmma
 from iris_gluon.cpu.cta import Copy
 from iris_gluon.cpu.memory_ops import optional, partition, scalar
-from iris_gluon.cpu.source import here
 from iris_gluon.cpu.tma import Descriptor, DescriptorType
 from iris_triton import _compat as _triton
+from iris_triton.cpu.source import here
 from iris_triton.cpu.values import Array, Handle, element_nbytes, numpy_dtype
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from iris_gluon.cpu.source import Line
+    from iris_triton.cpu.source import Line
 
 Times = dict[Any, int]
 

@@ -16,10 +16,10 @@ import numpy as np
 from iris_core.errors import UnsupportedError
 from iris_gluon.cpu.clocks import Clock, Queue
 from iris_gluon.cpu.errors import RaceError
-from iris_gluon.cpu.source import here
 from iris_triton.cpu.errors import DeadlockError
 from iris_triton.cpu.memory import running_ranks
 from iris_triton.cpu.scheduler import Cancelled, Program, run_on_thread
+from iris_triton.cpu.source import here
 from iris_triton.cpu.state import Launch, current
 
 if TYPE_CHECKING:

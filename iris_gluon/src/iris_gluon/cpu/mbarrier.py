@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iris_gluon.cpu.clocks import Clock
 from iris_gluon.cpu.errors import MBarrierError
-from iris_gluon.cpu.source import Line, here
+from iris_triton.cpu.source import Line, here
 
 if TYPE_CHECKING:
     from collections.abc import Callable

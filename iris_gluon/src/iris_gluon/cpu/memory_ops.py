@@ -9,8 +9,8 @@ import numpy as np
 
 from iris_gluon.cpu.inference import memory_problem
 from iris_gluon.cpu.shared import Allocation, View
-from iris_gluon.cpu.source import here
 from iris_triton.cpu import atomics
+from iris_triton.cpu.source import here
 from iris_triton.cpu.state import current
 from iris_triton.cpu.values import Array, Handle, element_nbytes
 

@@ -7,7 +7,7 @@ from typing import Any
 from iris_gluon import _compat
 from iris_gluon.cpu.inference import linear_layout
 from iris_gluon.cpu.program import num_warps, warp_size
-from iris_gluon.cpu.source import here
+from iris_triton.cpu.source import here
 from iris_triton.cpu.values import element_nbytes
 
 _layouts = _compat.layouts

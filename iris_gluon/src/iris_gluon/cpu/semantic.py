@@ -15,9 +15,9 @@ from iris_gluon.cpu import program
 from iris_gluon.cpu.builder import LaidOut
 from iris_gluon.cpu.inference import ask_compiler, linear_layout, memory_layout
 from iris_gluon.cpu.memory_ops import partition
-from iris_gluon.cpu.source import here
 from iris_triton.cpu.operators import unwrap
 from iris_triton.cpu.semantic import ArrayRegions
+from iris_triton.cpu.source import here
 from iris_triton.cpu.values import wrap_handle
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy as np
 
 from iris_core.errors import UnsupportedError
 from iris_gluon.cpu.errors import RaceError, SharedMemoryError, UninitializedMemoryError
-from iris_gluon.cpu.source import Line, here
+from iris_triton.cpu.source import Line, here
 from iris_triton.cpu.values import Array, numpy_dtype
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from iris_gluon.cpu.source import here
+from iris_triton.cpu.source import here
 from iris_triton.cpu.state import current
 from iris_triton.cpu.values import Array, numpy_dtype
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from iris_gluon import _compat
 from iris_gluon.cpu.cta import Partition
 from iris_gluon.cpu.errors import RaceError
-from iris_gluon.cpu.source import Line, here
+from iris_triton.cpu.source import Line, here
 from iris_triton.cpu.state import current
 from iris_triton.cpu.values import Array, Handle
 

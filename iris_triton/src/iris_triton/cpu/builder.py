@@ -19,6 +19,7 @@ from iris_core.errors import UnsupportedError
 from iris_triton import _compat
 from iris_triton.cpu import access, atomics, elementwise, numerics
 from iris_triton.cpu.entries import find_assembly
+from iris_triton.cpu.hints import refute
 from iris_triton.cpu.libdevice import call_libdevice
 from iris_triton.cpu.scheduler import place_of
 from iris_triton.cpu.state import current, program_info
@@ -100,7 +101,7 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
 
     def create_assume(self, condition: Handle) -> None:
         if not condition.data.all():
-            raise AssertionError("tl.assume was given a condition that does not hold")
+            refute("tl.assume was given a condition that does not hold")
 
     def create_print(self, prefix: str, hex: bool, values: list[Handle], is_signed: list[bool]) -> None:
         text = f"pid {current.program.pid}{prefix}"

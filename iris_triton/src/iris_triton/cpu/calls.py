@@ -21,12 +21,13 @@ from iris_triton.cpu.builder import CpuBuilder
 from iris_triton.cpu.conversion import from_numpy, to_numpy
 from iris_triton.cpu.entries import PREPARED, find_entry
 from iris_triton.cpu.fastpaths import FastPaths
+from iris_triton.cpu.hints import check_hint
 from iris_triton.cpu.operators import Operators, truth, unwrap
 from iris_triton.cpu.rewrite import rewrite
 from iris_triton.cpu.semantic import CpuSemantic
 from iris_triton.cpu.state import program_info
 from iris_triton.cpu.typefacts import block_type
-from iris_triton.cpu.values import element_nbytes, numpy_dtype, wrap
+from iris_triton.cpu.values import numpy_dtype, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -175,7 +176,7 @@ class Dialect:
         handlers[core.map_elementwise] = self._map_elementwise
         handlers[_compat.target_info.current_target] = lambda: None
         for hint in (core.multiple_of, core.max_contiguous, core.max_constancy):
-            handlers[hint] = functools.partial(_hint, hint.__name__)
+            handlers[hint] = functools.partial(check_hint, hint.__name__)
         handlers[builtins.print] = functools.partial(self.call, core.device_print)
         handlers[builtins.min] = functools.partial(self.call, _compat.python_minimum())
         handlers[builtins.max] = functools.partial(self.call, _compat.python_maximum())
@@ -305,58 +306,6 @@ def _constant_of(kind: type, value: Any) -> Any:
             f"{kind.__name__}() in a kernel converts constants only, not {value.type}: use .to() or tl.cast"
         )
     return kind(value)
-
-
-def _hint(name: str, value: Any, values: Any) -> Any:
-    """tl.multiple_of and the like: checked for form, and for truth where loads and stores go by them."""
-    values = unwrap(values)
-    numbers = [unwrap(n) for n in (values if isinstance(values, (tuple, list, tl.tuple)) else [values])]
-    if not all(isinstance(n, int) for n in numbers):
-        raise TypeError(f"tl.{name} needs constant integers, got {numbers}")
-    if len(numbers) != max(1, len(value.shape)):
-        raise ValueError(f"tl.{name} needs one number per dimension of shape {list(value.shape)}, got {numbers}")
-    # Of integers more is promised than is meant: tl.max_contiguous(row % rows, BLOCK), `rows` being no multiple of it.
-    # A single pointer may be promised something before it is known to be used.
-    if isinstance(value, _Tensor) and value.type.is_block() and value.dtype.is_ptr():
-        check = _PROMISES.get(name)
-        for axis, number in enumerate(numbers):
-            if check is not None and number > 1:
-                check(value.handle.data, axis, number, element_nbytes(value.dtype.element_ty))
-    return value
-
-
-def _neighbours(addresses: Any, axis: int, step: int) -> Any:
-    """Which elements lie right behind the one before them along an axis; False for the first ones."""
-    moved = np.moveaxis(addresses, axis, -1)
-    behind = np.zeros(moved.shape, np.bool_)
-    behind[..., 1:] = moved[..., 1:] == moved[..., :-1] + np.uint64(step)
-    return moved, behind
-
-
-def _check_multiple(addresses: Any, axis: int, number: int, step: int) -> None:
-    """As the compiler takes it: the first element of every run of neighbours is a multiple."""
-    moved, behind = _neighbours(addresses, axis, step)
-    wrong = moved[~behind & (moved % np.uint64(number) != 0)]
-    if wrong.size:
-        raise AssertionError(
-            f"tl.multiple_of, or a hint, promises addresses that are multiples of {number} bytes: {int(wrong[0]):#x} "
-            f"is {int(wrong[0]) % number} bytes behind one"
-        )
-
-
-def _check_contiguous(addresses: Any, axis: int, number: int, step: int) -> None:
-    """Groups of so many elements are neighbours."""
-    moved, behind = _neighbours(addresses, axis, step)
-    places = np.broadcast_to(np.arange(moved.shape[-1]) % number != 0, moved.shape)
-    if not behind[places].all():
-        first = int(np.flatnonzero((places & ~behind).reshape(-1))[0])
-        raise AssertionError(
-            f"tl.max_contiguous, or a hint, promises groups of {number} neighbouring elements along axis {axis}: "
-            f"{int(moved.reshape(-1)[first]):#x} is not {step} bytes behind {int(moved.reshape(-1)[first - 1]):#x}"
-        )
-
-
-_PROMISES = {"multiple_of": _check_multiple, "max_contiguous": _check_contiguous}
 
 
 def _static_range(first: Any, second: Any = None, step: Any = None) -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from iris_core.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+Hints = Literal["warn", "raise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +22,13 @@ class CpuConfig:
         bounds_check: refuse accesses outside live blocks and tensor arguments.  Without it a stray pointer ends the
             process with a segmentation fault.
         timeout_s: seconds that all programs of a launch may wait for memory that does not change, before DeadlockError.
+        hints: what becomes of tl.assume, tl.multiple_of, tl.max_contiguous and `hint` that are not true: "warn", once
+            for each line of a kernel, or "raise" an AssertionError.
     """
 
     bounds_check: bool = True
     timeout_s: float = 60.0
+    hints: Hints = "warn"
 
 
 _current = CpuConfig()
@@ -34,35 +39,40 @@ def configuration() -> CpuConfig:
     return _current
 
 
-def configure(*, bounds_check: bool | None = None, timeout_s: float | None = None) -> CpuConfig:
+def configure(
+    *, bounds_check: bool | None = None, timeout_s: float | None = None, hints: Hints | None = None
+) -> CpuConfig:
     """Change settings for all later launches of this process; None keeps a value.
 
     Args:
         bounds_check: see `CpuConfig`.
         timeout_s: see `CpuConfig`; seconds, positive.
+        hints: see `CpuConfig`.
 
     Returns:
         The settings now in force.
 
     Raises:
-        SettingsError: `timeout_s` is not positive.
+        SettingsError: `timeout_s` is not positive, or `hints` is neither "warn" nor "raise".
     """
     global _current
     if timeout_s is not None and not timeout_s > 0:
         raise SettingsError(f"timeout_s of the CPU executor must be positive, got {timeout_s}")
-    if bounds_check is not None:
-        _current = replace(_current, bounds_check=bounds_check)
-    if timeout_s is not None:
-        _current = replace(_current, timeout_s=timeout_s)
+    if hints is not None and hints not in get_args(Hints):
+        raise SettingsError(f'hints of the CPU executor must be "warn" or "raise", got {hints!r}')
+    given: dict[str, Any] = {"bounds_check": bounds_check, "timeout_s": timeout_s, "hints": hints}
+    _current = replace(_current, **{name: value for name, value in given.items() if value is not None})
     return _current
 
 
 @contextlib.contextmanager
-def configured(*, bounds_check: bool | None = None, timeout_s: float | None = None) -> Iterator[CpuConfig]:
+def configured(
+    *, bounds_check: bool | None = None, timeout_s: float | None = None, hints: Hints | None = None
+) -> Iterator[CpuConfig]:
     """Change settings within a `with` block, for tests; arguments as for `configure`."""
     global _current
     before = _current
     try:
-        yield configure(bounds_check=bounds_check, timeout_s=timeout_s)
+        yield configure(bounds_check=bounds_check, timeout_s=timeout_s, hints=hints)
     finally:
         _current = before

@@ -11,6 +11,7 @@ import inspect
 import itertools
 import threading
 import warnings
+from dataclasses import dataclass
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
@@ -189,7 +190,21 @@ class _Plan:
 _option_names = functools.cache(_compat.launch_option_names)
 
 
-def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What a launch on the CPU returns, where one on a GPU returns the compiled kernel.
+
+    Attributes:
+        name: name of the kernel.
+        n_regs, n_spills: 0: there are no registers.
+    """
+
+    name: str
+    n_regs: int = 0
+    n_spills: int = 0
+
+
+def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launched:
     """Run a jitted kernel on the CPU; returns when all its programs have ended.
 
     Args:
@@ -226,12 +241,13 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
         for name, value in bound.items()
     }
     count = size[0] * size[1] * size[2]
+    launched = Launched(kernel)
     if count == 0:
-        return
+        return launched
     body = dialect.prepare(function)
     settings = configuration()
     checker = BoundsChecker(memory.current_regions(), storages)
-    state = Launch(kernel, size, checker, settings.bounds_check, options)
+    state = Launch(kernel, size, checker, settings.bounds_check, settings.hints == "raise", options)
 
     def run(program: Program) -> None:
         outer = current.__dict__.copy()
@@ -261,6 +277,7 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
         while_idle=_stands_still,
     )
     scheduler.run()
+    return launched
 
 
 def _place(function: Any, error: Exception) -> str:

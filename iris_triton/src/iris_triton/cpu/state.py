@@ -26,6 +26,7 @@ class Launch:
         grid: number of programs per axis.
         checker: knows the accessible ranges.
         refuse: whether accesses outside them are errors.
+        raise_hints: whether hints that are not true are errors.
         options: compiler options of the launch (num_warps, ...), for languages in which kernels see them; such a
             language may add what all programs of the launch share.
     """
@@ -34,6 +35,7 @@ class Launch:
     grid: tuple[int, int, int]
     checker: BoundsChecker
     refuse: bool
+    raise_hints: bool
     options: dict[str, Any]
 
 

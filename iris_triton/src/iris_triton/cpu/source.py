@@ -12,6 +12,9 @@ _CELL = "_iris_call"
 """A closure variable that every rewritten function with a call has; see `iris_triton.cpu.rewrite`."""
 
 _TRITON = f"{os.sep}triton{os.sep}"
+DEVICE_FUNCTIONS = (_TRITON, f"{os.sep}iris_triton{os.sep}", f"{os.sep}iris_gluon{os.sep}")
+"""Parts of paths of device functions that are no user's."""
+
 _TARGET = re.compile(r"\s*(\w+)\s*(?::[^=]+)?=[^=]")
 
 
@@ -31,15 +34,15 @@ class Line(NamedTuple):
         return found.group(1) if found else ""
 
 
-def here() -> Line:
-    """The line of the user's code that is running, below Triton's own device functions."""
+def here(libraries: tuple[str, ...] = (_TRITON,)) -> Line:
+    """The line of the user's code that is running, below device functions of libraries, by default of Triton itself."""
     frame = sys._getframe(1)
     found = Line("", 0)
     while frame is not None:
         code = frame.f_code
         if _CELL in code.co_freevars:
             found = Line(code.co_filename, frame.f_lineno or 0)
-            if _TRITON not in code.co_filename:
+            if not any(part in code.co_filename for part in libraries):
                 break
         frame = frame.f_back  # type: ignore[assignment]  # None at the end of the stack
     return found
