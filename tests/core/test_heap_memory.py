@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -313,6 +318,46 @@ def test_allocations_get_more_while_a_group_takes_memory() -> None:
 
         assert [type(e) for e in take(c, (0, 1), 32 << 10, Allocating)] == [HeapExhaustedError] * 2
         assert take(c, (0, 1), 24 << 10) == [40 << 10] * 2
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_all_groups_take_memory_at_once(num_ranks: int) -> None:
+    """Each in a thread of its own, and allocations beside them: everyone gets there in a fixed number of steps."""
+    ranks = range(num_ranks)
+    groups = [members for size in range(2, num_ranks + 1) for members in itertools.permutations(ranks, size)][::3]
+
+    class Late(ThreadWorld):
+        """A member that is late now and then."""
+
+        def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]:
+            time.sleep(random.choice((0, 0, 1e-4, 2e-3)))
+            return super().all_gather_ints(values)
+
+    with Cluster(num_ranks, 1 << 20) as c, ThreadPoolExecutor(sum(map(len, groups))) as threads:
+        c.worlds[0].hub.barrier = threading.Barrier(num_ranks)  # who waits for its turn is not lost
+        kept, futures = [], []
+        for members in groups:
+            hub = Hub(len(members))
+            hub.barrier = threading.Barrier(len(members))
+            worlds = [Late(hub, number) for number in range(len(members))]
+            calls = [
+                (c.heaps[member].take_for_group, world, members, 4096, "a test")
+                for member, world in zip(members, worlds, strict=True)
+            ]
+            futures.append((members, worlds, [threads.submit(*call) for call in random.sample(calls, len(calls))]))
+        for _ in range(8):
+            kept += c.each(lambda heap: heap.allocate(96 << 10, torch.uint8))
+        taken: dict[int, list[int]] = {rank: [] for rank in ranks}
+        for members, worlds, results in futures:
+            (offset,) = {result.result()[0] for result in results}
+            assert {world.num_exchanges for world in worlds} == {len(members) + 2}
+            for member in members:
+                taken[member].append(offset)
+        for heap in c.heaps:
+            starts = sorted(taken[heap.rank])
+            assert starts == [block.offset_bytes for block in heap._groups.blocks]
+            assert all(one + 4096 <= other for one, other in itertools.pairwise(starts))
+            assert starts[0] >= heap._groups._sub.limit >= 768 << 10
 
 
 def test_groups_of_one_rank_take_memory_at_the_same_time() -> None:

@@ -6,13 +6,14 @@ a common member may have the same offsets, and those with one never do.  When al
 together, and the limit rises as far as no rank's regions are in the way.  Regions are never given back: captured graphs
 may know them.
 
-Threads of a rank may do this for several groups, and for allocations, at the same time.  So what ranks compute from
-each other's answers is only a proposal: each of them keeps the range from then on, or says that it no longer can, and
-all begin again.
+Threads of a rank may do this for several groups, and for allocations, at the same time.  Each rank has a lock, and who
+wants memory holds those of all members meanwhile.  Members lock one after the other, in the order of ranks, so of those
+that want memory at the same time none waits for one that waits for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from bisect import insort
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from iris_core.types import Block
 from iris_core.world.failures import raise_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from iris_core.peers import PeerMap
     from iris_core.protocols import Allocator
@@ -56,17 +57,29 @@ class GroupMemory:
         self._granule = max(allocator.granularity, sub.alignment)  # by which allocations get and give back memory
         self._alignment = self._granule if residency.grows else sub.alignment  # what has not the same peers is apart
         self._lock = threading.Lock()
-        self._kept: list[int] = []  # where regions begin, also those that members have not agreed on yet
         self.blocks: list[Block] = []
         """The regions, by offset."""
         if world.world_size > 1:
             sub.limit = min(self._up(sub.nbytes // _FIRST_SHARE), sub.nbytes)
-        self._limit = sub.limit  # or what it becomes if all ranks agree
 
     @property
     def floor(self) -> int:
         """Where the lowest region of this rank begins."""
-        return min(self._kept, default=self._sub.nbytes)
+        return self.blocks[0].offset_bytes if self.blocks else self._sub.nbytes
+
+    @contextlib.contextmanager
+    def _alone(self, world: World, members: Sequence[int]) -> Iterator[list[int]]:
+        """Hold the locks of some ranks; yields `floor` of each.
+
+        Collective: every member calls it.
+        """
+        world.all_gather_ints([0])  # all are here: from now on, who holds a lock waits for such steps alone
+        with contextlib.ExitStack() as locked:
+            for member in sorted(members):
+                if member == self._world.rank:
+                    locked.enter_context(self._lock)
+                floors = [floor for (floor,) in world.all_gather_ints([self.floor])]
+            yield floors
 
     def take(self, world: World, members: Sequence[int], nbytes: int, what: str) -> int:
         """Find a range for a group of ranks, and back it with memory.
@@ -86,61 +99,34 @@ class GroupMemory:
             HeapExhaustedError: there is no room; on every member, and nothing has changed.
             HeapError, PeerAccessError: a member could not get or map memory; on every member.
         """
-        while (offset := self._try(world, members, nbytes, what)) is None:
-            pass
-        with self._lock:
-            insort(self.blocks, Block(offset, nbytes, what), key=lambda block: block.offset_bytes)
-        return offset
-
-    def _try(self, world: World, members: Sequence[int], nbytes: int, what: str) -> int | None:
-        """See `take`; None if a member has given the range to others meanwhile."""
-        everyone = world.all_gather_ints([self.floor, self._limit])
-        end, limit = min(floor for floor, _ in everyone), max(each for _, each in everyone)
-        room = end - limit
-        offset = (end - nbytes) // self._alignment * self._alignment
-        if offset < limit:
-            raise HeapExhaustedError(
-                f"{what} needs {nbytes} bytes, but only {room} at the end of the heap are left to this group of "
-                f"{world.world_size} ranks, of {self._sub.nbytes}; open the context with a larger heap_size",
-                requested_bytes=nbytes,
-                free_bytes=room,
-                largest_free_bytes=room,
-            )
-        kept, error, done = self._keep(offset, nbytes), None, False
-        try:
-            if kept:
-                error = self._commit(offset, nbytes)
-            outcomes = world.all_gather_ints([error is None, kept])
-            raise_failure(world, error, [ok for ok, _ in outcomes], f"could not get memory for {what}", ranks=members)
-            if all(kept for _, kept in outcomes):
+        with self._alone(world, members) as floors:
+            end, limit = min(floors), self._sub.limit
+            room = end - limit
+            offset = (end - nbytes) // self._alignment * self._alignment
+            if offset < limit:
+                raise HeapExhaustedError(
+                    f"{what} needs {nbytes} bytes, but only {room} at the end of the heap are left to this group of "
+                    f"{world.world_size} ranks, of {self._sub.nbytes}; open the context with a larger heap_size",
+                    requested_bytes=nbytes,
+                    free_bytes=room,
+                    largest_free_bytes=room,
+                )
+            error: Exception | None = None
+            try:
+                self._allocator.commit(offset, nbytes)  # allocations never come there, so nothing else has to know
+            except Exception as e:  # noqa: BLE001 - raised once the other members know
+                error = e
+            try:
+                oks = [ok for (ok,) in world.all_gather_ints([error is None])]
+                raise_failure(world, error, oks, f"could not get memory for {what}", ranks=members)
                 if self._residency.grows:
                     self._peers.exchange(world, members)
-                done = True
-        finally:
-            if kept and not done:
-                self._give_up(offset, nbytes)
-        return offset if done else None
-
-    def _keep(self, offset: int, nbytes: int) -> bool:
-        """Keep a range for a group, if it is still free."""
-        with self._lock:
-            free = self._limit <= offset and offset + nbytes <= self.floor
-            if free:
-                self._kept.append(offset)
-        return free
-
-    def _commit(self, offset: int, nbytes: int) -> Exception | None:
-        try:
-            self._allocator.commit(offset, nbytes)  # allocations never come there, so nothing else has to know
-        except Exception as e:  # noqa: BLE001 - raised once the other members know
-            return e
-        return None
-
-    def _give_up(self, offset: int, nbytes: int) -> None:
-        if self._residency.grows:  # else regions share granules; what was got serves the next one there
-            self._residency.take_back(offset, nbytes)
-        with self._lock:
-            self._kept.remove(offset)
+            except BaseException:
+                if self._residency.grows:  # else regions share granules; what was got serves the next one there
+                    self._residency.take_back(offset, nbytes)
+                raise
+            insort(self.blocks, Block(offset, nbytes, what), key=lambda block: block.offset_bytes)
+        return offset
 
     def end_of_all(self, floors: Iterable[int]) -> int:
         """How far allocations may reach where the regions of the ranks begin at `floors`."""
@@ -161,21 +147,14 @@ class GroupMemory:
             Whether there is room now.
         """
         sub, needed = self._sub, self._sub.end_behind_all(nbytes, alignment)
-        while sub.limit < needed <= (end := self.end_of_all(floors)):
-            wanted = min(self._up(max(needed, sub.limit + sub.nbytes // _STEPS)), end)
-            try:
-                with self._lock:
-                    free = wanted <= self.floor
-                    if free:
-                        self._limit = wanted
-                rows = self._world.all_gather_ints([free, self.floor])
-                if all(free for free, _ in rows):
-                    sub.limit = wanted
-                    return True
-            finally:
-                self._limit = sub.limit
-            floors = [floor for _, floor in rows]
-        return False
+        if not sub.limit < needed <= self.end_of_all(floors):
+            return False
+        with self._alone(self._world, range(self._world.world_size)) as floors:
+            end = self.end_of_all(floors)
+            if needed > end:
+                return False
+            sub.limit = min(self._up(max(needed, sub.limit + sub.nbytes // _STEPS)), end)
+        return True
 
     def _up(self, nbytes: int) -> int:
         return -(-nbytes // self._granule) * self._granule
