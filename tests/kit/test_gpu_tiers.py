@@ -1,10 +1,15 @@
 """iris_core.testing.gpu_tiers: which tests need how many GPUs, what is skipped, and what is a failure."""
 
 import json
+import pathlib
 import subprocess
 import sys
 
 import pytest
+
+from iris_core.testing.gpu_tiers import digest_of_commit, lacks
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 SUITE = """
 import pytest
@@ -132,12 +137,14 @@ def test_ranks_that_share_gpus(tiers, tmp_path):
     assert "needs 4 GPUs, torch sees 2" in output
 
 
-def test_side_by_side_and_the_rest_afterwards(tiers, tmp_path):
+def test_side_by_side_and_the_rest_afterwards(tiers, tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCE_COMMIT", "abc")
     suite = SUITE.replace("@pytest.mark.gpu\ndef test_one", "@pytest.mark.alone\n@pytest.mark.gpu\ndef test_one")
     suite = suite.replace("def test_one(): pass", "def test_one(): assert False")
     report = ("--gpu-report", str(tmp_path))
     code, output = tiers(2, "--gpu-tiers", "1 2", "-n2", "-m", "not alone", *report, suite=suite)
     assert code == 0
+    assert "not to be kept: tier 1 has 3 results of 4 tests" in output
     assert "tier 1: 2 passed, 0 failed, 1 skipped" in output
     assert "tier 2: 3 passed" in output
     code, output = tiers(2, "--gpu-tiers", "1 2", "-m", "alone", *report, "--gpu-report-add", suite=suite)
@@ -147,14 +154,73 @@ def test_side_by_side_and_the_rest_afterwards(tiers, tmp_path):
     assert whole["passed"] is False
     assert [(tier["gpus"], tier["passed"], tier["failed"]) for tier in whole["tiers"]] == [(1, 2, 1), (2, 3, 0)]
     assert len(whole["arguments"]) == 2
+    assert lacks(whole) == []
 
 
-def test_a_process_that_ends_is_a_failure(tiers, tmp_path):
+def test_a_process_that_ends_is_a_failure(tiers, tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCE_COMMIT", "abc")
     suite = SUITE.replace("def test_two_by_default(): pass", "def test_two_by_default(): __import__('os')._exit(3)")
     code, _ = tiers(2, "--gpu-tiers=2", "-n2", "--gpu-report", str(tmp_path), suite=suite)
     assert code == 1
-    (problem,) = json.loads((tmp_path / "gpu-tests-2xtesting-100.json").read_text())["problems"]
-    assert problem == "the process of test_suite.py::test_two_by_default ended"
+    report = json.loads((tmp_path / "gpu-tests-2xtesting-100.json").read_text())
+    assert report["problems"] == ["the process of test_suite.py::test_two_by_default ended"]
+    assert lacks(report) == [*report["problems"], "tier 2 has 2 results of 3 tests"]  # it has not passed
+
+
+@pytest.mark.parametrize("arguments", [
+    ("-k", "not test_one"), ("-m", "not gpu"), ("--deselect", "test_suite.py::test_one"), ("-x",), ("test_suite.py",),
+    ("--ignore", "test_other.py"),
+])  # fmt: skip
+def test_a_report_of_some_tests_is_not_to_be_kept(tiers, tmp_path, monkeypatch, arguments):
+    monkeypatch.setenv("SOURCE_COMMIT", "abc")
+    suite = SUITE.replace("def test_ranks(num_ranks): pass", "def test_ranks(num_ranks): assert False")
+    _, output = tiers(1, "--gpu-tiers=all", "--gpu-report", str(tmp_path), *arguments, suite=suite)
+    assert "not to be kept: " in output
+    assert lacks(json.loads((tmp_path / "gpu-tests-1xtesting-100.json").read_text()))
+
+
+def test_a_report_is_of_the_commit_that_it_names(tiers, tmp_path, monkeypatch):
+    """Also in a copy without history, whose files are compared where there is one."""
+    source, folder = tmp_path / "tests" / "test_it.py", tmp_path / "out"
+    source.parent.mkdir()
+    source.write_text("def test_it(): pass\n")
+
+    def git(*words):
+        name = ("-c", "user.name=me", "-c", "user.email=me@here")
+        return subprocess.check_output(["git", *name, *words], cwd=tmp_path, text=True).strip()
+
+    def report():
+        _, output = tiers(1, "--gpu-tiers=1", "--gpu-report", str(folder))
+        found = json.loads((folder / "gpu-tests-1xtesting-100.json").read_text())
+        assert bool(lacks(found)) == ("not to be kept" in output)
+        return found
+
+    monkeypatch.delenv("SOURCE_COMMIT", raising=False)
+    git("init", "-q")
+    git("add", "tests")
+    git("commit", "-qm", "first")
+    commit = git("rev-parse", "HEAD")
+    kept = report()  # what it writes is no change of what is tested
+    assert (kept["source"]["commit"], kept["source"]["changed"]) == (commit, False)
+    assert kept["source"]["files"] == digest_of_commit(tmp_path, commit)
+    source.write_text("def test_it(): assert False\n")
+    assert lacks(report()) == [f"what was tested is not commit {commit}"]
+    git("checkout", "-q", "tests")
+    (tmp_path / ".git").rename(tmp_path / "history")
+    assert lacks(report()) == ["it names no commit (SOURCE_COMMIT, in a copy without history)"]
+    monkeypatch.setenv("SOURCE_COMMIT", commit)
+    copied = report()
+    assert copied["source"] == kept["source"] | {"changed": None}
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "benchmarks" / "results").glob("gpu-tests-*.json")), ids=lambda p: p.stem
+)
+def test_the_reports_that_are_kept_are_whole_and_of_their_commits(path):
+    report = json.loads(path.read_text())
+    assert lacks(report) == []
+    known = digest_of_commit(ROOT, report["source"]["commit"])
+    assert report["source"]["files"] in (known, None) or known is None  # a copy without history knows none
 
 
 def test_a_selection_that_leaves_a_tier_empty(tiers):

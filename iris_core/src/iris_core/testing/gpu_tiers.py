@@ -10,7 +10,7 @@ their slice of time.  That shows whether kernels are right with that many ranks,
 
 With pytest-xdist tests run side by side (`-n 12 --dist worksteal -m "not alone"`).  The marker `alone` is for those
 that others would disturb, such as measurements of free memory; they run afterwards (`-m alone`), and `--gpu-report-add`
-puts their results into the report of the others.
+puts their results into the report of the others.  `lacks` says of a report whether it is whole, and of its commit.
 
 A tier is a number of GPUs: 1, 2, 4 or 8.  The marker `gpu` puts a test into the first tier.  `multigpu(n)` puts it into
 the smallest one that has n GPUs; without n, the test's parameter `num_ranks` counts, or 2.  The tests of
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -43,6 +44,7 @@ _MARKERS = (
     "alone: other tests on the same GPUs would disturb it",
 )
 _TIER = pytest.StashKey[int]()
+_COLLECTED = pytest.StashKey[collections.Counter[int]]()
 _NUM_SLOWEST = 5
 
 
@@ -163,10 +165,11 @@ def _room(config: pytest.Config) -> Room:
 
 @pytest.hookimpl(tryfirst=True)  # before -k and -m: what they leave out was there all the same
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests that need more GPUs than there are."""
-    room = None
+    """Skip tests that need more GPUs than there are; count those of each tier."""
+    room, collected = None, config.stash.setdefault(_COLLECTED, collections.Counter())
     for item in items:
         item.stash[_TIER] = tier_of(item)
+        collected[item.stash[_TIER]] += 1
         if not item.stash[_TIER]:
             continue
         room = room or _room(config)
@@ -217,11 +220,12 @@ class _Tier:
     def seconds(self) -> float:
         return sum(test.seconds for test in self.tests.values())
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, collected: int) -> dict[str, Any]:
         skips = collections.Counter(test.reason for test in self.tests.values() if test.outcome == "skipped")
         slowest = sorted(self.tests.items(), key=lambda each: -each[1].seconds)[:_NUM_SLOWEST]
         return {
             "gpus": self.gpus,
+            "collected": collected,
             **{outcome: self.count(outcome) for outcome in ("passed", "failed", "skipped")},
             "seconds": round(self.seconds, 1),
             "failures": [name for name, test in self.tests.items() if test.outcome == "failed"],
@@ -236,6 +240,7 @@ def _added(part: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
     skips = collections.Counter(whole["skip_reasons"]) + collections.Counter(part["skip_reasons"])
     return {
         "gpus": part["gpus"],
+        "collected": max(whole["collected"], part["collected"]),
         **{key: whole[key] + part[key] for key in ("passed", "failed", "skipped")},
         "seconds": round(whole["seconds"] + part["seconds"], 1),
         "failures": whole["failures"] + part["failures"],
@@ -276,6 +281,8 @@ class _Run:
         tier: int | None = getattr(report, "gpu_tier", None)
         if tier is None:  # of pytest-xdist, whose process with this test has ended
             self._crashed.append(report.nodeid)
+            for each in self._tiers.values():  # its setup may have been reported
+                each.tests.pop(report.nodeid, None)
             return
         test = self._tiers[tier].tests.setdefault(report.nodeid, _Test())
         test.seconds += report.duration
@@ -289,9 +296,12 @@ class _Run:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Fail where a tier did not run; write the report."""
+        if (output := getattr(self._config, "workeroutput", None)) is not None:  # xdist's own processes collect
+            output["gpu_tests"] = dict(self._config.stash.get(_COLLECTED, {}))
+            return
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
             return  # collecting failed or somebody interrupted: that says enough, and is no result
-        if self._config.option.collectonly or hasattr(self._config, "workerinput"):  # xdist's own processes
+        if self._config.option.collectonly:
             return
         self._problems = self._judge()
         if self._problems and exitstatus != pytest.ExitCode.TESTS_FAILED:
@@ -299,6 +309,12 @@ class _Run:
         if self._path is not None and any(tier.ran for tier in self._tiers.values()):
             self._write(self._path)
             self._report = self._path
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Learn from a process of pytest-xdist how many tests of each tier there are: all collect the same ones."""
+        collected = self._config.stash.setdefault(_COLLECTED, collections.Counter())
+        collected |= collections.Counter(getattr(node, "workeroutput", {}).get("gpu_tests", {}))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print which tiers ran, which could not, and what is wrong with that."""
@@ -314,6 +330,8 @@ class _Run:
             terminalreporter.line(f"FAILED: {problem}", red=True)
         if self._report is not None:
             terminalreporter.line(f"report: {self._report}")
+            for reason in lacks(json.loads(self._report.read_text())):
+                terminalreporter.line(f"not to be kept: {reason}", red=True)
 
     def _look(self, folder: pathlib.Path) -> None:
         """Find out where the report goes, and what is there already."""
@@ -353,9 +371,20 @@ class _Run:
         chosen = self._config.args_source is pytest.Config.ArgsSource.ARGS
         return bool(option.keyword or option.markexpr or option.deselect or chosen)
 
+    @property
+    def _paths(self) -> list[str]:
+        """What the command line collects or does not collect, if not all tests."""
+        option, config = self._config.option, self._config
+        return [
+            *(config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []),
+            *(f"not {each}" for each in (*(option.ignore or []), *(option.ignore_glob or []))),
+            *(["those that failed last"] if getattr(option, "lf", False) else []),
+        ]
+
     def _write(self, path: pathlib.Path) -> None:
         before = self._before
-        tiers = [tier.as_json() for tier in self._tiers.values()]
+        collected = self._config.stash.get(_COLLECTED, collections.Counter())
+        tiers = [tier.as_json(collected[tier.gpus]) for tier in self._tiers.values()]
         arguments = [arg for arg in self._config.invocation_params.args if not str(arg).startswith("--gpu-")]
         if before is not None:
             old = {tier["gpus"]: tier for tier in before["tiers"]}
@@ -367,6 +396,7 @@ class _Run:
             "ranks_per_gpu": self._room.ranks_per_gpu,
             "tiers_asked_for": "all" if self._asked is None else list(self._asked),
             "arguments": [*(before["arguments"] if before else []), arguments],
+            "paths": [*(before["paths"] if before else []), *self._paths],
             "passed": not self._problems
             and not any(tier["failed"] for tier in tiers)
             and (before is None or not before["problems"]),
@@ -377,20 +407,65 @@ class _Run:
         path.write_text(json.dumps(result, indent=2) + "\n")
 
 
+def lacks(report: Mapping[str, Any]) -> list[str]:
+    """Return why a report is not that of all tests of its tiers at the commit that it names; empty if it is."""
+    source, found = report["source"], list(report["problems"])
+    if not source["commit"]:
+        found.append("it names no commit (SOURCE_COMMIT, in a copy without history)")
+    elif source["changed"]:
+        found.append(f"what was tested is not commit {source['commit']}")
+    if report["paths"]:
+        found.append(f"not all tests were collected: {', '.join(report['paths'])}")
+    for tier in report["tiers"]:
+        there = tier["passed"] + tier["failed"] + tier["skipped"]
+        if there != tier["collected"]:
+            found.append(f"tier {tier['gpus']} has {there} results of {tier['collected']} tests")
+    return found
+
+
 def _source(root: pathlib.Path) -> dict[str, Any]:
-    """Commit of the tested tree, and whether it was changed since; None where nothing says so.
+    """Commit of the tested tree, a digest of its files, and whether the commit has others; None where nothing says so.
 
-    A copy of the tree without a history, or within another tree, is told the commit by the variable SOURCE_COMMIT.
+    A copy of the tree without a history, or within another tree, takes the commit from the variable SOURCE_COMMIT.
     """
-    if told := os.environ.get("SOURCE_COMMIT"):
-        return {"commit": told, "changed": None}
+    commit = os.environ.get("SOURCE_COMMIT") or _git(root, "rev-parse", "HEAD")
+    digest = digest_of_files(root)
+    of_commit = digest_of_commit(root, commit) if commit else None
+    return {"commit": commit, "files": digest, "changed": None if of_commit is None else of_commit != digest}
 
-    def git(*command: str) -> str | None:
-        try:
-            done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, check=True)
-        except (OSError, subprocess.CalledProcessError):
-            return None
-        return done.stdout.strip()
 
-    changes = git("status", "--porcelain")
-    return {"commit": git("rev-parse", "HEAD"), "changed": None if changes is None else bool(changes)}
+_TESTED = re.compile(r"(?:[^/]+/)?src/.*\.(?:py|json)|tests/.*\.py")
+"""Files that decide what tests find: packages with their tables, and the tests."""
+
+
+def digest_of_files(root: pathlib.Path) -> str:
+    """Return a digest of the packages and tests that lie in a folder."""
+    paths = [path for pattern in ("src", "*/src", "tests") for path in root.glob(f"{pattern}/**/*") if path.is_file()]
+    data = {path.relative_to(root).as_posix(): path for path in paths}
+    return _digest({name: _blob(path.read_bytes()) for name, path in data.items() if _TESTED.fullmatch(name)})
+
+
+def digest_of_commit(root: pathlib.Path, commit: str) -> str | None:
+    """Return the same of a commit; None where it is not known, as in a copy without history."""
+    listed = _git(root, "ls-tree", "-rz", commit)
+    if listed is None:
+        return None
+    lines = (line.partition("\t") for line in listed.split("\0") if line)
+    return _digest({name: about.split()[2] for about, _, name in lines if _TESTED.fullmatch(name)})
+
+
+def _blob(data: bytes) -> str:
+    """What git calls a file with these bytes."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+def _digest(blobs: Mapping[str, str]) -> str:
+    return hashlib.sha256("".join(f"{blobs[name]} {name}\n" for name in sorted(blobs)).encode()).hexdigest()
+
+
+def _git(root: pathlib.Path, *command: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
