@@ -6,6 +6,7 @@ Only the import line below is ours.  Every script raises if something is wrong.
 import random
 import time
 
+import pytest
 import torch
 import triton
 import triton.language as tl
@@ -210,6 +211,53 @@ def allocations(turns=15, latest_s=0.0):
         assert torch.equal(out.cpu(), want), ("put", turn)
         assert torch.equal(got.cpu(), want), ("copy", turn)
         shmem.zeros(n, out=inp)  # fills own memory, as there: no rank waits
+    shmem.barrier()
+
+
+# -- peers' memory: on the host, and through a table of addresses -----------------------------------------------------
+@triton.jit
+def load_and_add(x, found, rank: tl.constexpr, partner: tl.constexpr, peers, BLOCK: tl.constexpr):
+    """Load from the partner, and add to it, where the table says that it has its memory."""
+    offsets = tl.arange(0, BLOCK)
+    tl.store(found + offsets, iris.load(x + offsets, rank, partner, peers))
+    iris.atomic_add(x + BLOCK + offsets, rank + 1, rank, partner, peers)
+
+
+def peers_memory(allocator="torch"):
+    """`as_remote` of several types and strides; kernels that are given the peers' addresses of one tensor."""
+    shmem = iris.iris(1 << 22, allocator)
+    rank, world = shmem.cur_rank, shmem.num_ranks
+    partner = (rank + world // 2) % world
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float8_e5m2):
+        values = [(torch.arange(24).view(4, 6) % (r + 2)).to(dtype) for r in range(world)]
+        x = shmem.zeros((4, 6), dtype=dtype)
+        x.copy_(values[rank])
+        shmem.barrier()
+        for part in (slice(None), (slice(None), slice(1, None, 2))):
+            there = shmem.as_remote(x[part], partner)
+            assert (there.shape, there.dtype, there.device) == (x[part].shape, dtype, x.device)
+            assert there.stride() == x[part].stride()
+            assert there.data_ptr() == shmem.heap.translate(x[part].data_ptr(), rank, partner)
+            assert torch.equal(there.cpu().float(), values[partner][part].float()), dtype
+        assert shmem.as_remote(x, rank).data_ptr() == x.data_ptr()
+        shmem.barrier()
+        shmem.as_remote(x[:2], partner).copy_(values[rank][2:])
+        shmem.barrier()
+        assert torch.equal(x[:2].cpu().float(), values[(rank - world // 2) % world][2:].float()), dtype
+    with pytest.raises(ValueError, match="symmetric heap"):
+        shmem.as_remote(torch.zeros(4, device=shmem.device), partner)
+    for wrong in (world, -1):
+        with pytest.raises(ValueError, match="out of range"):
+            shmem.as_remote(x, wrong)
+
+    x, peers = shmem.allocate_symmetric(2 * BLOCK, dtype=torch.int32)
+    found = torch.zeros(BLOCK, dtype=torch.int32, device=shmem.device)
+    x.fill_(rank)
+    shmem.barrier()
+    load_and_add[(1,)](x, found, rank, partner, peers, BLOCK)
+    shmem.barrier()
+    assert (found == partner).all()
+    assert (x[BLOCK:] == rank + 1 + (rank - world // 2) % world).all()
     shmem.barrier()
 
 

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from jobs_common import environment
-from jobs_compat import run_script
+from jobs_compat import load_from_torchs_symmetric_memory, run_script
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -62,6 +62,24 @@ def test_allocations_of_late_ranks(pool, num_ranks, device):
     pool.run(run_script, num_ranks, "ported_rma", "allocations", device, 105, 0.01)
 
 
+ALLOCATORS = [
+    ("cpu", "host"),
+    *(pytest.param("cuda", name, marks=pytest.mark.multigpu) for name in ("torch", "vmem")),
+]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize(("device", "allocator"), ALLOCATORS)
+def test_peers_memory(pool, num_ranks, device, allocator):
+    pool.run(run_script, num_ranks, "ported_rma", "peers_memory", device, allocator)
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("num_ranks", [2])
+def test_torchs_symmetric_memory(pool, num_ranks):
+    pool.run(load_from_torchs_symmetric_memory, num_ranks)
+
+
 @pytest.mark.parametrize("num_ranks", [1])
 @pytest.mark.parametrize(
     ("module", "script"), [each for each in SCRIPTS if each[1] != "messages"], ids=lambda name: name
@@ -92,7 +110,7 @@ def test_every_script_is_run():
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.FunctionDef) and not node.decorator_list and not node.name.startswith("_")
     }
-    assert defined == set(SCRIPTS)
+    assert defined == {*SCRIPTS, ("ported_rma", "peers_memory")}
 
 
 def run_benchmark(folder, *arguments):

@@ -8,6 +8,7 @@ import triton.language as tl
 import iris_triton as iris
 from iris_core import Iris
 from iris_core.errors import ArgumentError
+from iris_triton import cpu
 from iris_triton import x as tiles
 from iris_triton.cpu import OutOfBoundsError
 from iris_triton.translation import translate
@@ -105,6 +106,28 @@ def test_bases_of_no_heap_are_refused(make_world):
     for bases, rank in ((torch.zeros(2, dtype=torch.int64), 1), (world.context(0), 0), (world.bases, 2)):
         with pytest.raises((ArgumentError, OutOfBoundsError)):
             move[(1,)](x, bases, out, rank, 4, BLOCK=4)
+
+
+def test_a_table_of_other_memory_will_do_if_it_is_accessible(tmp_path):
+    """Memory of any origin, here files that are mapped: they begin at multiples of a page."""
+    files = [torch.from_file(str(tmp_path / f"{r}"), shared=True, size=2048, dtype=torch.int64) for r in range(2)]
+    for r, each in enumerate(files):
+        each.copy_(torch.arange(2048) + 10000 * r)
+    table, out = torch.tensor([each.data_ptr() for each in files]), torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(ArgumentError, match=r"allow_region makes accessible"):
+        move[(1,)](files[0][8:], table, out, 1, 4, BLOCK=4)
+    tokens = [cpu.allow_region(each.data_ptr(), each.nbytes, "file") for each in files]
+    try:
+        move[(1,)](files[0][8:], table, out, 1, 4, BLOCK=4)
+        assert out.tolist() == [10008, 10009, 10010, 10011]
+        with pytest.raises(OutOfBoundsError, match="not on the heap of the rank that it was translated from"):
+            move[(1,)](out, table, out, 1, 4, BLOCK=4)
+        table[1] += 8
+        with pytest.raises(ArgumentError, match="differ by multiples of 4096 bytes"):
+            move[(1,)](files[0], table, out, 1, 4, BLOCK=4)
+    finally:
+        for token in tokens:
+            cpu.unregister_memory(token)
 
 
 def test_elements_that_are_masked_off_may_lie_anywhere(make_world):

@@ -409,6 +409,33 @@ class Iris(TensorFactories):
         self._check_open()
         return self.heap.as_symmetric(external)
 
+    def as_remote(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        """Return another rank's copy of a tensor, for operators and copies of torch that this rank starts.
+
+        Local.  The result has the tensor's shape, strides and dtype and is on this rank's device; its memory is the
+        other rank's.  Nothing orders what is done with it: a barrier, or a signal, comes before and behind.  It must
+        not be used any more when the other rank has freed the tensor, or a context is closed.
+
+        Args:
+            tensor: a tensor of this heap, or any view of one.
+            rank: whose copy.
+
+        Raises:
+            ArgumentError: (a ValueError) the rank is out of range.
+            NotOnHeapError: (a ValueError) the tensor does not lie wholly on the symmetric heap.
+            UnsupportedError: it lies in memory of Iris itself, which the peers need not have mapped, or is a lazy view
+                (`conj()`).
+            HeapClosedError: the context is closed.
+
+        Example:
+            >>> with Iris(heap_size="1MiB", device="cpu") as ctx:
+            ...     x = ctx.arange(4)
+            ...     ctx.as_remote(x[1:], rank=0).tolist()
+            [1, 2, 3]
+        """
+        self._check_tensor(tensor, "as_remote")
+        return self.heap.as_remote(tensor, rank)
+
     def mem_pool(self) -> torch.cuda.MemPool:
         """Return a torch memory pool on the symmetric heap; the same one at every call.
 

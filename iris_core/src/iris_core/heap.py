@@ -23,6 +23,7 @@ from iris_core.agreement import History, Label, Op, Passed, agree, agree_on_tens
 from iris_core.arguments import same_device
 from iris_core.blocks import BlockTable, Record, Scope
 from iris_core.errors import (
+    ArgumentError,
     DeviceError,
     HeapClosedError,
     HeapError,
@@ -33,7 +34,7 @@ from iris_core.errors import (
 from iris_core.group_memory import GroupMemory
 from iris_core.growth import Growth
 from iris_core.importing import TensorImporter
-from iris_core.peers import PeerMap
+from iris_core.peers import PeerMap, tensor_at
 from iris_core.reclaiming import Reclaimer
 from iris_core.residency import Residency
 from iris_core.stream_order import HostStreams, StreamOrder
@@ -462,6 +463,20 @@ class SymmetricHeap:
         """
         self._check_open()
         return self._peers.translate(ptr, from_rank, to_rank)
+
+    def as_remote(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        """Return another rank's copy of a tensor of this heap; see `iris_core.Iris.as_remote`.  Local."""
+        offset = self.check_on_heap(tensor, "as_remote")
+        if not 0 <= rank < len(self.heap_bases):
+            raise ArgumentError(f"as_remote: rank {rank} is out of range in a world of {len(self.heap_bases)}")
+        if self.is_of_group(offset):
+            raise UnsupportedError("as_remote: this is memory of Iris itself, which not every rank has mapped")
+        if tensor.is_conj() or tensor.is_neg():
+            raise UnsupportedError("as_remote: this is a lazy view; pass tensor.resolve_conj().resolve_neg()")
+        if rank == self.rank:
+            return tensor.detach()
+        address = self.heap_bases[rank] + offset
+        return tensor_at(address, tensor.dtype, tensor.device, tensor.shape, tensor.stride())
 
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies wholly in this rank's own heap, first to last element; peers' memory does not count."""

@@ -20,6 +20,28 @@ if TYPE_CHECKING:
     from iris_core.world import World
 
 
+def tensor_at(
+    address: int, dtype: torch.dtype, device: torch.device | str, shape: Sequence[int], stride: Sequence[int]
+) -> torch.Tensor:
+    """Return a tensor of memory that this process can address; whose it is must outlive the tensor.
+
+    Args:
+        address: of the first element.
+        dtype, shape, stride: of the tensor.
+        device: the one that works on it.  A peer's memory is not the device's own, so the driver is not asked, as
+            torch's public ways of taking an address in do: they would copy what they find on another device.
+    """
+    made = torch.empty(0, dtype=dtype, device=device)
+    nbytes = _span(shape, stride) * dtype.itemsize
+    storage = torch._C._construct_storage_from_data_pointer(address, made.device, nbytes)
+    return made.set_(storage, 0, shape, stride)
+
+
+def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from the first to the last one of a strided tensor, both included."""
+    return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+
+
 class PeerMap:
     """Every rank's heap as this process sees it.
 
@@ -130,12 +152,7 @@ class PeerMap:
         itemsize = tensor.element_size()
         # an empty tensor's own data_ptr() is 0, its storage's is not
         offset = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * itemsize - self._allocator.base_ptr
-        if tensor.is_contiguous():
-            extent = tensor.numel() * itemsize
-        elif tensor.numel() == 0:
-            extent = 0
-        else:
-            extent = itemsize * (1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)))
+        extent = itemsize * (tensor.numel() if tensor.is_contiguous() else _span(tensor.shape, tensor.stride()))
         return int(offset) if offset >= 0 and offset + max(extent, 1) <= self._allocator.nbytes else None
 
     def _import_all(self, everyone: Iterable[tuple[int, Sequence[Segment]]]) -> tuple[Exception | None, list[int]]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _word = ctypes.c_int64
 _NO_HEAP = 0, None
+_ALIGNMENT = 4096  # HEAP_ALIGNMENT of iris_triton.translation
 
 
 def check_context(program: ProgramInfo, context_tensor: Any, rank: Any, world_size: Any) -> None:
@@ -40,12 +41,13 @@ def check_context(program: ProgramInfo, context_tensor: Any, rank: Any, world_si
 
 
 def stray(program: ProgramInfo, pointer: Any, from_rank: Any, to_rank: Any, heap_bases: Any) -> int | Array:
-    """What is added to a pointer that is translated: 0, or OFF_HEAP where it does not lie in the heap of from_rank.
+    """What is added to a pointer that is translated: 0, or OFF_HEAP where it does not lie in the memory of from_rank.
 
     So an access there is an error, and an element that is masked off is none; CPU entry.
 
     Raises:
-        ArgumentError: no open heap is where the words say.
+        ArgumentError: no memory that kernels may touch is where the words say, or it is placed in such a way that
+            kernels could not reach it.
     """
     if not current.launch.refuse:
         return 0
@@ -53,16 +55,27 @@ def stray(program: ProgramInfo, pointer: Any, from_rank: Any, to_rank: Any, heap
     ranks = [int(from_rank), *(np.asarray(to_rank).reshape(-1).tolist() if np.ndim(to_rank) else (int(to_rank),))]
     address = int(heap_bases)
     bases = [_word.from_address(address + 8 * rank).value for rank in ranks]  # the kernel has just loaded them
-    end, number = heaps.get(bases[0], (0, -1))
-    if any(heaps.get(base, _NO_HEAP)[1] != number for base in bases):
+    end, number = heaps.get(bases[0], _NO_HEAP)
+    if number is None:
+        end = _end_of_memory(bases)
+    if not end or any(heaps.get(base, _NO_HEAP)[1] != number for base in bases):
         said = ", ".join(f"{base:#x} for rank {rank}" for rank, base in zip(ranks, bases, strict=True))
         raise ArgumentError(
             f"the heap bases say {said}, where no open heap is: pass what ctx.get_heap_bases() or "
-            "ctx.get_device_context() returns, and ranks of its world"
+            "ctx.get_device_context() returns, and ranks of its world; or the addresses of other memory, which differ "
+            f"by multiples of {_ALIGNMENT} bytes, and which iris_triton.cpu.allow_region makes accessible"
         )
     if pointer.min() >= bases[0] and pointer.max() < end:
         return 0
     return np.where((pointer >= bases[0]) & (pointer < end), np.int64(0), np.int64(OFF_HEAP))
+
+
+def _end_of_memory(bases: list[int]) -> int:
+    """Where the memory at the first one of some addresses ends; 0 unless all are of memory that kernels can reach."""
+    found = [current.launch.checker.find(base, base + 1) for base in bases]
+    if any(each is None or (base - bases[0]) % _ALIGNMENT for each, base in zip(found, bases, strict=True)):
+        return 0
+    return found[0].end  # type: ignore[union-attr]
 
 
 def _words(address: int, count: int) -> Array:

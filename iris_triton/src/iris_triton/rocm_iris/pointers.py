@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from iris_core.errors import ArgumentError
+from iris_core.peers import tensor_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,13 +103,7 @@ def tensor_from_ptr(
                 [2, 3]])
     """
     view = CUDAArrayInterface(ptr, size_bytes, dtype, device, shape)
-    where = torch.device(device)
-    nbytes = math.prod(view.shape) * dtype.itemsize
-    if nbytes == 0:
-        return torch.empty(view.shape, dtype=dtype, device=where)
-    if ptr == 0:
+    like = torch.empty(view.shape, dtype=dtype, device="meta")
+    if like.numel() and ptr == 0:
         raise ArgumentError("there is no memory at address 0")
-    if where.type == "cpu":
-        return torch.frombuffer((ctypes.c_byte * nbytes).from_address(ptr), dtype=dtype).view(view.shape)
-    raw = torch.as_tensor(view, device=where)
-    return raw if raw.dtype is dtype else raw.view(dtype)
+    return tensor_at(ptr, dtype, torch.device(device), like.shape, like.stride())
