@@ -8,7 +8,8 @@ One process per GPU; bf16; sizes are those of the full buffer (the output of all
 backend's own algorithms, by the same tables and models; "iris <algorithm>" is one that was named.  Each is measured in
 CUDA graphs; "eager" ones also with the launches by the host.  All data is small integers, so that every sum is exact,
 and every element of the output is compared with what it must be, in the timed configuration; before that the output is
-spoiled.  Group "half": the two halves of the ranks side by side, from four ranks on, as tensor parallelism has it.
+spoiled.  Place "ordinary": our tensors are torch's, as the peers' always are, and not on the heap.  Group "half": the
+two halves of the ranks side by side, from four ranks on, as tensor parallelism has it.
 
 "nccl-windows" is only given numbers if NCCL's kernel for symmetric windows was seen by the profiler; the counter says.
 No NVLink multicast is used by anyone: NCCL_NVLS_ENABLE=0, TORCH_SYMM_MEM_DISABLE_MULTICAST=1.
@@ -57,6 +58,7 @@ TARGETS = {
     128 * MIB: (1.02, 1.1, 1.06, 1.05),
     1 * GIB: (1.0, 1.03, 1.0, 1.0),
 }
+HEAP, ORDINARY = "heap", "ordinary"
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -111,6 +113,8 @@ def declare(state: State, ctx: Iris, op: str, *, each: bool) -> None:
     out, inp = sample.tensors(ctx)
     assert out is not None
     assert inp is not None
+    if not each and state["place"] == ORDINARY:
+        out, inp = torch.empty_like(out), inp.clone()
     state.set_bytes(sample.nbytes, bus_factor=(size - 1) / size * (2 if op == "all_reduce" else 1))
     run = partial(getattr(ctx.ccl, op), group=part.members)
     usable = [found for found in ctx.ccl.explain(op, out, inp, group=part.members).candidates if found.ok]
@@ -203,6 +207,7 @@ def declare_peers(state: State, sample: Sample, out: torch.Tensor, inp: torch.Te
 
 @bench.register
 @bench.axis("group", groups)
+@bench.axis("place", [HEAP, ORDINARY])
 @bench.axis("nbytes", sizes)
 def all_reduce(state: State, ctx: Iris) -> None:
     """Sum of all inputs, to all."""
@@ -211,6 +216,7 @@ def all_reduce(state: State, ctx: Iris) -> None:
 
 @bench.register
 @bench.axis("group", groups)
+@bench.axis("place", [HEAP, ORDINARY])
 @bench.axis("nbytes", sizes)
 def all_gather(state: State, ctx: Iris) -> None:
     """All inputs, to all."""
@@ -219,6 +225,7 @@ def all_gather(state: State, ctx: Iris) -> None:
 
 @bench.register
 @bench.axis("group", groups)
+@bench.axis("place", [HEAP, ORDINARY])
 @bench.axis("nbytes", sizes)
 def reduce_scatter(state: State, ctx: Iris) -> None:
     """Sum of all inputs, a part to each."""
@@ -227,6 +234,7 @@ def reduce_scatter(state: State, ctx: Iris) -> None:
 
 @bench.register
 @bench.axis("group", groups)
+@bench.axis("place", [HEAP, ORDINARY])
 @bench.axis("nbytes", sizes)
 def all_to_all(state: State, ctx: Iris) -> None:
     """A part of every input to each."""

@@ -1,6 +1,7 @@
-"""Writes the table of measured figures into README.md, from benchmarks/results: `python docs/figures.py`.
+"""Writes every figure of README.md and docs/ from benchmarks/results: `python docs/figures.py`.
 
-Nothing is typed by hand: each row names a file, a benchmark, a provider and parameters; its number is taken from there.
+Nothing is typed by hand.  A page has regions, from `<!-- figures: NAME, by docs/figures.py -->` to
+`<!-- end of figures -->`.  Each name stands for a function of this file, which writes what is between.
 """
 
 from __future__ import annotations
@@ -8,14 +9,57 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-BLOCK = re.compile(r"(?<=<!-- figures: docs/figures.py writes them -->\n).*?(?=\n<!-- end of figures -->)", re.DOTALL)
+RESULTS = ROOT / "benchmarks" / "results"
+REGION = re.compile(
+    r"(?<=<!-- figures: )(?P<name>[\w-]+)(?P<head>, by docs/figures\.py -->\n)(?P<text>.*?)(?=<!-- end of figures -->)",
+    re.DOTALL,
+)
+LAUNCHED = {"graph": "graph", "events": "eager", "reported": "eager"}
+"""How the calls that a timer takes were launched."""
+
+Result = dict[str, Any]
 
 
+def results(file: str) -> dict[str, Any]:
+    """One file of results."""
+    loaded: dict[str, Any] = json.loads((RESULTS / f"{file}.json").read_text())
+    return loaded
+
+
+def files(kind: str) -> list[str]:
+    """The files of one kind, by the number of GPUs in their names."""
+    names = [path.stem for path in RESULTS.glob(f"{kind}-*.json")]
+    return sorted(names, key=lambda name: (int(re.findall(r"-(\d+)", name)[0]), name))
+
+
+def source(*names: str, page: str = "docs") -> str:
+    """Where and when files were measured, with links from a page."""
+    hosts: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        machine = results(name)["machine"]
+        versions = machine["versions"]
+        on = machine["cpu"]
+        if machine.get("gpu"):
+            on = f"{machine['gpu']}, driver {machine['driver']}, CUDA {versions['cuda']}"
+        host = f"{on}, torch {versions['torch']}, Triton {versions['triton']}"
+        link = f"[{name}]({'' if page == 'README' else '../'}benchmarks/results/{name}.json)"
+        hosts.setdefault(host, []).append(f"{link} ({machine['date'][:10]})")
+    return "; ".join(f"{host}: {', '.join(links)}" for host, links in hosts.items()) + "."
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    """A table."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in (heads, ["---"] * len(heads), *rows))
+
+
+# -- one result a row -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Figure:
     """One row.
@@ -25,8 +69,7 @@ class Figure:
         file: under benchmarks/results, without ".json".
         benchmark, provider, params: which result of it.
         shown: how its number is written; a format string over the result's fields.
-        beside: the same for the provider that it is compared with in that run, its best peer or `baseline`; may be
-            empty.
+        beside: the same for the provider that it is compared with in that run; may be empty.
     """
 
     what: str
@@ -38,78 +81,34 @@ class Figure:
     params: dict[str, Any] = field(default_factory=dict)
 
 
-def collective(op: str, nbytes: int, size: str) -> Figure:
-    """A row for a collective."""
-    beside = "{provider}: {time_us:.1f} us"
-    what = f"`ctx.ccl.{op}`, bf16, {size}"
-    return Figure(what, "ccl-2", f"ccl.{op}", "iris", "{time_us:.1f} us", beside, {"nbytes": nbytes})
+def gemm(shape: tuple[int, int, int], timer: str) -> Figure:
+    """A row for the GEMM core."""
+    what = f"GEMM core in Gluon, bf16, {' x '.join(map(str, shape))}"
+    number = "{tflop_per_s:.0f} TFLOP/s"
+    wanted = {"shape": str(shape), "timer": timer}
+    return Figure(what, "gluon_gemm-1", "gluon_gemm.gemm", "gluon", number, f"cuBLAS: {number}", wanted)
 
 
-def fused(op: str) -> Figure:
-    """A row for a fused operation."""
-    params = {"weight": "14336x4096", "m": 8192}
-    what = f"`ctx.ops.{op}`, bf16, 8192 rows, weight of 14336 x 4096"
-    return Figure(what, "fused-2", f"fused.{op}", "iris", "{time_us:.0f} us", "{provider}: {time_us:.0f} us", params)
+def pair(what: str, nbytes: int) -> Figure:
+    """A row for stores to a peer."""
+    number = "{gb_per_s:.1f} GB/s"
+    return Figure(what, "rma-4xtorch", "rma.pair", "push", number, f"copy engine: {number}", {"nbytes": nbytes})
 
 
 FIGURES = (
-    Figure(
-        "a kernel's stores to a peer, 256 MiB", "rma-4xtorch", "rma.pair", "push", "{gb_per_s:.0f} GB/s",
-        "copy engine: {gb_per_s:.0f} GB/s", {"nbytes": 1 << 28},
-    ),
-    Figure(
-        "a kernel's stores to a peer, 64 KiB", "rma-4xtorch", "rma.pair", "push", "{gb_per_s:.1f} GB/s",
-        "copy engine: {gb_per_s:.1f} GB/s", {"nbytes": 1 << 16},
-    ),
-    Figure(
-        "signal to a peer's waiting kernel, one way", "rma-4xtorch", "rma.latency", "signal", "{time_us:.2f} us",
-        params={"sem": "relaxed"},
-    ),
-    Figure(
-        "the same, handing data over (release)", "rma-4xtorch", "rma.latency", "signal", "{time_us:.2f} us",
-        params={"sem": "release"},
-    ),
-    Figure(
-        "`ctx.device_barrier()` in a CUDA graph (release)", "rma-4xtorch", "rma.barrier", "barrier", "{time_us:.2f} us",
-        params={"sem": "release"},
-    ),
-    Figure(
-        "GEMM core in Gluon, bf16, 8192 x 8192 x 8192", "gluon_gemm-1", "gluon_gemm.gemm", "gluon",
-        "{tflop_per_s:.0f} TFLOP/s", "cuBLAS: {tflop_per_s:.0f} TFLOP/s",
-        {"shape": "(8192, 8192, 8192)", "timer": "events"},
-    ),
-    Figure(
-        "the same, 2000 x 3000 x 1000", "gluon_gemm-1", "gluon_gemm.gemm", "gluon",
-        "{tflop_per_s:.0f} TFLOP/s", "cuBLAS: {tflop_per_s:.0f} TFLOP/s",
-        {"shape": "(2000, 3000, 1000)", "timer": "graph"},
-    ),
+    pair("a kernel's stores to a peer, 256 MiB", 1 << 28),
+    pair("a kernel's stores to a peer, 64 KiB", 1 << 16),
+    gemm((8192, 8192, 8192), "graph"),
+    gemm((2000, 3000, 1000), "graph"),
+    gemm((2000, 3000, 1000), "events"),
     Figure(
         "GEMM + all-scatter in one kernel, bf16, 8192 x 8192 x 8192", "gluon_gemm-4", "gluon_gemm.all_scatter",
         "gluon fused", "{time_us:.0f} us", "torch.matmul, then NCCL's all-gather: {time_us:.0f} us",
     ),
-    collective("all_reduce", 1 << 12, "4 KiB"),
-    collective("all_reduce", 1 << 20, "1 MiB"),
-    collective("all_reduce", 1 << 26, "64 MiB"),
-    collective("all_reduce", 1 << 30, "1 GiB"),
-    collective("all_gather", 1 << 20, "1 MiB"),
-    collective("all_gather", 1 << 28, "256 MiB"),
-    collective("reduce_scatter", 1 << 20, "1 MiB"),
-    collective("reduce_scatter", 1 << 28, "256 MiB"),
-    collective("all_to_all", 1 << 20, "1 MiB"),
-    collective("all_to_all", 1 << 28, "256 MiB"),
-    fused("all_gather_matmul"),
-    fused("matmul_reduce_scatter"),
-    fused("matmul_all_reduce"),
 )  # fmt: skip
 
 
-def results(file: str) -> dict[str, Any]:
-    """One file of results."""
-    loaded: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / f"{file}.json").read_text())
-    return loaded
-
-
-def find(figure: Figure, provider: str) -> dict[str, Any]:
+def find(figure: Figure, provider: str) -> Result:
     """The one result of a provider that a row means; only what was verified counts."""
     found = [
         each
@@ -122,33 +121,204 @@ def find(figure: Figure, provider: str) -> dict[str, Any]:
     return found[0]
 
 
-def table() -> str:
-    """The rows, and below them where and when they were measured."""
-    lines = ["| | measured | beside it, in the same run | GPUs | results |", "|---|---|---|---|---|"]
-    hosts: dict[str, set[str]] = {}
+def kernels() -> str:
+    """Remote access and products."""
+    rows = []
     for figure in FIGURES:
         own = find(figure, figure.provider)
         other = own.get("best_peer") or own.get("baseline")
         beside = figure.beside.format(**find(figure, other)) if figure.beside else ""
-        file = f"[{figure.file}](benchmarks/results/{figure.file}.json)"
-        lines.append(f"| {figure.what} | {figure.shown.format(**own)} | {beside} | {own['num_ranks']} | {file} |")
-        machine = results(figure.file)["machine"]
-        versions = machine["versions"]
-        host = (
-            f"{machine['gpu']}, driver {machine['driver']}, CUDA {versions['cuda']}, torch {versions['torch']}, "
-            f"Triton {versions['triton']}"
-        )
-        hosts.setdefault(host, set()).add(machine["date"][:10])
-    where = "; ".join(f"{host}; {', '.join(sorted(dates))}" for host, dates in hosts.items())
-    return "\n".join(lines) + f"\n\n{where}. Every result was verified in the configuration that was timed."
+        rows.append([figure.what, figure.shown.format(**own), beside, LAUNCHED[own["timer"]], str(own["num_ranks"])])
+    heads = ["", "measured", "beside it, in the same run", "launched", "GPUs"]
+    return f"{table(heads, rows)}\n\n{source(*(figure.file for figure in FIGURES), page='README')}"
 
 
-def written(readme: str) -> str:
-    """A README with the table as it should be."""
-    return BLOCK.sub(lambda _: table(), readme)
+# -- beside peers -----------------------------------------------------------------------------------------------------
+PEERS = {"ccl": ("nccl", "nccl-windows", "torch one_shot", "torch two_shot"), "fused": ("cublas+nccl", "async-tp")}
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was verified of one operation at one point.
+
+    Attributes:
+        kind, file: which results.
+        op: the operation.
+        params: the point.
+        launched: "graph" or "eager".
+        num_ranks: how many GPUs.
+        times: microseconds by provider.
+    """
+
+    kind: str
+    file: str
+    op: str
+    params: dict[str, Any]
+    launched: str
+    num_ranks: int
+    times: dict[str, float]
+
+    @property
+    def place(self) -> str:
+        """Where our tensors lie."""
+        return str(self.params.get("place", "heap"))
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast the choice is as the best peer."""
+        return min(self.times[peer] for peer in PEERS[self.kind] if peer in self.times) / self.times["iris"]
+
+
+def points(kind: str) -> Iterator[Point]:
+    """What all files of a kind say of all ranks together, beside peers."""
+    for file in files(kind):
+        found: dict[Any, Point] = {}
+        for each in results(file)["results"]:
+            if not each.get("verified") or each["params"].get("group", "world") != "world":
+                continue
+            op, launched = each["benchmark"].removeprefix(f"{kind}."), LAUNCHED[each["timer"]]
+            key = op, launched, *each["params"].items()
+            new = Point(kind, file, op, each["params"], launched, each["num_ranks"], {})
+            found.setdefault(key, new).times[each["provider"].removesuffix(" eager")] = each["time_us"]
+        yield from (each for each in found.values() if "iris" in each.times and set(PEERS[kind]) & set(each.times))
+
+
+def against(*, kinds: tuple[str, ...] = ("ccl", "fused")) -> str:
+    """At how many points our choice is faster than the best peer."""
+    rows: dict[tuple[str, ...], list[Point]] = {}
+    for kind in kinds:
+        for each in points(kind):
+            name = f"`ctx.{'ccl' if kind == 'ccl' else 'ops'}.{each.op}`"
+            rows.setdefault((name, str(each.num_ranks), each.launched, each.place), []).append(each)
+    cells = []
+    for row, there in rows.items():
+        ratios = [each.ratio for each in there]
+        ahead = f"{sum(ratio > 1 for ratio in ratios)} of {len(ratios)}"
+        cells.append([*row, ahead, f"{min(ratios):.2f} to {max(ratios):.2f}"])
+    heads = ["bf16", "GPUs", "launched", "tensors", "faster at", "times as fast as the best peer"]
+    return f"{table(heads, cells)}\n\n{source(*(each for kind in kinds for each in files(kind)), page='README')}"
+
+
+def size(nbytes: int) -> str:
+    """A number of bytes in words."""
+    unit = next(unit for unit in (30, 20, 10, 0) if nbytes >= 1 << unit)
+    return f"{nbytes >> unit} {({30: 'GiB', 20: 'MiB', 10: 'KiB', 0: 'bytes'})[unit]}"
+
+
+def collectives() -> str:
+    """Powers of four, in graphs and eagerly."""
+    parts = []
+    for file in files("ccl"):
+        for place in ("heap", "ordinary"):
+            here = {
+                (each.op, each.launched, each.params["nbytes"]): each
+                for each in points("ccl")
+                if (each.file, each.place) == (file, place)
+            }
+            if not here:
+                continue
+            columns = [(op, how) for op in dict.fromkeys(op for op, _, _ in here) for how in ("graph", "eager")]
+            rows = []
+            for nbytes in sorted({nbytes for _, _, nbytes in here if nbytes.bit_length() % 2}):
+                found = [here.get((op, how, nbytes)) for op, how in columns]
+                rows.append([size(nbytes), *(f"{p.times['iris']:.1f} ({p.ratio:.2f})" if p else "" for p in found)])
+            ranks = next(iter(here.values())).num_ranks
+            heads = [f"{ranks} GPUs, {place}", *(f"{op}, {how}" for op, how in columns)]
+            parts.append(table(heads, rows))
+    return "\n\n".join([*parts, source(*files("ccl"))])
+
+
+def fused() -> str:
+    """The choice beside each peer, and beside our own unfused pair."""
+    here = {(each.file, each.op, each.launched, *each.params.values()): each for each in points("fused")}
+    rows = []
+    for (file, op, launched, *where), each in here.items():
+        if launched == "graph":
+            times, eager = each.times, here.get((file, op, "eager", *where))
+            other = [times.get(name) for name in ("cublas+nccl", "async-tp", "cublas+iris")]
+            shape = f"{each.params['m']}, {each.params['weight'].replace('x', ' x ')}"
+            ratios = [f"{time / times['iris']:.2f}" if time else "" for time in other]
+            last = f"{eager.ratio:.2f}" if eager else ""
+            rows.append([str(each.num_ranks), op, shape, f"{times['iris']:.0f}", *ratios, last])
+    heads = ["GPUs", "operation", "M, N x K", "us", "cuBLAS, NCCL", "async-TP", "cuBLAS, ctx.ccl", "eager"]
+    return f"{table(heads, rows)}\n\n{source(*files('fused'))}"
+
+
+# -- times of one thing -----------------------------------------------------------------------------------------------
+def launches() -> str:
+    """What repeated calls cost the CPU."""
+    rows = []
+    for kind in ("ccl_launch", "ops_launch"):
+        for file in files(kind):
+            by_call: dict[str, Result] = {}
+            for each in results(file)["results"]:
+                (call,) = each["params"].values()
+                by_call.setdefault(call, {"GPUs": each["num_ranks"]})[each["provider"]] = each["time_us"]
+            for call, times in by_call.items():
+                own = [f"{times[name]:.1f}" for name in ("iris, to the launcher", "iris")]
+                beside = [f"{name} {times[name]:.1f}" for name in ("triton", "torch") if name in times]
+                rows.append([f"`{call}`", str(times["GPUs"]), *own, ", ".join(beside)])
+    heads = ["us of the CPU, eager", "GPUs", "to Triton's launcher", "whole", "beside"]
+    return f"{table(heads, rows)}\n\n{source(*files('ccl_launch'), *files('ops_launch'))}"
+
+
+def signals() -> str:
+    """Signals and barriers."""
+    rows = []
+    for file in files("rma"):
+        for each in results(file)["results"]:
+            if each["benchmark"] in ("rma.latency", "rma.barrier") and each.get("provider") in ("signal", "barrier"):
+                what = "signal, one way" if each["provider"] == "signal" else "`device_barrier`, in a graph"
+                allocator = results(file)["run"]["allocator"]
+                rows.append([what, each["params"]["sem"], str(each["num_ranks"]), allocator, f"{each['time_us']:.2f}"])
+    return f"{table(['', 'sem', 'GPUs', 'allocator', 'us'], sorted(rows))}\n\n{source(*files('rma'))}"
+
+
+def executor() -> str:
+    """The CPU executor beside Triton's interpreter."""
+    by_case: dict[str, dict[str, float]] = {}
+    for each in results("cpu_executor")["results"]:
+        if each["verified"]:
+            by_case.setdefault(each["params"]["case"], {})[each["provider"]] = each["time_us"]
+    rows = [
+        [case, *(f"{times[name]:.0f}" if name in times else "" for name in ("executor", "stock"))]
+        for case, times in by_case.items()
+    ]
+    return f"{table(['us', 'executor', 'stock interpreter'], rows)}\n\n{source('cpu_executor')}"
+
+
+def gpu_tests() -> str:
+    """The reports of GPU tests."""
+    rows = []
+    for name in files("gpu-tests"):
+        report = results(name)
+        machine, ranks = report["machine"], report["ranks_per_gpu"]
+        on = f"{machine['gpus']} x {machine['gpu']}" + (f", {ranks} ranks on each" if ranks > 1 else "")
+        for tier in report["tiers"]:
+            counts = [str(tier[outcome]) for outcome in ("passed", "failed", "skipped")]
+            commit = report["source"]["commit"][:7]
+            rows.append(
+                [on, machine["date"][:10], f"[{commit}](../benchmarks/results/{name}.json)", str(tier["gpus"]), *counts]
+            )
+    return table(["on", "date", "commit", "tier", "passed", "failed", "skipped"], rows)
+
+
+REGIONS: dict[str, Callable[[], str]] = {
+    "kernels": kernels, "against": against, "collectives": collectives, "fused": fused, "launches": launches,
+    "signals": signals, "executor": executor, "gpu-tests": gpu_tests,
+}  # fmt: skip
+
+
+def pages() -> list[pathlib.Path]:
+    """The pages that may have figures."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def written(page: str) -> str:
+    """A page with its regions as they should be."""
+    return REGION.sub(lambda found: f"{found['name']}{found['head']}{REGIONS[found['name']]()}\n", page)
 
 
 if __name__ == "__main__":
-    path = ROOT / "README.md"
-    path.write_text(written(path.read_text()))
-    sys.exit(0)
+    for path in pages():
+        path.write_text(written(path.read_text()))

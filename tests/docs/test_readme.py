@@ -1,6 +1,5 @@
 """What the README shows is what happens."""
 
-import importlib.util
 import os
 import pathlib
 import re
@@ -65,33 +64,6 @@ def test_the_example_of_cpu_execution_runs(tmp_path):
     done = run(sys.executable, str(script))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[0.0, 2.0, 4.0, 6.0, 8.0]"
-
-
-def load_figures():
-    spec = importlib.util.spec_from_file_location("figures", ROOT / "docs" / "figures.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_figures_are_those_of_the_results():
-    figures = load_figures()
-    assert figures.BLOCK.search(README)
-    assert figures.written(README) == README, "python docs/figures.py writes them"
-    for figure in figures.FIGURES:
-        assert f"(benchmarks/results/{figure.file}.json)" in README
-
-
-def test_a_figure_that_was_not_verified_is_refused(monkeypatch):
-    figures = load_figures()
-    figure = figures.FIGURES[0]
-    found = figures.find(figure, figure.provider)
-    assert found["verified"]
-    assert f"{found['gb_per_s']:.0f} GB/s" in README
-    monkeypatch.setattr(figures, "results", lambda file: {"results": [found | {"verified": False}]})
-    with pytest.raises(LookupError, match=r"rma-4xtorch.json has 1 results"):
-        figures.find(figure, figure.provider)
 
 
 def test_the_readme_is_short():
