@@ -4,6 +4,7 @@ import filecmp
 import importlib.util
 import pathlib
 import re
+import signal
 
 import pytest
 
@@ -60,6 +61,14 @@ def pytest_sessionstart():
         if differing or missing:
             files = ", ".join(sorted(differing + missing)[:3])
             raise pytest.UsageError(f"{installed} differs from this checkout ({files}): install {name} again")
+
+
+@pytest.fixture
+def interruptible():
+    """SIGINT interrupts this process and those that it starts, also where a shell has started it in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -69,7 +69,7 @@ def test_what_cannot_be_shown(tmp_path, capsys):
     assert "cannot be shown" in capsys.readouterr().err
 
 
-def test_the_command(trace):
+def test_the_command(interruptible, trace):
     command = [sys.executable, "-m", "iris_core", "trace", "view", str(trace), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         line = process.stdout.readline()

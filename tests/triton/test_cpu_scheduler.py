@@ -232,7 +232,7 @@ def test_an_error_ends_the_waiting_programs_and_leaks_no_threads():
         with pytest.raises(AssertionError, match="the last one fails") as info:
             failing_among_waiting_kernel[(24,)](flag, 24)
         assert "program (23, 0, 0)" in info.value.__notes__[0]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while count_threads() > 16 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert count_threads() <= 16
@@ -285,7 +285,7 @@ def forever_kernel(flag):
 
 
 @pytest.mark.parametrize("programs", [1, 4])
-def test_an_interrupt_ends_the_launch(programs):
+def test_an_interrupt_ends_the_launch(interruptible, programs):
     import _thread
 
     class Interrupts(Peers):
