@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import time
 import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,12 +23,10 @@ class Calls:
 
     Attributes:
         seen: what there was after each call, by the call's name.
-        seconds: the longest that a call took.
         errors: what calls raised on this rank.
     """
 
     seen: dict[str, Seen] = field(default_factory=dict)
-    seconds: float = 0.0
     errors: list[str] = field(default_factory=list)
 
 
@@ -81,7 +78,6 @@ class _Run:
         """Let all ranks, or those for which it is `mine`, call a program; look at what has become of the tensors."""
         calls = self.results[name]
         start(self.ctx, slow, _LATE_S)
-        begin = time.monotonic()
         try:
             if mine:
                 getattr(self.programs, program)(self.ctx, self.form, *arguments)
@@ -91,7 +87,6 @@ class _Run:
             self.ctx.barrier()
         except DeviceTimeoutError:  # raised when all ranks have met, so they stay in step
             calls.errors.append(f"{what}: {traceback.format_exc()}")
-        calls.seconds = max(calls.seconds, time.monotonic() - begin)
         calls.seen[what] = look(self.ctx, *tensors)
 
     def move(self, name: str) -> None:
@@ -141,4 +136,4 @@ class _Run:
             for turn in range(2):
                 arguments = slots, found, flags, 10 * (turn + 1) + self.me, group, self.timeout_s
                 late, mine = members[turn % size], self.me in members
-                self.call("barrier", f"{group} {turn}", [slots, found], "meet", *arguments, slow=late, mine=mine)
+                self.call("barrier", f"{group} {turn}", [slots, found, flags], "meet", *arguments, slow=late, mine=mine)
