@@ -12,7 +12,6 @@ from iris_core import bench
 from iris_core.bench import registry
 from iris_core.bench.options import RunOptions
 from iris_core.errors import PeerLostError
-from iris_core.world.launch import RankError
 
 HERE = pathlib.Path(__file__).parent
 RMA = HERE.parents[1] / "benchmarks" / "rma.py"
@@ -49,26 +48,18 @@ def test_two_ranks(report):
     assert report.run["device_timeout_s"] == OPTIONS.device_timeout_s
     right, wrong, alone, *frees = of_file(report, "rank_benchmarks")
     assert right.params == {"nbytes": 8}
-    first, second = right.local_us
-    assert 2000 <= first < second == pytest.approx(right.time_us, rel=0.5)
-    assert right.time_us >= 4000
-    assert right.min_us == first
-    assert right.skew_pct > 20
+    assert right.local_us == (2000, 4000)
+    assert (right.time_us, right.min_us, right.skew_pct) == (4000, 2000, 50)
     assert right.verified
     assert right.gb_per_s == pytest.approx(8 / right.time_us / 1e3, rel=1e-4)
     assert wrong.error == "rank 1: the data is wrong"
     assert wrong.time_us is None
     assert alone.local_us[0] is None
     assert alone.skew_pct is None
-    assert alone.ratio == pytest.approx(1, rel=0.5)
+    assert alone.ratio == 1
     assert [each.params for each in frees] == [{"point": 0}, {"point": 1}]
     assert all(each.verified for each in frees)
     assert bench.finish(report) == 1
-
-
-def test_an_exception_on_one_rank_ends_the_run_and_is_named(on_ranks):
-    with pytest.raises(RankError, match=r"rank 1 raised[\s\S]*ZeroDivisionError: rank 1 divides by zero"):
-        on_ranks("raises")
 
 
 def test_a_preamble_waits_for_the_last_call_of_all_ranks(on_ranks):

@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import sys
-import time
 
 import pytest
 
@@ -16,6 +15,8 @@ from iris_core.cli.doctor import TIMEOUT_S, host, installation, process, selftes
 from iris_core.cli.doctor.process import Recorder, read_records, run_module
 from iris_core.diagnosis import Finding, Verdict
 from iris_core.registry import reset_default_registry
+
+from .conftest import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -241,10 +242,7 @@ time.sleep(600)
     (site.folder / "parent.py").write_text(source)
     run_module("parent", {}, tmp_path, 2.0, {**os.environ, "PYTHONPATH": str(site.folder)})
     pid = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and _runs(pid):
-        time.sleep(0.05)
-    assert not _runs(pid)
+    assert eventually(lambda: not _runs(pid), 60)
 
 
 def _runs(pid):

@@ -210,7 +210,7 @@ def self_test(self, context, begin):
     assert eventually(lambda: all(file.exists() and file.read_text() for file in files), 60)
     doctor.kill()
     doctor.wait()
-    assert eventually(lambda: not any(runs(int(file.read_text())) for file in files), 20)
+    assert eventually(lambda: not any(runs(int(file.read_text())) for file in files), 60)
 
 
 def runs(pid):

@@ -1,11 +1,13 @@
-"""What test_heap_gpu and test_torch_allocator run on ranks: streams and freed blocks, cycles, opening, settings."""
+"""What test_heap_gpu and test_torch_allocator run on ranks: streams and freed blocks, cycles, settings."""
 
+import contextlib
 import gc
-import statistics
 import time
 
 import torch
 import torch.distributed as dist
+import triton
+import triton.language as tl
 from jobs_vmem import BLOCK, I32, MIB, descriptors, free_bytes, push, wrong
 
 from iris_core import Iris
@@ -15,6 +17,7 @@ from iris_core.testing.conformance import oracle
 U8 = torch.uint8
 NUMEL = 4 * MIB  # of int32: 16 MiB
 SLEEP_S = 0.4
+MOST_POLLS = 1 << 26  # of a held stream, about a minute: then the host waits for it and would wait for good
 EXPANDABLE = "expandable_segments:True,garbage_collection_threshold:0.75"
 
 
@@ -28,11 +31,52 @@ def open_heap(allocator, size="64MiB", device="cuda"):
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------
-def write_late(ctx, x, value, side, peer=None):
-    """On another stream: write to a tensor, own or a peer's copy, but not before a while has passed."""
+@triton.jit
+def hold(gate, most):
+    """Keep a stream busy until the gate is open."""
+    polls = 0
+    while (tl.atomic_or(gate, 0) == 0) & (polls < most):
+        polls += 1
+
+
+class Held:
+    """A stream that stays busy until the host opens it.
+
+    Attributes:
+        waits: keeps the current stream busy; what is launched on it afterwards comes late.
+    """
+
+    def __init__(self):
+        # as long as the blocks: filling either loads the same kernel, which no host can do while a stream is held
+        self._gate, self._opener = torch.ones(NUMEL, dtype=I32, device="cuda"), torch.cuda.Stream()
+        self.waits()
+        self._open()
+        self._gate.zero_()
+        torch.cuda.synchronize()
+
+    def waits(self):
+        hold[(1,)](self._gate, MOST_POLLS)
+
+    def _open(self):
+        with torch.cuda.stream(self._opener):
+            self._gate.fill_(1)
+
+    @contextlib.contextmanager
+    def late(self, stream):
+        """Open it at the end; yields a function: whether all that was launched on `stream` so far is still to come."""
+        done = torch.cuda.Event()
+        done.record(stream)
+        try:
+            yield lambda: not done.query()
+        finally:
+            self._open()
+
+
+def write_late(ctx, x, value, side, peer=None, busy=sleep_on_gpu):
+    """On another stream: write to a tensor, own or a peer's copy, but not before `busy()` has ended there."""
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        sleep_on_gpu()
+        busy()
         if peer is None:
             x.fill_(value)
         else:
@@ -49,41 +93,45 @@ def reuse_alone(allocator, record):
         record: tell the heap of the other stream; if not, the late write is expected to do damage.
 
     Returns:
-        Whether it was the same block, whether the new content is whole, and how long the host took for it.
+        Whether it was the same block, whether the new content is whole, and whether the host had it while the other
+        stream was still held.
     """
     with open_heap(allocator) as ctx:
-        side = torch.cuda.Stream()
+        side, held = torch.cuda.Stream(), Held()
         x = ctx.zeros(NUMEL, dtype=I32)
         ctx.barrier()
         ptr = x.data_ptr()
-        write_late(ctx, x, 7, side)
-        begin = time.monotonic()
-        if record:
-            ctx.heap.record_stream(x, side)
-        ctx.free(x)
-        y = ctx.empty(NUMEL, dtype=I32)
-        y.fill_(1)
-        elapsed = time.monotonic() - begin
+        write_late(ctx, x, 7, side, busy=held.waits)
+        with held.late(side) as still_to_come:
+            if record:
+                ctx.heap.record_stream(x, side)
+            ctx.free(x)
+            y = ctx.empty(NUMEL, dtype=I32)
+            y.fill_(1)
+            if not record:  # else it waits for the other stream
+                torch.cuda.current_stream().synchronize()
+            at_once = still_to_come()
         torch.cuda.synchronize()
-        return y.data_ptr() == ptr, bool((y == 1).all()), elapsed
+        return y.data_ptr() == ptr, bool((y == 1).all()), at_once
 
 
 def reuse_on_another_stream(allocator):
     """A rank alone: a block goes from the stream that still writes to it to another one.  Returns as `reuse_alone`."""
     with open_heap(allocator) as ctx:
-        side = torch.cuda.Stream()
+        side, held = torch.cuda.Stream(), Held()
         with torch.cuda.stream(side):
             x = ctx.zeros(NUMEL, dtype=I32)
             ptr = x.data_ptr()
-            sleep_on_gpu()
+            held.waits()
             x.fill_(7)
-            begin = time.monotonic()
-            del x  # dropped, not freed
-        y = ctx.empty(NUMEL, dtype=I32)
-        y.fill_(1)
-        elapsed = time.monotonic() - begin
+        with held.late(side) as still_to_come:
+            with torch.cuda.stream(side):
+                del x  # dropped, not freed
+            y = ctx.empty(NUMEL, dtype=I32)
+            y.fill_(1)
+            at_once = still_to_come()
         torch.cuda.synchronize()
-        return y.data_ptr() == ptr, bool((y == 1).all()), elapsed
+        return y.data_ptr() == ptr, bool((y == 1).all()), at_once
 
 
 def reuse_among_ranks(allocator, dropped):
@@ -91,32 +139,34 @@ def reuse_among_ranks(allocator, dropped):
 
     Returns:
         Offsets of the block, of one allocated after a barrier of the current stream, and of one allocated after a
-        barrier of the device; how long the first barrier took; and what was wrong in the second block.
+        barrier of the device; whether all ranks left the first barrier before the late write; and what was wrong in
+        the second block.
     """
     with open_heap(allocator) as ctx:
         rank, last = ctx.cur_rank, ctx.num_ranks - 1
-        side = torch.cuda.Stream()
+        side, held = torch.cuda.Stream(), Held()
         x = ctx.zeros(NUMEL, dtype=I32)
-        if rank == last:  # compiled before the clock runs
+        if rank == last:  # loaded before a stream is held
             push[(1,)](x, 7, ctx.get_heap_bases(), rank, 0, NUMEL, BLOCK=BLOCK)
         ctx.barrier()
         offsets = [ctx.heap.offset_of(x)]
         if rank == last:
-            write_late(ctx, x, 7, side, peer=0)
+            write_late(ctx, x, 7, side, peer=0, busy=held.waits)
             ctx.heap.record_stream(x, side)
-        begin = time.monotonic()
-        if dropped:
-            del x
-        else:
-            ctx.free(x)
-        ctx.barrier(torch.cuda.current_stream())
-        elapsed = time.monotonic() - begin
+        with held.late(side) as still_to_come:
+            if dropped:
+                del x
+            else:
+                ctx.free(x)
+            ctx.barrier(torch.cuda.current_stream())
+            ctx._world.barrier()  # of the hosts: all have left the one before
+            at_once = still_to_come() or rank != last
         y = ctx.full((NUMEL,), 10 + rank, dtype=I32)
         offsets.append(ctx.heap.offset_of(y))
         problems = wrong(ctx, y, lambda peer: 10 + peer)  # its barriers wait for the devices
         z = ctx.empty(NUMEL, dtype=I32)
         offsets.append(ctx.heap.offset_of(z))
-        return offsets, elapsed, problems
+        return offsets, at_once, problems
 
 
 def pressure_among_ranks(allocator):
@@ -219,21 +269,7 @@ def many_cycles(allocator, cycles):
         return before, figures(), free - free_bytes(ctx), descriptors() - open_before, elapsed / cycles
 
 
-# -- opening ----------------------------------------------------------------------------------------------------------
-def opening_times(allocator, size, repeats):
-    """Open and close; returns how long Iris() took the first time and how long later, in the middle (seconds)."""
-    torch.ones(1, device="cuda").item()  # CUDA is initialised
-    taken = []
-    for _ in range(1 + repeats):
-        if dist.is_initialized():
-            dist.barrier()
-        begin = time.monotonic()
-        ctx = open_heap(allocator, size)
-        taken.append(time.monotonic() - begin)
-        ctx.close()
-    return taken[0], statistics.median(taken[1:])
-
-
+# -- full heaps -------------------------------------------------------------------------------------------------------
 def small_heap():
     """Fill a heap of 1 MiB with small tensors; returns their number and the ranks whose content is not as expected."""
     with open_heap("torch", "1MiB") as ctx:

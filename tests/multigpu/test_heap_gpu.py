@@ -1,12 +1,10 @@
-"""The heap on GPUs: freed blocks and streams, 100,000 cycles, opening; both allocators, on one GPU and on several."""
+"""The heap on GPUs: freed blocks and streams, 100,000 cycles; both allocators, on one GPU and on several."""
 
 import pytest
 from jobs_heap_gpu import (
-    SLEEP_S,
     capture,
     foreign_tensors,
     many_cycles,
-    opening_times,
     pressure_among_ranks,
     reuse_alone,
     reuse_among_ranks,
@@ -15,8 +13,6 @@ from jobs_heap_gpu import (
 
 MIB = 1 << 20
 BOTH = pytest.mark.parametrize("allocator", ["torch", "vmem"])
-OPENING_BOUND_S = 1.0  # the slowest rank's median
-FIRST_OPENING_BOUND_S = 5.0  # plugins are loaded as well, and peers' devices are used for the first time
 
 
 @pytest.mark.multigpu
@@ -34,26 +30,27 @@ def test_tensors_on_another_device_are_refused_by_every_allocator(pool, allocato
 @pytest.mark.gpu
 @BOTH
 def test_a_block_is_not_overwritten_by_a_stream_that_had_it(pool, allocator):
-    ((same, whole, elapsed),) = pool.run(reuse_alone, 1, allocator, True)
+    ((same, whole, at_once),) = pool.run(reuse_alone, 1, allocator, True)
     assert same, "the block is handed out at once"
     assert whole
-    assert elapsed < SLEEP_S / 2, "the host does not wait"
+    assert at_once, "the host does not wait"
 
 
 @pytest.mark.gpu
 def test_without_being_told_of_the_stream_the_heap_cannot_know(pool):
-    ((same, whole, _),) = pool.run(reuse_alone, 1, "torch", False)
+    ((same, whole, at_once),) = pool.run(reuse_alone, 1, "torch", False)
     assert same
+    assert at_once
     assert not whole, "the test above proves nothing if this write comes in time"
 
 
 @pytest.mark.gpu
 @BOTH
 def test_a_dropped_block_goes_to_another_stream_in_order(pool, allocator):
-    ((same, whole, elapsed),) = pool.run(reuse_on_another_stream, 1, allocator)
+    ((same, whole, at_once),) = pool.run(reuse_on_another_stream, 1, allocator)
     assert same
     assert whole
-    assert elapsed < SLEEP_S / 2
+    assert at_once
 
 
 @pytest.mark.multigpu
@@ -63,10 +60,10 @@ def test_a_dropped_block_goes_to_another_stream_in_order(pool, allocator):
 def test_no_rank_gets_a_block_that_a_stream_of_another_still_writes_to(pool, allocator, dropped, num_ranks):
     results = pool.run(reuse_among_ranks, num_ranks, allocator, dropped)
     assert len({tuple(offsets) for offsets, _, _ in results}) == 1, "equal on all ranks"
-    for (first, second, third), elapsed, problems in results:
+    for (first, second, third), at_once, problems in results:
         assert second != first, "still in use on one rank"
         assert third == first
-        assert elapsed < SLEEP_S / 2, "the barrier of a stream does not wait for another one"
+        assert at_once, "the barrier of a stream does not wait for another one"
         assert problems == []
 
 
@@ -102,17 +99,3 @@ def test_nothing_is_left_of_100000_cycles(pool, allocator, num_ranks, record_pro
     slowest = max(per_cycle for *_, per_cycle in results)
     record_property("us_per_cycle", round(1e6 * slowest, 1))
     print(f"allocate and free, {allocator}, {num_ranks} ranks: {1e6 * slowest:.1f} us per cycle on the slowest rank")
-
-
-# -- opening ----------------------------------------------------------------------------------------------------------
-@pytest.mark.multigpu
-@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
-@BOTH
-def test_opening_takes_less_than_a_second(pool, allocator, num_ranks, record_property):
-    results = pool.run(opening_times, num_ranks, allocator, "1GiB", 5)
-    first, later = (max(each) for each in zip(*results, strict=True))
-    record_property("opening_s", round(later, 3))
-    record_property("first_opening_s", round(first, 3))
-    print(f"Iris('1GiB', allocator={allocator!r}), {num_ranks} ranks: {later:.3f} s, the first time {first:.3f} s")
-    assert later < OPENING_BOUND_S
-    assert first < FIRST_OPENING_BOUND_S
