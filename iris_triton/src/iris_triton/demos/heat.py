@@ -18,7 +18,7 @@ from iris_core.types import DemoResult
 from iris_triton.context import DeviceContext
 from iris_triton.intrinsics import wait_stores
 
-ROWS, COLUMNS = 16, 64  # of a band
+ROWS, COLUMNS = 8, 16  # of a band
 BANDS_PER_RANK = 1
 STEPS = 100  # per launch
 CHANGE = 1e-4  # converged when no cell changes more than this in one step
