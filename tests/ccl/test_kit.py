@@ -29,8 +29,7 @@ for _name, _plugin in vars(kit_plugins).copy().items():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["all_reduce_ring", pytest.param("all_gather_copy_engine", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive  # tests/ccl_fast and tests/gluon have one each, and tests/kit right ones of every operation
+@pytest.mark.parametrize("name", ["all_reduce_ring", "all_gather_copy_engine"])
 def test_installed(name, tmp_path):
     assert kit_runner.passed(tmp_path, kit_plugins, name, HERE / "suite_portable.py") >= kit_runner.MUST_PASS

@@ -42,7 +42,7 @@ def test_ways(pool, some, encoding, num_ranks, device):
     check(pool, num_ranks, device, some(fast_cases.way_cases(encoding), 3, num_ranks), turns=2)
 
 
-@pytest.mark.parametrize("num_ranks", rank_counts(2, 8, seldom=[3]))
+@pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[3, 8]))
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_pieces(pool, some, encoding, num_ranks, device):
     cases = list(fast_cases.piece_cases(encoding))

@@ -48,7 +48,7 @@ def check(compiled, encoding, polls, waits=1):
     assert "convert_layout" not in compiled.asm["ttgir"]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.exhaustive), 2, 3, 8])
 @pytest.mark.parametrize("encoding", VECTOR)
 @pytest.mark.parametrize(("sharded", "reduces"), [(False, True), (True, True), (False, False), (True, False)])
 def test_exchange(encoding, size, sharded, reduces):

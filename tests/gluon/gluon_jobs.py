@@ -5,7 +5,6 @@ from unittest import mock
 
 import gluon_kernels
 import jobs_atomics
-import jobs_rma
 import torch
 from jobs_common import environment
 
@@ -35,31 +34,6 @@ def backend_name(device: str) -> str:
     with environment(IRIS_BACKEND="gluon"), Iris("1MiB", device=device) as ctx:
         assert isinstance(ctx.backend, GluonBackend)
         return ctx.backend.info.name
-
-
-def same_moves(op: str, device: str) -> list[str]:
-    """One operation through both contexts on equal memory; returns where the memory differs afterwards."""
-    problems = []
-    with Iris("8MiB", device=device, backend="gluon") as ctx:
-        rank, world = ctx.cur_rank, ctx.num_ranks
-        for dtype in jobs_rma.DTYPES + jobs_rma.MORE_DTYPES:
-            results = {}
-            for language, kernel in (("triton", jobs_rma.rma), ("gluon", gluon_kernels.rma)):
-                memory = []
-                for variant in jobs_rma.variants(op, False):
-                    x, y = (_noise(ctx, 4 * jobs_rma.BLOCK, dtype, seed) for seed in (rank, 100 + rank))
-                    out = torch.zeros(4 * jobs_rma.BLOCK, dtype=dtype, device=ctx.device)
-                    ctx.barrier()
-                    kernel[(4,)](
-                        op, "object", x, y, out, ctx.get_heap_bases(), ctx.get_device_context(), rank, world,
-                        (rank + 1) % world, (rank + 2) % world, jobs_rma.NUMEL, BLOCK=jobs_rma.BLOCK, **variant,
-                    )  # fmt: skip
-                    ctx.barrier()
-                    memory += [_bytes(tensor) for tensor in (x, y, out)]
-                results[language] = memory
-            if results["triton"] != results["gluon"]:
-                problems.append(f"rank {rank}: {op} {dtype}")
-    return problems
 
 
 def same_atomics(op: str, device: str) -> list[str]:

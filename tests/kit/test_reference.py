@@ -1,17 +1,8 @@
-"""The kit passes on the reference implementations: the host allocator, the Triton backend, and both together."""
+"""The kit passes on the Triton backend.  The host allocator, and both together: test_documentation."""
 
-from iris_core.testing import AllocatorConformance, BackendConformance, StackConformance
-
-
-class TestHostAllocator(AllocatorConformance):
-    name = "host"
+from iris_core.testing import BackendConformance
 
 
 class TestTritonBackend(BackendConformance):
     name = "triton"
-    case_step = 12  # tests/compile has all of them
-
-
-class TestHostWithTriton(StackConformance):
-    allocator = "host"
-    backend = "triton"
+    case_step = 60  # tests/compile has all of them
