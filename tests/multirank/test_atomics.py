@@ -1,12 +1,11 @@
-"""Remote atomics on 1, 2, 4 and 8 ranks."""
+"""Remote atomics on 1, 2 and 8 ranks."""
 
 import pytest
 from jobs_atomics import LEGAL, run_atomic, run_contention
-from rank_counts import rank_counts
+from rank_counts import on_many_ranks
 
 
-@pytest.mark.parametrize("num_ranks", rank_counts(1, 2, 8, seldom=[4]))
-@pytest.mark.parametrize("op", list(LEGAL))
+@pytest.mark.parametrize(("op", "num_ranks"), on_many_ranks(LEGAL, 1, 2, always=("add", "cas")))
 def test_every_dtype_mask_sem_and_scope(pool, op, num_ranks, device):
     # compiling takes the time on GPUs: there, two ranks try each order with every dtype, the others with one
     orders_of_all_dtypes = device == "cpu" or num_ranks == 2

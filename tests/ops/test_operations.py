@@ -37,7 +37,7 @@ def test_kinds_that_some_members_have_forgotten(pool, num_ranks, device):
         assert wrong == []
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", rank_counts(1, 3, seldom=[2]))
 def test_shapes(pool, num_ranks, device):
     check(pool, num_ranks, device, shape_cases(num_ranks))
 

@@ -84,7 +84,7 @@ def test_it_is_chosen_by_name_and_by_nothing_else(with_example):
     assert automatic == str({"allocator": "host", "backend": "triton"})
 
 
-@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.exhaustive) for ranks in (1, 4))])
 def test_its_demonstration_is_right(with_example, ranks):
     choice = ("--backend", "example", "--allocator", "example", "--ranks", ranks)
     (row,) = json.loads(output(with_example.run("iris", "demo", "--json", *choice)))["rows"]
