@@ -1,4 +1,4 @@
-"""Launches are those that were measured as the best on 8 x H200, and what a tuner tries differs from them."""
+"""Launches are those with which prototypes were fastest on 8 x H200, and what a tuner tries differs from them."""
 
 import dataclasses
 

@@ -210,7 +210,7 @@ def _begins(numbers: Sequence[int]) -> list[int]:
 
 
 _LINE_NBYTES = 128
-_CHUNK_NBYTES, _STAGES = 16 << 10, 4  # the best of benchmarks/gluon_bulk.py on two H200s
+_CHUNK_NBYTES, _STAGES = 16 << 10, 4  # the best of benchmarks/results/gluon_bulk-2.json
 _HOPPER = 90
 
 

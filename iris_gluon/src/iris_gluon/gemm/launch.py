@@ -21,7 +21,7 @@ _SHARED_BYTES = 227 * 1024
 """What a program can have on Hopper."""
 
 _SMALL_TILE_COST = 1.07
-"""Time of a step of a 128 x 128 tile in relation to half a step of a 128 x 256 tile, measured on H200s."""
+"""Time of a step of a 128 x 128 tile in relation to half a step of a 128 x 256 tile: of the model."""
 
 _LARGE_TILE_END, _SMALL_TILE_END = 300, 100
 """What the end of a tile costs, in elements of the inner dimension: the same warps multiply and store."""

@@ -44,7 +44,7 @@ _RUN = 1 << 20
 """Tiles in a row of one owner: all that it has."""
 
 _PUTTERS = 16
-"""Programs that copy, by default: 8 put 340 GB/s to one peer (H200), and each fills a multiprocessor."""
+"""Programs that copy, by default; each fills a multiprocessor."""
 
 _FULL_BLOCK, _HALF_BLOCK = 128, 64
 """Rows of a tile: the usual ones, and where members own other rows than multiples of them."""

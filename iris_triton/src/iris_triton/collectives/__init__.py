@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from iris_core.protocols import Collective
 
 TABLES = Path(__file__).parent / "tables"
-"""Folder with the tables that were measured with these algorithms."""
+"""Folder with the tables that come with these algorithms, measured ones and models."""
 
 
 def collectives(*, emulate_fast: bool = False) -> list[Collective]:

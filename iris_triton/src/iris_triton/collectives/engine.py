@@ -2,8 +2,7 @@
 
 In rounds: every rank copies a piece for each member into a half of its staging region, all meet, and each one copies
 its pieces out of the others' staging regions into its output; the halves take turns, so one meeting per round is
-enough, and one at the end.  The meetings are kernels of one warp, everything else are copies in one stream: several
-streams were slower (measured on 8 x H200: 323 GB/s with one, 224 with two, 179 with eight).
+enough, and one at the end.  The meetings are kernels of one warp, everything else are copies in one stream.
 
 A copy needs its addresses when it is asked for, and only the host of a member knows where its tensors lie in this call:
 so what others read is staged, at places that do not change.  A rank's own part goes from its input to its output.
@@ -116,11 +115,7 @@ class CopyEngine(Portable):
         return Availability.no(obstacle) if obstacle else answer
 
     def cost(self, request: CollectiveRequest) -> float:
-        """Estimate seconds: staging, two meetings, a copy from each peer, and what comes over the links.
-
-        323 GB/s were measured on 8 x H200 for the copies of one stream, the meeting included; what a copy costs at
-        least was not measured.
-        """
+        """Estimate seconds: staging, two meetings, a copy from each peer, and what comes over the links."""
         size = request.group_size
         moved = request.nbytes * (size - 1) / (size if self.op == "all_to_all" else 1)
         if request.target.type is DeviceType.CPU:

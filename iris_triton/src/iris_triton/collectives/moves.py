@@ -44,7 +44,7 @@ FORMS = {"push": "members", "persistent": "tiles", "partitioned": "divided"}
 """Algorithms that push, and their forms as the kernels call them."""
 
 _SHARED = ("all_gather", "broadcast", "gather")  # a rank has the same for every member that gets something
-_PERSISTENT_SHARE = 1.17  # measured on 2 and 4 x H200: all links at the same time, 350 GB/s
+_PERSISTENT_SHARE = 1.17  # of the model: all links at the same time
 _ANYWHERE = 1 << 62  # elements: nothing has to go in pieces
 
 

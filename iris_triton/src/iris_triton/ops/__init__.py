@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from iris_core.protocols import FusedOperation
 
 TABLES = Path(__file__).parent / "tables"
-"""Folder with the tables that were measured with these algorithms."""
+"""Folder with the tables that come with these algorithms, measured ones and models."""
 
 
 def operations() -> list[FusedOperation]:

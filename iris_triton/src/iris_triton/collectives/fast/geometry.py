@@ -59,7 +59,7 @@ _STEP_NBYTES, _NAP_NBYTES = 64 << 10, 2 << 20
 def shape_for(request: CollectiveRequest, packets: int, encoding: str, form: str) -> Shape:
     """Return how to divide a launch in which every member sends so many packets to each.
 
-    Measured as the best on 8 x H200: one packet for each thread, and few warps for each program.  From 64 KB for a
+    One packet for each thread, and few warps for each program.  From 64 KB for a
     member on, it pays to let the warps go from member to member together, and from 2 MB on, polling less often frees
     issue slots for those that push.
 

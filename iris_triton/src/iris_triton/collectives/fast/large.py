@@ -26,7 +26,7 @@ _TRIED = ({"comm_sms": 128}, {"num_warps": 16}, {"comm_sms": 132, "num_warps": 1
 _ITERATIONS = 4  # packets of a thread in a chunk
 _FEW_NBYTES, _MANY_NBYTES = 1 << 20, 4 << 20  # of a part
 _NAP_NS, _FIRST_NAP_NS = 100, 500
-_START_S, _MEETING_S = 4e-6, 2.5e-6  # measured on 8 x H200
+_START_S, _MEETING_S = 4e-6, 2.5e-6  # of the model, like those below
 _WIRE = 3.4e11
 _HOP_S, _RING_WIRE = 0.8e-6, 3.51e11
 
@@ -112,7 +112,7 @@ class Split(PacketCollective):
         """Warps; packets that a program holds one to a thread; how many a pushing thread holds; blocks of a chunk.
 
         Several packets in a thread keep more stores under way; several short blocks hand results over as often, and
-        fill the programs more evenly where there are few.  Measured on 8 x H200.
+        fill the programs more evenly where there are few.
         """
         config = request.options["config"]
         if request.target.type is DeviceType.CPU:

@@ -1,8 +1,7 @@
 """all_reduce and reduce_scatter of large messages round a ring of packets: each thread takes its own all the way round.
 
-At every moment each member sends to the next one only, so the traffic is a permutation: on 8 x H200 a prototype reached
-351 GB/s per GPU that way, where sending to all members ends at 339 to 347.  Input and output may be any tensors, and
-the mailbox does not grow with the message.
+At every moment each member sends to the next one only, so the traffic is a permutation.  Input and output may be any
+tensors, and the mailbox does not grow with the message.
 
 A program has an area of the mailbox to itself, whatever the grid: two halves, which its rounds use in turn, with a slot
 for each message of a round.  In a round every thread sends a packet of one part to the next member, adds its own input
