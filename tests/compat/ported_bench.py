@@ -4,13 +4,14 @@ import sys
 
 import torch
 
-import iris_triton.bench as bench
-from iris_triton.ccl import Config
+import iris_triton.as_iris
+import iris.bench as bench
+from iris.ccl import Config
 
 
 @bench.register
 @bench.axis("num_ranks", [2])
-@bench.axis("n", bench.power_of_two(256, 1024))
+@bench.axis("n", bench.power_of_two(8, 10))
 @bench.axis("dtype", [torch.float32, torch.float16])
 def gather(state, ctx):
     """All-gather of n x 8 elements."""

@@ -1,6 +1,6 @@
 """Scripts in the manner of the reference system: ctx.ccl with Config, ctx.ops and iris.ops, iris.x.
 
-Only the import lines below are ours.  Every script raises if something is wrong.
+Only the line `import iris_triton.as_iris` is ours.  Every script raises if something is wrong.
 """
 
 import pytest
@@ -9,9 +9,10 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
-import iris_triton as iris
-from iris_triton.ccl import Config, ReduceOp
-from iris_triton.ccl.all_gather import all_gather
+import iris_triton.as_iris
+import iris
+from iris.ccl import Config, ReduceOp
+from iris.ccl.all_gather import all_gather
 
 M, N = 24, 96
 VARIANTS = ("atomic", "ring", "two_shot", "one_shot", "spinlock")
@@ -66,6 +67,8 @@ def gathers_and_scatters():
             shmem.ccl.all_gather(out, inp, config=config, async_op=turn == 0)
         shmem.barrier()
         assert torch.equal(out.cpu(), want), turn
+
+    assert world == 1 or shmem.ccl.explain("all_gather", out, inp, config=configs[2]).algorithm == "gluon_push"
 
     wide, swapped = shmem.zeros((M, N * world)), shmem.zeros((M, N * world))
     wide.copy_(_part(rank, (M, N * world)))

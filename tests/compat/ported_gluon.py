@@ -1,6 +1,6 @@
 """Scripts in the manner of the reference system, in Gluon: the context's class is a constexpr argument.
 
-Only the import lines below are ours.  Every script raises if something is wrong.
+Only the line `import iris_triton.as_iris` is ours.  Every script raises if something is wrong.
 """
 
 import json
@@ -10,9 +10,10 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-import iris_gluon as iris_gl
-import iris_triton as iris
-from iris_gluon import IrisDeviceCtx
+import iris_triton.as_iris
+import iris
+import iris.experimental.iris_gluon as iris_gl
+from iris.gluon import IrisDeviceCtx
 
 BLOCK = 256
 
@@ -75,6 +76,8 @@ def pipeline(folder=None):
     assert torch.equal(inbox.cpu(), torch.full((n,), float(before)))
     assert result[0] >= before  # the other rank's inbox may have been empty still
     if folder is not None:
+        assert int(shmem.tracing.trace_counter) >= 3
+        assert sorted(shmem.tracing.trace_buffers["pid_n"].unique().tolist())[-1] == 7
         shmem.tracing.export(str(pathlib.Path(folder) / "trace.json"), merge=True)
         trace = json.loads((pathlib.Path(folder) / f"trace_rank{rank}.json").read_text())
         assert trace["displayTimeUnit"] == "ns"

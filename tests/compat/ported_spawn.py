@@ -1,6 +1,6 @@
 """A program in the manner of the reference system: ranks by mp.spawn, nothing closed at the end.
 
-Only the import line of iris is ours.  Run it with
+Only the line `import iris_triton.as_iris` is ours.  Run it with
 `python ported_spawn.py 2 tcp://127.0.0.1:29500`; with IRIS_LOG_LEVEL=INFO it logs a line for each rank.
 """
 
@@ -12,7 +12,8 @@ import torch.multiprocessing as mp
 import triton
 import triton.language as tl
 
-import iris_triton as iris
+import iris_triton.as_iris
+import iris
 
 
 @triton.jit

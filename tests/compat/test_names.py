@@ -402,7 +402,7 @@ ANSWERS = {
     # 7
     "ctx.tracing.export()": {},
     # 8
-    "iris.bench.power_of_two(4, 16)": [4, 8, 16],
+    "iris.bench.power_of_two(2, 4)": [4, 8, 16],
     "iris.bench.linear_range(1, 9, 4)": [1, 5, 9],
 }  # fmt: skip
 
@@ -452,6 +452,7 @@ ERRORS = [
         if name.startswith("mem_") or name.endswith("_handle") or name == "malloc_fine_grained"
     ),
     ("iris.experimental.RocshmemProvider()", UnsupportedError, "allocate_symmetric"),
+    ("iris.bench.power_of_two(4, 2)", ValueError, "exponents"),
     # 5
     ("ctx.ccl.all_gather(ctx.zeros(3, 2), ctx.zeros(2, 2))", ValueError, "all_gather"),
     ("ctx.ccl.all_reduce(ctx.zeros(2, 2), ctx.zeros(3, 2))", ValueError, "all_reduce"),
@@ -461,10 +462,7 @@ ERRORS = [
     # 6
     ("ctx.ops.matmul_all_reduce(ctx.zeros(2, 2), ctx.ones(2, 3), ctx.ones(2, 2))", ValueError, "matmul_all_reduce"),
     ("iris.ops.all_gather_matmul_preamble(ctx, ctx.ones(2, 3), ctx.ones(2, 2))", ValueError, "all_gather_matmul"),
-    (
-        "iris.ops.all_gather_matmul_hbm_buffer(ctx, *[ctx.ones(2, 2)] * 3, k_per_flag=2)", UnsupportedError,
-        "k_per_flag",
-    ),
+    ("iris.ops.all_gather_matmul_hbm_buffer(ctx, *[ctx.ones(2, 2)] * 3, trace=True)", UnsupportedError, "tracing"),
     ("ctx.ops.matmul_all_reduce(ctx.zeros(2, 2), output_tensor=1)", TypeError, "twice|output"),
 ]  # fmt: skip
 
@@ -503,6 +501,18 @@ def test_what_a_config_asks_for_in_vain_is_said_once(ctx, log):
         ctx.ops.matmul_all_reduce(out, a, b, config=config)
         assert out.tolist() == [[3.0, 3.0]] * 2
     assert log().count("all_reduce_variant='spinlock'") == 1
+
+
+def test_tunings_of_a_kernel_that_is_not_ours_are_left_out_and_said_once(ctx, log):
+    for _ in range(2):
+        out = ctx.zeros(2, 2)
+        iris.ops.all_gather_matmul_hbm_buffer(
+            ctx, out, ctx.ones(2, 2), ctx.ones(2, 2), k_per_flag=2, fetch_block_m=3, staged_a_layout="m_contiguous"
+        )
+        iris.ops.all_gather_matmul_hbm_buffer_preamble(ctx, ctx.ones(2, 2), ctx.ones(2, 2), k_per_flag=4)
+        assert out.tolist() == [[2.0, 2.0]] * 2
+    assert log().count("no use for k_per_flag=2, fetch_block_m=3, staged_a_layout='m_contiguous'") == 1
+    assert log().count("no use for") == 1
 
 
 @pytest.mark.parametrize("name", ["torch", "vmem", "vmem_chunked"])

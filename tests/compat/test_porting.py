@@ -1,5 +1,6 @@
 """What ported contexts do around a call: barriers, handles, configs that cannot be fulfilled."""
 
+import sys
 import threading
 
 import pytest
@@ -87,6 +88,14 @@ def test_what_a_call_becomes(name):
     assert binder.log == wanted
 
 
+def test_gluon_must_be_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "iris_gluon.backend", None)
+    binder = Binder()
+    with pytest.raises(UnsupportedError, match=r"use_gluon=True.*pip install \./iris_gluon"):
+        PortedCollectives(binder).all_gather(torch.zeros(8, 4), MATRIX, config=Config(use_gluon=True))
+    assert binder.log == []
+
+
 def test_a_member_alone_waits_for_nobody():
     binder = Binder(members=(0,))
     PortedCollectives(binder).reduce_scatter(MATRIX, MATRIX)
@@ -136,6 +145,7 @@ def test_what_allocates_ends_with_a_barrier(monkeypatch, variable, options, want
 WISHES = [
     (Config(num_xcds=8, comm_sms=8), {"num_xcds"}, {"comm_sms": 8}),
     (Config(swizzle_size=2, comm_sms=8, block_size_m=16), {"comm_sms"}, {"block_size_m": 16}),
+    (Config(use_gluon=True, comm_sms=8), {"comm_sms"}, {"use_gluon": True}),
     (FusedConfig(all_reduce_variant="ring", num_stages=2), {"ring"}, {"num_stages": 2}),
     (FusedConfig(block_size_m=16, all_reduce_variant="atomic"), {"block_size_m"}, {}),
 ]
@@ -147,6 +157,7 @@ def refusing(names, seen):
 
     def call(config):
         given = config.given() if isinstance(config, FusedConfig) else config.given("all_reduce")
+        given |= {"use_gluon": True} if config.use_gluon else {}
         if names & {*given, getattr(config, "all_reduce_variant", "")}:
             raise UnsupportedError("no")
         seen.append(given)

@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from iris_core.types import CompileCase, Demo, PluginInfo
 
 
+def prepare(*, on_cpu: bool) -> None:
+    """Let kernels in Gluon run: in the CPU executor, or with scratch memory on a GPU."""
+    import iris_gluon.cpu  # noqa: F401
+    from iris_gluon import _compat
+
+    if not on_cpu:
+        _compat.provide_scratch()
+
+
 class GluonBackend(TritonBackend):
     """Kernels in Gluon; on the CPU they run in the executor of `iris_triton.cpu`.
 
@@ -29,11 +38,7 @@ class GluonBackend(TritonBackend):
 
     def attach(self, memory: MemoryMap) -> None:
         """Let the CPU executor know the heap and Gluon; on a GPU, let kernels have scratch memory."""
-        import iris_gluon.cpu  # noqa: F401
-        from iris_gluon import _compat
-
-        if not self._on_cpu:
-            _compat.provide_scratch()
+        prepare(on_cpu=self._on_cpu)
         super().attach(memory)
 
     def collectives(self) -> Sequence[Collective]:

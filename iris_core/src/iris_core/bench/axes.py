@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from iris_core.bench.registry import linear_range, power_of_two
 from iris_core.errors import BenchmarkError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def parse_axis(text: str) -> tuple[str, list[Any]]:
+
+def parse_axis(text: str, powers: Callable[[int, int], list[int]] = power_of_two) -> tuple[str, list[Any]]:
     """Return name and values of NAME=VALUES.
 
     VALUES is a list 1,2.5,name (numbers where they are some), pow2:FIRST:LAST or lin:FIRST:LAST:STEP.
+
+    Args:
+        text: NAME=VALUES.
+        powers: what pow2 means.
 
     Raises:
         BenchmarkError: it is none of these.
@@ -18,14 +26,12 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
     name, found, values = text.partition("=")
     if not found or not name.isidentifier() or not values:
         raise BenchmarkError(f"{text!r} is no axis: say NAME=VALUES, such as nbytes=1024,4096")
-    return name, _values(text, values)
+    return name, _values(text, values, powers)
 
 
-def _values(text: str, values: str) -> list[Any]:
-    from iris_core.bench.registry import linear_range, power_of_two
-
+def _values(text: str, values: str, powers: Callable[[int, int], list[int]]) -> list[Any]:
     kind, *bounds = values.split(":")
-    makers: dict[str, tuple[Any, int]] = {"pow2": (power_of_two, 2), "lin": (linear_range, 3)}
+    makers: dict[str, tuple[Any, int]] = {"pow2": (powers, 2), "lin": (linear_range, 3)}
     if kind not in makers or not bounds:
         return [_value(each) for each in values.split(",")]
     make, count = makers[kind]

@@ -482,6 +482,11 @@ class Binder:
             self._found = find_algorithms(context, partial(self._create, context), self._provides)
         return self._found
 
+    def add(self, algorithms: Sequence[Collective]) -> None:
+        """Let more algorithms serve calls that are not planned yet.  Every rank adds the same, before the same call."""
+        found, unusable = self.found()
+        self._found, self._chooser = ([*found, *algorithms], unusable), None
+
     @property
     def device_name(self) -> str:
         """Name of this rank's device, as measured tables have it."""

@@ -4,7 +4,7 @@
 
     @bench.register
     @bench.axis("num_ranks", [2, 4, 8])
-    @bench.axis("n", bench.power_of_two(1024, 65536))
+    @bench.axis("n", bench.power_of_two(10, 16))
     def all_gather(state, ctx):
         ...
         state.set_bytes(...)
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from iris_core.bench import registry
 from iris_core.bench.axes import parse_axis
 from iris_core.bench.options import RunOptions
-from iris_core.bench.registry import linear_range, power_of_two
+from iris_core.bench.registry import linear_range
 from iris_core.bench.state import State
 from iris_core.bench.suites import finish, suite
 from iris_core.errors import BenchmarkError, IrisError
@@ -55,6 +55,23 @@ _AXIS, _SKIP = "--axis_", "--skip_"
 
 
 # -- declaring --------------------------------------------------------------------------------------------------------
+def power_of_two(first: int, last: int) -> list[int]:
+    """Return the powers of two with the exponents from `first` to `last`, both included.
+
+    `iris_core.bench.power_of_two` takes the powers themselves.
+
+    Raises:
+        BenchmarkError: an exponent is negative, or the first is larger.
+
+    Example:
+        >>> power_of_two(2, 5)
+        [4, 8, 16, 32]
+    """
+    if not 0 <= first <= last:
+        raise BenchmarkError(f"power_of_two({first}, {last}): needs exponents, the first not larger than the last")
+    return registry.power_of_two(1 << first, 1 << last)
+
+
 def axis(name: str, values: Iterable[Any]) -> Callable[[F], F]:
     """Give a benchmark a parameter, as `iris_core.bench.axis`; stands below `@register`.
 
@@ -121,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, list[Any]], dict[str, list[Any]]]:
     parser = argparse.ArgumentParser(
         epilog="--axis_NAME=VALUES: other values of an axis; --skip_NAME=VALUES: values that are left out. VALUES is a "
-        "list 1,2,fp16, pow2:FIRST:LAST or lin:FIRST:LAST:STEP."
+        "list 1,2,fp16, pow2:FIRST:LAST with exponents, or lin:FIRST:LAST:STEP."
     )
     parser.add_argument("--benchmark_filter", default="", metavar="REGEX", help="benchmarks whose names match")
     parser.add_argument("--benchmark_format", choices=("console", "json", "csv"), default="console")
@@ -137,7 +154,7 @@ def _parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, l
         kind = next((each for each in found if text.startswith(each)), None)
         if kind is None:
             parser.error(f"unrecognized argument: {text}")
-        name, values = parse_axis(text.removeprefix(kind))
+        name, values = parse_axis(text.removeprefix(kind), power_of_two)
         found[kind][name] = [_value(each) for each in values]
     return args, found[_AXIS], found[_SKIP]
 

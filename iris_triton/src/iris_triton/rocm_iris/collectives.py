@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from iris_core.ccl.api import Collectives
 from iris_core.ccl.calls import COLUMNS, TILES, TORCH
+from iris_core.errors import UnsupportedError
 from iris_triton.rocm_iris.configs import Obliging
 from iris_triton.rocm_iris.pending import Handle, UnderWay
 
@@ -76,6 +77,7 @@ class PortedCollectives(Collectives):
         super().__init__(binder)
         self.under_way = UnderWay()
         self._obliging = Obliging()
+        self._speaks_gluon = False
 
     def all_reduce(
         self,
@@ -111,12 +113,31 @@ class PortedCollectives(Collectives):
 
         Local.  Raises what the call would raise for its arguments.
         """
+        self._speak_gluon(config)
         self._obliging.run("all_reduce", config, lambda c: self._checked_choice(output, input, c))
         return _checked(workspace).describe(input, config, None)
 
-    def _checked_choice(self, output: torch.Tensor, input: torch.Tensor, config: Config | None) -> None:
-        from iris_core.errors import UnsupportedError
+    def _speak_gluon(self, config: Config | None) -> None:
+        """Add the algorithms in Gluon for the first config that wants one; this context's backend has those in Triton.
 
+        Raises:
+            UnsupportedError: iris-gluon is not installed.
+        """
+        if not getattr(config, "use_gluon", False) or self._speaks_gluon:
+            return
+        try:
+            from iris_gluon.backend import prepare
+            from iris_gluon.collectives import collectives
+        except ModuleNotFoundError as error:
+            raise UnsupportedError(
+                f"Config(use_gluon=True) needs iris-gluon: pip install ./iris_gluon ({error})"
+            ) from error
+        if not any(each.info.name == "gluon" for each in self._binder.found()[0]):
+            prepare(on_cpu=self._binder.gpu is None)
+            self._binder.add(collectives())
+        self._speaks_gluon = True
+
+    def _checked_choice(self, output: torch.Tensor, input: torch.Tensor, config: Config | None) -> None:
         chosen = super().explain("all_reduce", output, input, config=config)
         if not chosen.algorithm:
             raise UnsupportedError(f"all_reduce: {chosen.why}")
@@ -158,6 +179,7 @@ class PortedCollectives(Collectives):
 
     def explain(self, op: str, /, *tensors: torch.Tensor | None, **options: Any) -> Explanation:
         """Return which algorithm serves a call; see `iris_core.ccl.api.Collectives`."""
+        self._speak_gluon(options.get("config"))
         if op == "all_to_all" and not options.get("layout") and len(tensors) > 1:
             splits = options.get("output_split_sizes"), options.get("input_split_sizes")
             options["layout"] = _exchanged(tensors[0], tensors[1], *splits)
@@ -183,6 +205,7 @@ class PortedCollectives(Collectives):
         if config is None:
             work = run(op, out, inp, group, async_op, None, first, second)
         else:
+            self._speak_gluon(config)
             call = lambda c: run(op, out, inp, group, async_op, c, first, second)
             work = self._obliging.run(op, config, call, tiles=second == TILES)
         if work is not None:

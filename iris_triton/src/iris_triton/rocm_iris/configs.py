@@ -32,7 +32,8 @@ _HINTS = (
 )
 """For particular kernels and caches."""
 
-_ADVICE = (*_HINTS, "comm_sms", "num_sms", "num_stages", "num_warps", "use_gluon")
+_TUNINGS = (*_HINTS, "comm_sms", "num_sms", "num_stages", "num_warps")
+_ADVICE = (*_TUNINGS, "use_gluon")
 """How fast it is to be, not what."""
 
 _VARIANTS = (
@@ -162,7 +163,7 @@ def _plainer(config: Any, tiles: bool) -> list[tuple[Any, str]]:
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     found = []
     everything = (*_ADVICE, *_VARIANTS, *(() if tiles else _TILES))
-    for names in (_HINTS, _ADVICE, _VARIANTS, (*_ADVICE, *_VARIANTS), everything):
+    for names in (_HINTS, _TUNINGS, _ADVICE, _VARIANTS, (*_ADVICE, *_VARIANTS), everything):
         dropped = [name for name in names if getattr(config, name, None) != defaults.get(name)]
         if dropped:
             said = ", ".join(f"{name}={getattr(config, name)!r}" for name in dropped)

@@ -172,22 +172,21 @@ def _imported(home: str, path: str) -> ModuleType:
     return importlib.import_module(home)
 
 
-class _Path(ModuleType):
-    """A module of AMD's Iris, made of names of ours."""
+def _made(path: str) -> ModuleType:
+    """A module of AMD's Iris, made of names of ours; no subclass, which Triton would not take for a module."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path, f"Names of AMD's module {path!r}; see iris_triton.rocm_iris.names.")
-        self.__path__: list[str] = []  # a package, without files
-        self.__dict__["_path"] = path
-
-    def __getattr__(self, name: str) -> Any:
-        value = find(self._path, name)
-        if name in NAMED[self._path]:
-            self.__dict__[name] = value  # kernels look the device functions up often
+    def get(name: str) -> Any:
+        value = find(path, name)
+        if name in NAMED[path]:
+            module.__dict__[name] = value  # kernels look the device functions up often
         return value
 
-    def __dir__(self) -> list[str]:
-        return sorted({*self.__dict__, *NAMED[self._path], *children(self._path)})
+    def names() -> list[str]:
+        return sorted({*module.__dict__, *NAMED[path], *children(path)})
+
+    module = ModuleType(path, f"Names of AMD's module {path!r}; see iris_triton.rocm_iris.names.")
+    module.__dict__.update(__path__=[], __getattr__=get, __dir__=names)  # a package without files
+    return module
 
 
 def children(path: str) -> list[str]:
@@ -195,7 +194,7 @@ def children(path: str) -> list[str]:
     return [each.rpartition(".")[2] for each in NAMED if each.rpartition(".")[0] == path]
 
 
-_modules = {path: _Path(path) for path in NAMED}
+_modules = {path: _made(path) for path in NAMED}
 MODULES = frozenset(children("iris")) - {*NAMED["iris"], *(path.partition(".")[2] for path in WHOLE)}
 """Modules right below `iris` that are made of several of ours."""
 

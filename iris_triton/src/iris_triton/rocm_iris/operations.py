@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from iris_core.errors import UnsupportedError
+from iris_core.logs import logger
 from iris_core.ops.api import Operations
 from iris_core.ops.workspace import FusedWorkspace
 from iris_triton.rocm_iris.configs import FusedConfig, Obliging
@@ -236,7 +237,7 @@ def matmul_reduce_scatter(
     return shmem.ops.matmul_reduce_scatter(output_tensor, A, B, bias, async_op, config, workspace, layout=layout)
 
 
-_STAGED = ("k_contiguous", "m_contiguous")
+_STAGED = "k_contiguous"
 _FETCH = "fetch"  # of iris_triton.ops.gathering: programs that fetch beside programs that multiply
 
 
@@ -266,22 +267,22 @@ def all_gather_matmul_hbm_buffer(
         ctx: the open context.
         output_tensor, A_sharded, B, bias, async_op, config, workspace: as in `all_gather_matmul`.
         num_fetch_sms, num_warps, num_stages: see `iris_core.ops.FusedConfig`.
-        k_per_flag, fetch_block_m, fetch_block_k, num_fetch_stages, first_stage_fetch_sms: must be None: the shape of
-            what is fetched at a time is the algorithm's own.
-        staged_a_layout: must be "k_contiguous", which is how shards are staged.
+        k_per_flag, fetch_block_m, fetch_block_k, staged_a_layout, num_fetch_stages, first_stage_fetch_sms: tunings of
+            that system's kernel, for which the algorithm here has no use; a warning says so once.
         trace: must be False: use `ctx.tracing`.
 
     Raises:
-        UnsupportedError: one of those is set.
+        UnsupportedError: `trace` is True.
     """
-    _refuse(
+    if trace:
+        raise UnsupportedError("all_gather_matmul_hbm_buffer: trace=True is not offered; call ctx.tracing.enable()")
+    _leave_out(
         k_per_flag=k_per_flag,
         fetch_block_m=fetch_block_m,
         fetch_block_k=fetch_block_k,
         num_fetch_stages=num_fetch_stages,
         first_stage_fetch_sms=first_stage_fetch_sms,
-        trace=trace or None,
-        staged_a_layout=None if staged_a_layout == _STAGED[0] else staged_a_layout,
+        staged_a_layout=None if staged_a_layout == _STAGED else staged_a_layout,
     )
     given = {"num_fetch_sms": num_fetch_sms, "num_warps": num_warps, "num_stages": num_stages}
     wanted: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -291,13 +292,15 @@ def all_gather_matmul_hbm_buffer(
     return ctx.ops.all_gather_matmul(output_tensor, A_sharded, B, bias, async_op, how, workspace)
 
 
-def _refuse(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise UnsupportedError(
-                f"all_gather_matmul_hbm_buffer: {name}={value!r} cannot be chosen here; leave it out, and see "
-                "ctx.ops.explain(...) for what is offered"
-            )
+_left_out: set[str] = set()
+
+
+def _leave_out(**given: Any) -> None:
+    """Say once of each tuning that it has no effect."""
+    said = [f"{name}={value!r}" for name, value in given.items() if value is not None and name not in _left_out]
+    if said:
+        logger.warning("all_gather_matmul_hbm_buffer: the algorithm here has no use for %s; left out", ", ".join(said))
+    _left_out.update(name for name, value in given.items() if value is not None)
 
 
 # -- preambles --------------------------------------------------------------------------------------------------------
@@ -359,9 +362,8 @@ def all_gather_matmul_hbm_buffer_preamble(
 
     Raises:
         ArgumentError: the operands do not fit.
-        UnsupportedError: `k_per_flag` is not None, or `staged_a_layout` not "k_contiguous".
     """
-    _refuse(k_per_flag=k_per_flag, staged_a_layout=None if staged_a_layout == _STAGED[0] else staged_a_layout)
+    _leave_out(k_per_flag=k_per_flag, staged_a_layout=None if staged_a_layout == _STAGED else staged_a_layout)
     return all_gather_matmul_preamble(ctx, A_sharded, B, config)
 
 
