@@ -119,6 +119,7 @@ class NoSignalSent(_OtherFunctions):
 
 # -- what a backend may have besides ----------------------------------------------------------------------------------
 OPTIONAL = {
+    "secret-waits": ["world_wait_that_gives_up[host]"],
     "open-barrier": ["world_device_barrier_of_the_host[host]"],
     "self-satisfied": ["world_self_test_notices[host]"],
     "half-tested": ["world_self_test_passes[host]"],
@@ -127,6 +128,13 @@ OPTIONAL = {
     "drunken-clock": ["world_clocks_are_compared[host]"],
 }
 """By mutant, whose class is called alike: the tests that are about its mistake."""
+
+
+class SecretWaits(TritonBackend):
+    """Waits end, and say so nowhere."""
+
+    def make_context(self, spec):
+        return super().make_context(dataclasses.replace(spec, status_ptr=0))
 
 
 class OpenBarrier(TritonBackend):

@@ -178,7 +178,7 @@ OPTIONAL = dict(
     _mutants(
         PluginKind.BACKEND,
         "backends",
-        "open-barrier self-satisfied half-tested hypochondriac secretive drunken-clock",
+        "secret-waits open-barrier self-satisfied half-tested hypochondriac secretive drunken-clock",
     )
 )
 FAMILIES = dict(_mutants(PluginKind.BACKEND, "backends", "mute near blind returns torn mute-methods"))

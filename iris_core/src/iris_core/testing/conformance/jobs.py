@@ -11,8 +11,10 @@ import importlib
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from iris_core.errors import DeviceTimeoutError
 from iris_core.testing.conformance import oracle
 from iris_core.types import CreateRequest, DeviceTarget, PluginKind
 
@@ -202,6 +204,28 @@ def meet(stack: Stack, num_turns: int) -> list[Seen]:
             programs.meet(ctx, "function", slots, found, flags, value, None, stack.timeout_s)
             out.append(look(ctx, slots, found))
     return out
+
+
+def give_up(stack: Stack) -> list[str] | None:
+    """Wait in a kernel for a flag that no rank raises; the errors of the launch and of two barriers after it.
+
+    None for a backend without methods: only these know where to report.
+    """
+    with open_stack(stack) as ctx:
+        if "DeviceContext" not in ctx.backend.device_api():
+            return None
+        programs = importlib.import_module(stack.programs)
+        flag, found = (ctx.zeros(1, dtype=_int64()) for _ in range(2))
+        start(ctx)
+        wait = partial(programs.await_flag, ctx, "method", "ge", flag, 0, 1, found, stack.timeout_s)
+        said = []
+        for step in (wait, ctx.barrier, ctx.barrier):
+            try:
+                step()
+                said.append("")
+            except DeviceTimeoutError as error:
+                said.append(type(error).__name__)
+        return said
 
 
 def open_stack(stack: Stack) -> Any:

@@ -265,6 +265,13 @@ class StackConformance:
             everyone = _words([1000 * (turn + 1) + rank for rank in range(ranks)])
             self._check([result[turn] for result in results], [everyone] * ranks, [everyone] * ranks)
 
+    def test_world_wait_that_gives_up(self, pool: RankPool, world: tuple[jobs.Stack, int]) -> None:
+        """The launch raises DeviceTimeoutError, or the next barrier does, once."""
+        stack, ranks = world
+        stack = dataclasses.replace(stack, timeout_s=min(stack.timeout_s, 0.5))
+        for said in self._optional(pool.run(jobs.give_up, ranks, stack), "DeviceContext"):
+            assert said in (["DeviceTimeoutError", "", ""], ["", "DeviceTimeoutError", ""])
+
     # -- what a backend may have besides ------------------------------------------------------------------------------
     def test_world_device_barrier_of_the_host(self, pool: RankPool, world: tuple[jobs.Stack, int]) -> None:
         """Behind `ctx.device_barrier()` all writes are there, whoever is late; a group waits for its members only."""
