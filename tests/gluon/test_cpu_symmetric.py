@@ -4,11 +4,16 @@ import pytest
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from iris_core import Iris
 from iris_core.errors import ArgumentError
 from iris_gluon import IrisDeviceCtx
+from iris_gluon._compat import tma_store
+from iris_gluon.bulk import await_bulk_stores, peer_descriptor
 from iris_triton.cpu import OutOfBoundsError
+
+ROWS = gl.constexpr(gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0]))
 
 
 @gluon.jit
@@ -28,11 +33,21 @@ def access(context, own, x, what: gl.constexpr):
         ctx.atomic_add(x + offsets, gl.full([128], 1, gl.int64, layout), 0)
     elif what == "signal":
         ctx.signal(x, 1, 0)
-    else:
+    elif what == "bulk":
         ctx.put_bulk(own, x, 128, 0)
+    else:
+        rows: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 32], gl.int32)
+        there = peer_descriptor(
+            x.to(gl.pointer_type(gl.int32), bitcast=True), ctx.cur_rank, 0, ctx.heap_bases, [8, 32], [32, 1], [8, 32],
+            rows
+        )  # fmt: skip
+        content = gl.allocate_shared_memory(gl.int32, [8, 32], rows, gl.full([8, 32], 1, gl.int32, ROWS))
+        fence_async_shared()
+        tma_store(there, [0, 0], content)
+        await_bulk_stores()
 
 
-@pytest.mark.parametrize("what", ["load", "store", "get", "put", "atomic_add", "signal", "bulk"])
+@pytest.mark.parametrize("what", ["load", "store", "get", "put", "atomic_add", "signal", "bulk", "descriptor"])
 def test_a_pointer_off_the_heap_is_an_error_for_the_own_rank_too(what):
     with Iris("1MiB", device="cpu", backend="gluon") as ctx:
         own, good = ctx.zeros(128, dtype=torch.int64), ctx.zeros(128, dtype=torch.int64)
