@@ -98,6 +98,17 @@ def differs(device):
         return said, facts_of(lambda: ctx.ccl.all_reduce(y, x, config=config)), y.unique().tolist()
 
 
+def of_two(device):
+    """Rank 1 expects another message than rank 0 sends; all ranks know the words through which it goes."""
+    with Iris("16MiB", device=device) as ctx:
+        x, y = ctx.ones(8), ctx.zeros(8)
+        ctx.ccl.all_reduce(y, x)
+        if ctx.cur_rank < 2:
+            ctx.ccl.send(x, 1) if ctx.cur_rank == 0 else ctx.ccl.recv(y[:4], 0)
+        meet(ctx)
+        return facts_of(ctx.barrier), facts_of(lambda: ctx.ccl.all_reduce(y, x))
+
+
 def messages_at_the_same_time(device, op):
     """Rank 0 makes the same call in two threads, and rank 1 comes to none: what the next barrier raises."""
     with environment(IRIS_DEVICE_TIMEOUT=soon(device)), Iris("16MiB", device=device) as ctx:

@@ -70,6 +70,12 @@ def test_other_groups_go_on(pool, num_ranks, device):
     assert [after for _, *after in results] == [[None, None]] * 4
 
 
+@pytest.mark.parametrize("num_ranks", [3])
+def test_other_ranks_hear_nothing_of_messages(pool, num_ranks, device):
+    results = pool.run(jobs.of_two, num_ranks, device)
+    assert results == [(("DeviceError", 1, 0, "recv"), None)] * 2 + [(None, None)]
+
+
 @pytest.mark.multigpu(2)
 def test_replays_of_graphs(pool):
     for captured, said, after, sums in pool.run(jobs.in_graphs, 2, 20):
