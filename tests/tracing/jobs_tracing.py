@@ -3,10 +3,11 @@
 import pathlib
 
 import torch
+from jobs_common import environment
 from trace_kernels import MINE, everything, record, record_gluon
 
 from iris_core import Iris
-from iris_core.errors import ArgumentError, HeapClosedError, UnsupportedError
+from iris_core.errors import ArgumentError, HeapClosedError, IrisError, UnsupportedError
 from iris_gluon import IrisDeviceCtx
 from iris_triton.clocks import measure
 
@@ -87,6 +88,28 @@ def clocks(device):
     with Iris("4MiB", device=device) as ctx:
         first, second = measure(ctx), measure(ctx)
         return (first.at, first.ahead, first.error), (second.at, second.ahead, second.error)
+
+
+def wrong_on_one(device, folder):
+    """Rank 1 asks for no events, has nowhere to write to, and switches tracing off; what all ranks get."""
+    said = []
+
+    def attempt(call):
+        try:
+            said.append(call())
+        except (ArgumentError, IrisError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+
+    with environment(IRIS_BARRIER_TIMEOUT="30"), Iris("1MiB", device=device) as ctx:
+        last = ctx.cur_rank == 1
+        attempt(lambda: ctx.tracing.enable(0 if last else 16))
+        attempt(lambda: ctx.tracing.enable(16))
+        attempt(lambda: ctx.tracing.export(f"{folder}/{'missing/' if last else ''}trace.json"))
+        if last:
+            ctx.tracing.disable()
+        attempt(lambda: ctx.tracing.export(f"{folder}/trace.json"))
+        ctx.barrier()
+    return said
 
 
 def mistakes(device):

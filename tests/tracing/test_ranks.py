@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from jobs_tracing import clocks, events, every_operation, export, mistakes
+from jobs_tracing import clocks, events, every_operation, export, mistakes, wrong_on_one
 from trace_kernels import MINE, by_function, by_method, everything, record, record_gluon
 
 from iris_core.tracing import TraceEvent
@@ -98,6 +98,15 @@ def test_mistakes(pool):
     assert "from 1 to 2**31 - 1" in messages[0]
     assert "TraceEvent.LOAD" in messages[5]
     assert "closed" in messages[-1]
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_what_is_wrong_on_one_rank_all_know(pool, tmp_path, num_ranks, device):
+    for refused, enabled, written, off in pool.run(wrong_on_one, num_ranks, device, str(tmp_path)):
+        assert refused.startswith("ArgumentError: rank 1 could not begin to trace: tracing.enable: max_events must be")
+        assert enabled is None
+        assert written.startswith("IrisError: rank 1 could not write its part of the trace: ")
+        assert off == {}
 
 
 # -- without a GPU: what is compiled ----------------------------------------------------------------------------------

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pathlib
 import sys
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from iris_core.device_context import TRACE_WORDS
-from iris_core.errors import ArgumentError, HeapClosedError, UnsupportedError
+from iris_core.errors import ArgumentError, HeapClosedError, IrisError, UnsupportedError
 from iris_core.tracing.layout import (
     CAPACITY_WORD,
     COLUMNS,
@@ -19,6 +20,7 @@ from iris_core.tracing.layout import (
     OP_INDEX_WORD,
     TraceEvent,
 )
+from iris_core.world.failures import on_all_ranks
 
 if TYPE_CHECKING:
     import os
@@ -83,18 +85,12 @@ class Tracing:
         Raises:
             ArgumentError: max_events is not positive.
             UnsupportedError: the backend cannot trace.
+            IrisError: a rank has no memory for its buffers; what one rank cannot do, all raise.
             HeapClosedError: the context is closed.
         """
-        if isinstance(max_events, bool) or not isinstance(max_events, int) or not 0 < max_events < 1 << 31:
-            raise ArgumentError(f"tracing.enable: max_events must be a number from 1 to 2**31 - 1, not {max_events!r}")
-        import torch
-
         context = self._open()
-        backend = self._backend(context)
-        self.disable()
-        types = {32: torch.int32, 64: torch.int64}
-        counters = torch.zeros(2, dtype=torch.int32, device=context.device)
-        columns = [torch.zeros(max_events, dtype=types[each.bits], device=context.device) for each in COLUMNS]
+        make = partial(self._make, context, max_events)
+        backend, counters, columns = on_all_ranks(self._world, "could not begin to trace", make, IrisError)
         self._begin = backend.compare_clocks(context)
         words = [0] * TRACE_WORDS
         words[ENABLED_WORD], words[CAPACITY_WORD] = 1, max_events
@@ -103,6 +99,19 @@ class Tracing:
         backend.set_trace(context.get_device_context(), words, [counters, *columns])
         self._counters, self._columns = counters, columns
         self._world.barrier()
+
+    def _make(self, context: Iris, max_events: int) -> tuple[SupportsTracing, torch.Tensor, list[torch.Tensor]]:
+        """Make this rank's buffers: the backend, the counters and the columns."""
+        if isinstance(max_events, bool) or not isinstance(max_events, int) or not 0 < max_events < 1 << 31:
+            raise ArgumentError(f"tracing.enable: max_events must be a number from 1 to 2**31 - 1, not {max_events!r}")
+        import torch
+
+        backend = self._backend(context)
+        self.disable()
+        types = {32: torch.int32, 64: torch.int64}
+        counters = torch.zeros(2, dtype=torch.int32, device=context.device)
+        columns = [torch.zeros(max_events, dtype=types[each.bits], device=context.device) for each in COLUMNS]
+        return backend, counters, columns
 
     def disable(self) -> None:
         """Let kernels record no more, and give the buffers back.  Does nothing where tracing is off."""
@@ -161,14 +170,15 @@ class Tracing:
                 ranks must see one file system.
 
         Returns:
-            The metadata of this rank's file (of the merged one on rank 0 with `merge`); empty where tracing is off,
-            with a warning.
+            The metadata of this rank's file (of the merged one on rank 0 with `merge`); empty on all ranks, with a
+            warning, where tracing is off on one.
 
         Raises:
-            OSError: a file cannot be written.
+            IrisError: a rank's file cannot be written; on all ranks.
+            OSError: likewise, in a world of one, or the merged file.
         """
         context = self._open()
-        if self._counters is None:
+        if not all(is_on for (is_on,) in self._world.all_gather_ints([self.enabled])):
             context.warning("tracing is off, nothing was exported: call ctx.tracing.enable() before the kernels run")
             return {}
         from iris_core.tracing import chrome
@@ -195,8 +205,8 @@ class Tracing:
             "max_events": self.max_events,
         }
         lines = chrome.event_lines(events, clock, zero_us, self._names, context.cur_rank)
-        chrome.write(own, lines, metadata)
-        self._world.barrier()
+        write = partial(chrome.write, own, lines, metadata)
+        on_all_ranks(self._world, "could not write its part of the trace", write, IrisError)
         if merge and context.cur_rank == 0:
             for rank in range(1, context.num_ranks):
                 lines += chrome.lines_of(path.with_name(f"{path.stem}_rank{rank}.json"))
