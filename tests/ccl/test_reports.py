@@ -38,6 +38,11 @@ def test_every_member_raises_at_its_next_call_on_two_ranks(pool, num_ranks, devi
         assert (again, sums) == (None, [2.0])
 
 
+@pytest.mark.parametrize("num_ranks", [2])
+def test_a_reset_drops_what_no_call_has_raised(pool, num_ranks, device):
+    assert pool.run(jobs.gives_up, num_ranks, device, None) == [(None, None, [2.0])] * num_ranks
+
+
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_every_member_hears_of_a_different_call(pool, num_ranks, device):
     results = pool.run(jobs.differs, num_ranks, device)

@@ -103,7 +103,7 @@ def squat(folder, name):
 
 
 def connect_elsewhere(connection, path):
-    """Connect in a process of its own: the kernel names that one to the other side."""
+    """Connect in a process of its own, which the kernel names to the other side; returns its number."""
     pid = os.fork()
     if pid == 0:
         code = errno.EIO
@@ -111,9 +111,7 @@ def connect_elsewhere(connection, path):
             code = connection.connect_ex(path)
         finally:
             os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code:
-        raise OSError(code, os.strerror(code))
+    return pid
 
 
 def flood(folder, cards, number):
@@ -126,26 +124,29 @@ def flood(folder, cards, number):
         cards: what stands on their cards, which no stranger can read: tokens and names of sockets.
         number: of connections.
     """
-    found, connections, errors = set(), [], set()
-    for index in range(number):
-        rank, card = index % len(cards), cards[index % len(cards)]
-        connection = socket.socket(socket.AF_UNIX)
+    found, errors, connections = set(), set(), [socket.socket(socket.AF_UNIX) for _ in range(number)]
+    pids = []
+    for index, connection in enumerate(connections):
         connection.settimeout(5.0)
+        pids.append(connect_elsewhere(connection, os.path.join(folder, cards[index % len(cards)]["socket"])))
+    for index, connection in enumerate(connections):
+        rank, card = index % len(cards), cards[index % len(cards)]
         try:
-            connect_elsewhere(connection, os.path.join(folder, card["socket"]))
+            if code := os.waitstatus_to_exitcode(os.waitpid(pids[index], 0)[1]):
+                raise OSError(code, os.strerror(code))
             greeting = struct.pack("<8sI32s32s", b"iris\0\0\0\1", 1 - rank, bytes(32), bytes.fromhex(card["token"]))
             kinds = [b"", b"garbage" * 1000, greeting[:20], greeting]
             fds = [] if index % 5 else [0, 1]
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
             connection.sendmsg([kinds[index % 4] or b"\0"], rights)
-            connections.append(connection)
         except OSError as error:
             errors.add(errno.errorcode[error.errno] if error.errno else type(error).__name__)
             connection.close()
     for connection in connections:
-        with contextlib.suppress(ConnectionResetError):
-            found.add(connection.recv(1000))
-        connection.close()
+        if connection.fileno() >= 0:
+            with contextlib.suppress(ConnectionResetError):
+                found.add(connection.recv(1000))
+            connection.close()
     return found, errors
 
 
