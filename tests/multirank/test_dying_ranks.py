@@ -135,11 +135,11 @@ def wait_until(condition):
 @pytest.mark.parametrize("let_in", [False, True], ids=["as it is", "let into the folder, with the tokens"])
 @pytest.mark.parametrize("uid", [pytest.param(NOBODY, marks=as_root), os.geteuid()], ids=["nobody", "the same user"])
 def test_strangers_get_nothing_and_disturb_nothing(server, uid, let_in):
-    """150 connections, garbage and descriptors, while ranks with 96 descriptors wait for one that is late."""
+    """200 connections, garbage and descriptors, while ranks with 64 descriptors wait for one that is late."""
     if uid == os.geteuid() and not let_in:
         pytest.skip("the same user can enter the folder")
     with tempfile.TemporaryDirectory() as folder, Processes(server) as processes:
-        processes.start_ranks(folder, 3, jobs.open_late, f"{folder}/go", 96)
+        processes.start_ranks(folder, 3, jobs.open_late, f"{folder}/go", 64)
         ready = ("card.1.0", "card.1.1", "go.asked")
         wait_until(lambda: all(os.path.exists(f"{folder}/{name}") for name in ready))
         cards = []
@@ -150,7 +150,7 @@ def test_strangers_get_nothing_and_disturb_nothing(server, uid, let_in):
                 os.chmod(f"{folder}/{cards[-1]['socket']}", 0o777)
         if let_in:
             os.chmod(folder, 0o711)
-        processes.start(jobs.stranger_main, uid, jobs.flood, folder, cards, 150)
+        processes.start(jobs.stranger_main, uid, jobs.flood, folder, cards, 200)
         found, errors = processes.answer(3)
         os.chmod(folder, 0o700)
         with open(f"{folder}/go", "w"):
