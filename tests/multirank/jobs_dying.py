@@ -102,51 +102,34 @@ def squat(folder, name):
     return True
 
 
-def connect_elsewhere(connection, path):
-    """Connect in a process of its own, which the kernel names to the other side; returns its number."""
-    pid = os.fork()
-    if pid == 0:
-        code = errno.EIO
-        try:
-            code = connection.connect_ex(path)
-        finally:
-            os._exit(code)
-    return pid
-
-
 def flood(folder, cards, number):
-    """Connect to ranks, each time from another process, and send all sorts of things.
-
-    Returns what came back, and which errors there were.
+    """Connect to ranks, many times, and send all sorts of things; what came back, and which errors there were.
 
     Args:
         folder: where the ranks meet.
         cards: what stands on their cards, which no stranger can read: tokens and names of sockets.
         number: of connections.
     """
-    found, errors, connections = set(), set(), [socket.socket(socket.AF_UNIX) for _ in range(number)]
-    pids = []
-    for index, connection in enumerate(connections):
-        connection.settimeout(5.0)
-        pids.append(connect_elsewhere(connection, os.path.join(folder, cards[index % len(cards)]["socket"])))
-    for index, connection in enumerate(connections):
+    found, connections, errors = set(), [], set()
+    for index in range(number):
         rank, card = index % len(cards), cards[index % len(cards)]
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(5.0)
         try:
-            if code := os.waitstatus_to_exitcode(os.waitpid(pids[index], 0)[1]):
-                raise OSError(code, os.strerror(code))
+            connection.connect(os.path.join(folder, card["socket"]))
             greeting = struct.pack("<8sI32s32s", b"iris\0\0\0\1", 1 - rank, bytes(32), bytes.fromhex(card["token"]))
             kinds = [b"", b"garbage" * 1000, greeting[:20], greeting]
             fds = [] if index % 5 else [0, 1]
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
             connection.sendmsg([kinds[index % 4] or b"\0"], rights)
+            connections.append(connection)
         except OSError as error:
             errors.add(errno.errorcode[error.errno] if error.errno else type(error).__name__)
             connection.close()
     for connection in connections:
-        if connection.fileno() >= 0:
-            with contextlib.suppress(ConnectionResetError):
-                found.add(connection.recv(1000))
-            connection.close()
+        with contextlib.suppress(ConnectionResetError):
+            found.add(connection.recv(1000))
+        connection.close()
     return found, errors
 
 

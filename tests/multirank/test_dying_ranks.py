@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -15,6 +17,7 @@ import jobs_dying as jobs
 import pytest
 
 from iris_core.errors import IrisError
+from iris_core.world import rendezvous
 from iris_core.world.folder import Folder, announce
 
 HANG_S = 60.0  # bounds a hang, and says nothing about how long anything takes
@@ -135,11 +138,11 @@ def wait_until(condition):
 @pytest.mark.parametrize("let_in", [False, True], ids=["as it is", "let into the folder, with the tokens"])
 @pytest.mark.parametrize("uid", [pytest.param(NOBODY, marks=as_root), os.geteuid()], ids=["nobody", "the same user"])
 def test_strangers_get_nothing_and_disturb_nothing(server, uid, let_in):
-    """200 connections, garbage and descriptors, while ranks with 64 descriptors wait for one that is late."""
+    """500 connections, garbage and descriptors, while ranks with 256 descriptors wait for one that is late."""
     if uid == os.geteuid() and not let_in:
         pytest.skip("the same user can enter the folder")
     with tempfile.TemporaryDirectory() as folder, Processes(server) as processes:
-        processes.start_ranks(folder, 3, jobs.open_late, f"{folder}/go", 64)
+        processes.start_ranks(folder, 3, jobs.open_late, f"{folder}/go", 256)
         ready = ("card.1.0", "card.1.1", "go.asked")
         wait_until(lambda: all(os.path.exists(f"{folder}/{name}") for name in ready))
         cards = []
@@ -150,7 +153,7 @@ def test_strangers_get_nothing_and_disturb_nothing(server, uid, let_in):
                 os.chmod(f"{folder}/{cards[-1]['socket']}", 0o777)
         if let_in:
             os.chmod(folder, 0o711)
-        processes.start(jobs.stranger_main, uid, jobs.flood, folder, cards, 200)
+        processes.start(jobs.stranger_main, uid, jobs.flood, folder, cards, 500)
         found, errors = processes.answer(3)
         os.chmod(folder, 0o700)
         with open(f"{folder}/go", "w"):
@@ -159,6 +162,46 @@ def test_strangers_get_nothing_and_disturb_nothing(server, uid, let_in):
         if not let_in:
             assert errors == {"EACCES"}
         assert [processes.answer(rank) for rank in range(3)] == [[0, 1, 2, "0", "1", "2"]] * 3
+
+
+@pytest.fixture
+def opening(tmp_path):
+    """Rank 0 of 2, which listens."""
+    tmp_path.chmod(0o700)
+    opening = rendezvous.Opening(rendezvous.Rendezvous(str(tmp_path), 0, 2, "1"))
+    opening._listen()
+    yield opening
+    opening._listener.close()
+    opening.fail(RuntimeError())
+
+
+def greet(opening, said=b""):
+    """Connect from this process, and let the rank look; the connection."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(HANG_S)
+    connection.connect(opening._address(opening._socket_name))
+    connection.sendall(said or b"\0")
+    opening._accept()
+    return connection
+
+
+def test_a_process_of_no_rank_is_hung_up_on_at_once(opening):
+    with greet(opening) as connection:
+        assert opening._greetings == {}
+        with pytest.raises(ConnectionResetError):
+            connection.recv(1)
+
+
+@pytest.mark.parametrize("known", [(), ("theirs",), ("ours",), ("theirs", "ours")])
+def test_a_rank_shows_the_tokens_of_both_cards(opening, known):
+    peer, theirs = opening._peers[1], bytes(range(32))
+    peer.pid, peer.card = os.getpid(), {"pid": os.getpid(), "socket": "socket", "token": theirs.hex()}
+    tokens = {"theirs": theirs, "ours": opening._token}
+    shown = [tokens[each] if each in known else bytes(32) for each in tokens]
+    with greet(opening, struct.pack("<8sI32s32s", b"iris\0\0\0\1", 1, *shown)) as connection:
+        opening._answer(os.getpid())
+        assert (peer.link is not None) == (len(known) == 2)
+        assert len(connection.recv(100)) == (76 if len(known) == 2 else 0)
 
 
 @as_root
