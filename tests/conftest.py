@@ -76,5 +76,5 @@ def pool():
     """One pool of rank processes for the whole run; waits inside kernels are bounded, and hints must be true."""
     warm = ("torch", "triton", "iris_triton.context", "iris_core.api")
     environ = {"IRIS_DEVICE_TIMEOUT": "30", "IRIS_TRITON__HINTS": "raise", "IRIS_GLUON__HINTS": "raise"}
-    with RankPool(warm=warm, timeout_s=120.0, environ=environ, torch_distributed=True) as pool:
+    with RankPool(warm=warm, timeout_s=300.0, environ=environ, torch_distributed=True) as pool:
         yield pool

@@ -129,8 +129,14 @@ def test_jacobi(pool, num_ranks, args):
 
 
 # -- again and again --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("num_ranks", [3, 4])
-@pytest.mark.parametrize("name", jobs_models.PREPARE)
+@pytest.mark.parametrize(
+    ("name", "num_ranks"),
+    [  # each with one number of ranks, and both with --exhaustive
+        pytest.param(name, num_ranks, marks=[pytest.mark.exhaustive] if num_ranks != usual else [])
+        for name, usual in zip(jobs_models.PREPARE, (4, 3, 3, 3), strict=True)
+        for num_ranks in (3, 4)
+    ],
+)
 def test_calls_in_a_row(pool, tmp_path, name, num_ranks):
     """From three ranks on, one can be a launch ahead of a second one while a third one still waits for the second."""
     args = str(EXAMPLES / name), 40, "cpu", False, 0.05, str(tmp_path / "delays")
