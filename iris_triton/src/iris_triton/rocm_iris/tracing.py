@@ -24,7 +24,7 @@ class Tracing(recorder.Tracing):
 
     @property
     def op_index_counter(self) -> torch.Tensor | None:
-        """Number of operations that kernels have numbered: int32[1]; None when off."""
+        """Number of remote operations that were recorded: int32[1]; None when off."""
         return None if self._counters is None else self._counters[1:]
 
     @property
