@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 
 
 class World(Protocol):
-    """The ranks that share one heap.  Every method but the attributes and `check_peers` is collective.
+    """The ranks that share one heap.  Every method is collective, unless it says otherwise.
 
-    Ranks that are in different methods, or bring different numbers of integers, get a RankMismatchError, all of them.
+    Collective methods raise:
+        RankMismatchError: ranks are in different methods, or bring different numbers of integers; all of them raise.
+        CollectiveTimeoutError: a rank did not arrive in time.
+        PeerLostError: a rank's process has ended.
     """
 
     rank: int
@@ -50,17 +53,28 @@ class World(Protocol):
     def compare_calls(self, obj: Any, timeout_s: float | None = None) -> Any:
         """Gather like `all_gather_object`, but with nothing else; this rank waits for so many seconds at most.
 
-        Where that is not enough, the other ranks still get its object, if they come.
+        Where that is not enough, the other ranks still get its object, if they come; if not, their next exchange says
+        that this rank gave up.
         """
 
     def broadcast_object(self, obj: Any, src: int) -> Any:
-        """Return rank `src`'s object, which can be pickled, on every rank."""
+        """Return rank `src`'s object, which can be pickled, on every rank.
+
+        Raises:
+            ValueError: no such rank.
+            RankMismatchError: the ranks name different roots.
+            IrisError: the object cannot be pickled; on rank `src`, what pickle has raised.
+        """
 
     def barrier(self) -> None:
         """Wait until every rank has arrived."""
 
     def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
-        """Gather every rank's segments; the descriptors received from peers belong to the caller."""
+        """Gather every rank's segments; the descriptors received from peers belong to the caller.
+
+        Raises:
+            PeerAccessError: a rank could not send or receive its descriptors; raised on every rank.
+        """
 
     def members_of(self, group: dist.ProcessGroup | Sequence[int] | None) -> tuple[int, ...]:
         """Return the ranks of this world that form a group, in the group's order; all for None.  Not collective.
@@ -68,11 +82,15 @@ class World(Protocol):
         A group may also be a list or tuple of ranks of this world.
 
         Raises:
-            IrisError: this rank, or a member, does not belong where it should.
+            GroupError: this rank is not a member.
+            IrisError: a member is not a rank of this world.
         """
 
     def subgroup(self, group: dist.ProcessGroup | Sequence[int] | None) -> World:
-        """Return the world of a group's members; not collective, and this world closes it."""
+        """Return the world of a group's members; not collective, and this world closes it.
+
+        Raises like `members_of`.
+        """
 
     def subworld(self, members: tuple[int, ...]) -> World:
         """Return the world of some ranks of this one, in this order; not collective, and this world closes it."""
@@ -190,47 +208,21 @@ class HostWorld:
 
     # -- exchanges ----------------------------------------------------------------------------------------------------
     def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]:
-        """Gather a fixed number of 64-bit integers from every rank.
-
-        Raises:
-            CollectiveTimeoutError: a rank did not arrive in time.
-            PeerLostError: a rank's process has ended.
-        """
+        """Gather a fixed number of 64-bit integers from every rank."""
         layout = f"<{len(values)}q"
         return [struct.unpack(layout, row) for row in self._gather(_Kind.INTEGERS, struct.pack(layout, *values))]
 
     def all_gather_object(self, obj: Any) -> Any:
-        """Return a list of what every rank brings: anything that JSON can hold; tuples come back as lists.
-
-        Raises:
-            CollectiveTimeoutError: a rank did not arrive in time.
-            PeerLostError: a rank's process has ended.
-        """
+        """Return a list of what every rank brings: anything that JSON can hold."""
         return [json.loads(row) for row in self._gather(_Kind.OBJECTS, json.dumps(obj).encode())]
 
     def compare_calls(self, obj: Any, timeout_s: float | None = None) -> Any:
-        """Gather like `all_gather_object`, but with nothing else; this rank waits for so many seconds at most.
-
-        Where that is not enough, the other ranks still get its object, if they come; if not, their next exchange says
-        that this rank gave up.
-
-        Raises:
-            CollectiveTimeoutError: a rank did not arrive in time.
-            PeerLostError: a rank's process has ended.
-        """
+        """Gather like `all_gather_object`, but with nothing else; this rank waits for so many seconds at most."""
         wait_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
         return [json.loads(row) for row in self._gather(_Kind.CALLS, json.dumps(obj).encode(), wait_s)]
 
     def broadcast_object(self, obj: Any, src: int) -> Any:
-        """Return rank `src`'s object, which can be pickled, on every rank.
-
-        Raises:
-            ValueError: no such rank.
-            RankMismatchError: the ranks name different roots.
-            IrisError: the object cannot be pickled; on rank `src`, what pickle has raised.
-            CollectiveTimeoutError: a rank did not arrive in time.
-            PeerLostError: a rank's process has ended.
-        """
+        """Return rank `src`'s object, which can be pickled, on every rank."""
         _check_rank(src, self.world_size)
         data, problem = b"", None
         if self.rank == src:
@@ -251,22 +243,11 @@ class HostWorld:
         return pickle.loads(said)
 
     def barrier(self) -> None:
-        """Wait until every rank has arrived.
-
-        Raises:
-            CollectiveTimeoutError: a rank did not arrive in time.
-            PeerLostError: a rank's process has ended.
-        """
+        """Wait until every rank has arrived."""
         self._gather(_Kind.BARRIER, b"")
 
     def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
-        """Gather every rank's segments, passing descriptors between the processes.
-
-        Raises:
-            PeerAccessError: a rank could not send or receive its descriptors; raised on every rank.
-            CollectiveTimeoutError: a rank did not arrive in time.
-            PeerLostError: a rank's process has ended.
-        """
+        """Gather every rank's segments, passing descriptors between the processes."""
         everyone = self.all_gather_object(
             [(each.offset_bytes, each.nbytes, each.payload.hex(), each.fd is not None) for each in segments]
         )
@@ -374,12 +355,7 @@ class HostWorld:
 
     # -- groups of ranks ----------------------------------------------------------------------------------------------
     def members_of(self, group: dist.ProcessGroup | Sequence[int] | None) -> tuple[int, ...]:
-        """Return the ranks of this world that form a group, in the group's order; all for None.
-
-        Raises:
-            GroupError: this rank is not a member.
-            IrisError: a member is not a rank of this world.
-        """
+        """Return the ranks of this world that form a group, in the group's order; all for None."""
         if group is None:
             return tuple(range(self.world_size))
         if isinstance(group, list | tuple):
@@ -397,19 +373,11 @@ class HostWorld:
         return tuple(mine.index(rank) for rank in theirs)
 
     def subgroup(self, group: dist.ProcessGroup | Sequence[int] | None) -> World:
-        """Return the world of a group's members; not collective, and this world closes it.
-
-        Raises:
-            IrisError: this rank is not a member, or a member is not a rank of this world.
-        """
+        """Return the world of a group's members; not collective, and this world closes it."""
         return self.subworld(self.members_of(group))
 
     def subworld(self, members: tuple[int, ...]) -> World:
-        """Return the world of some ranks of this one, in this order; not collective, and this world closes it.
-
-        Raises:
-            IrisError: this rank is not a member, or a member is not a rank of this world.
-        """
+        """Return the world of some ranks of this one, in this order; not collective, and this world closes it."""
         self._exchanges.check_usable()
         _check_members(members, self.rank, self.world_size)
         ranks = tuple(self._ranks[member] for member in members)
