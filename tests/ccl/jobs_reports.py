@@ -6,6 +6,7 @@ import os
 import random
 import threading
 import time
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -14,9 +15,10 @@ import triton.language as tl
 from jobs_common import environment
 
 import iris_triton as iris
-from iris_core import Iris
+from iris_core import Iris, reports
 from iris_core.ccl import Config
-from iris_core.errors import DeviceError, UnsupportedError
+from iris_core.errors import ArgumentError, DeviceError, UnsupportedError
+from iris_triton.cpu import configured
 
 
 def soon(device):
@@ -79,6 +81,67 @@ def gives_up(device, following, first="all_reduce"):
         again = facts_of(lambda: ctx.ccl.all_reduce(y, x))
         again = again or facts_of(ctx.device_barrier) or facts_of(ctx.barrier)
         return said, again, y.unique().tolist()
+
+
+def known_and_refused(ctx):
+    """Tensors of a call that all members know, and the input of another one of its kind, which overlaps the output."""
+    wide = torch.ones(9, 64, device=ctx.device)
+    return wide[:4, :4], wide[5:, :4], wide[1:5, :4]
+
+
+def refuses(device):
+    """Rank 1 refuses a call on its host, while the others launch theirs; what they raise.  All reset, and go on."""
+    patience = mock.patch.object(reports, "REFUSED_S", 0.5)
+    with patience, environment(IRIS_DEVICE_TIMEOUT="600"), Iris("16MiB", device=device) as ctx:
+        y, x, overlapping = known_and_refused(ctx)
+        ctx.ccl.all_reduce(y, x)
+        meet(ctx)
+        said = None
+        if ctx.cur_rank == 1:
+            with contextlib.suppress(ArgumentError):
+                ctx.ccl.all_reduce(y, overlapping)
+        else:
+            said = facts_of(lambda: ctx.ccl.all_reduce(y, x))
+        meet(ctx)
+        ctx.ccl.reset()
+        return said, facts_of(lambda: ctx.ccl.all_reduce(y, x)), y.unique().tolist()
+
+
+def refuse_alike(device):
+    """All ranks refuse the same calls, and none takes that for a failure of another one."""
+    with mock.patch.object(reports, "REFUSED_S", 0.0), Iris("16MiB", device=device) as ctx:
+        y, x, overlapping = known_and_refused(ctx)
+        said, refused = [], 0
+        for number in range(20):
+            said.append(facts_of(lambda: ctx.ccl.all_reduce(y, x)))
+            meet(ctx)
+            try:
+                ctx.ccl.all_reduce(y, overlapping)
+            except ArgumentError:
+                refused += 1
+            if number % 4:
+                meet(ctx)
+            else:
+                ctx.barrier()
+        return [each for each in said if each], refused, y.unique().tolist()
+
+
+def fails_in_the_background(device):
+    """An asynchronous call of rank 1 fails, and it does not ask; what the next call of each rank raises."""
+    with Iris("16MiB", device=device) as ctx:
+        x, y = ctx.ones(8), ctx.zeros(8)
+        ctx.ccl.all_reduce(y, x)
+        meet(ctx)
+        if ctx.cur_rank == 1:
+            with configured(timeout_s=1.0):
+                work = ctx.ccl.all_reduce(y, x, async_op=True)
+                while not work.is_completed():
+                    time.sleep(0.01)
+        meet(ctx)
+        said = facts_of(lambda: ctx.ccl.all_reduce(y, x))
+        meet(ctx)
+        ctx.ccl.reset()
+        return said, facts_of(lambda: ctx.ccl.all_reduce(y, x)), facts_of(ctx.barrier), y.unique().tolist()
 
 
 def differs(device):

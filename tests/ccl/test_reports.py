@@ -81,6 +81,25 @@ def test_other_ranks_hear_nothing_of_messages(pool, num_ranks, device):
     assert results == [(("DeviceError", 1, 0, "recv"), None)] * 2 + [(None, None)]
 
 
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_members_learn_of_a_call_that_a_host_refused(pool, num_ranks):
+    for rank, (said, *after) in enumerate(pool.run(jobs.refuses, num_ranks, "cpu")):
+        assert said == (None if rank == 1 else ("DeviceError", 1, None, "all_reduce"))
+        assert after == [None, [float(num_ranks)]]
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_what_all_refuse_disturbs_none(pool, num_ranks):
+    assert pool.run(jobs.refuse_alike, num_ranks, "cpu") == [([], 20, [float(num_ranks)])] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [3])
+def test_members_learn_of_an_asynchronous_call_that_failed(pool, num_ranks):
+    for rank, (said, *after) in enumerate(pool.run(jobs.fails_in_the_background, num_ranks, "cpu")):
+        assert said == ("DeviceError", None if rank == 1 else 1, None, "" if rank == 1 else "all_reduce")
+        assert after == [None, None, [float(num_ranks)]]
+
+
 @pytest.mark.multigpu(2)
 def test_replays_of_graphs(pool):
     for captured, said, after, sums in pool.run(jobs.in_graphs, 2, 20):

@@ -81,7 +81,7 @@ class Heap:
     def stands_still(self, quiet):
         return False
 
-    def check_peers(self):
+    def check_peers(self, address=0):
         import select
 
         if select.select([self._alive], [], [], 0)[0]:

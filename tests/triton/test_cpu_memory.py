@@ -47,7 +47,7 @@ class FakeHeap:
     def stands_still(self, quiet):
         return False
 
-    def check_peers(self):
+    def check_peers(self, address=0):
         pass
 
 

@@ -157,7 +157,7 @@ class Heap:
     def stands_still(self, quiet):
         return False
 
-    def check_peers(self):
+    def check_peers(self, address=0):
         return None
 
 

@@ -284,7 +284,12 @@ class Iris(TensorFactories):
         if stream is not None and not hasattr(stream, "synchronize"):
             raise TypeError(f"barrier: stream must be a torch stream or None, not {type(stream).__name__}")
         if group is None:
-            self.heap.barrier_agreement(stream)
+            try:
+                self.heap.barrier_agreement(stream)
+            except DeviceError:  # on all ranks
+                self._reports.all_were_here()
+                raise
+            self._reports.all_were_here()
         else:
             members = self._world.members_of(group)
             step = partial(self.heap.streams.synchronize, stream)

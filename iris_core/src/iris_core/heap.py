@@ -84,6 +84,8 @@ class SymmetricHeap:
         """The device's streams."""
         self.standstill: Standstill | None = None
         """What CPU ranks know of each other's kernels; set when the context is opened."""
+        self.check_hosts: Callable[[int], None] = lambda address: None
+        """Raises what has failed on another rank's host; likewise."""
         self._order = StreamOrder(self.streams)
         self._device = device
         self._base = allocator.base_ptr
@@ -436,9 +438,11 @@ class SymmetricHeap:
         self._check_open()
         self._reclaimer.at_barrier(stream, wait=wait)
 
-    def check_peers(self) -> None:
-        """Raise PeerLostError if the process of a peer has ended.  Local and cheap."""
+    def check_peers(self, address: int = 0) -> None:
+        """Raise if a peer cannot end a wait for a word; see `iris_core.protocols.HeapView`.  Local and cheap."""
         self._world.check_peers()
+        if address:
+            self.check_hosts(address)
 
     def stands_still(self, quiet: bool) -> bool:
         """Say that kernels of this rank have polled in vain, and return whether no rank can end that.

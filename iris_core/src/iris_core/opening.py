@@ -187,6 +187,7 @@ def open_heap(
         world, "make the device context", lambda: _make_context(world, heap, page, backend, target, settings)
     )
     reports.describers.append(barriers)
+    heap.check_hosts = reports.check_hosts
     undo.callback(reports.close)
     _on_all(world, "attach the backend", lambda: backend.attach(heap))
     return Opened(world, plan, maker, allocator, backend, heap, area, barriers, reports, spec, tensor)

@@ -164,8 +164,16 @@ class MemoryMap(Protocol):
         Every rank has the allocations at the same offsets, and every member of a group has its memory at the same one.
         """
 
-    def check_peers(self) -> None:
-        """Raise PeerLostError if the process of a peer has ended.  Cheap; called while a kernel waits."""
+    def check_peers(self, address: int = 0) -> None:
+        """Raise if a peer cannot end a wait.  Cheap; called while a kernel waits.
+
+        Args:
+            address: of the word that it waits for; 0 for none.
+
+        Raises:
+            PeerLostError: the process of a peer has ended.
+            DeviceError: a call of the group to which the word belongs has failed on a peer's host.
+        """
 
     def stands_still(self, quiet: bool) -> bool:
         """Say that kernels of this rank have polled in vain, and return whether no rank can end that.

@@ -2,13 +2,15 @@
 
 Kernels cannot raise.  The first wait that reaches its bound, and the first kernel that finds another rank calling
 differently, describe themselves in words that the hosts of all ranks read (`iris_core.device_context` has their layout,
-`iris_core.status_page` the memory).  The next call of each rank that it concerns raises: see `KernelReports.raise_new`.
+`iris_core.status_page` the memory).  Hosts say there, too, which calls they could not launch.  The next call of each
+rank that it concerns raises: see `KernelReports.raise_new`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -24,10 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from iris_core.logs import RankLogger
-    from iris_core.status_page import StatusPage
+    from iris_core.status_page import HostFailure, StatusPage
     from iris_core.types import DeviceTarget
 
 _PARTS = (Status.CODE, Mismatch.CODE)
+_HOST = 24  # in place of a part: the host
+REFUSED_S = 5.0
+"""Seconds after which others no longer expect a rank whose host has refused a call that they may have launched."""
 _SYMBOLS = dict(zip(COMPARISONS, ("==", "!=", ">", ">=", "<", "<="), strict=True))
 
 
@@ -114,6 +119,10 @@ class KernelReports:
         self._timeout_s, self._watchdog_s = timeout_s, watchdog_s
         self._lock = threading.Lock()
         self._seen: dict[tuple[int, int], int] = {}
+        self._failed: dict[int, int] = {}  # by team, calls that failed on this host, or that it has heard of
+        self._broken: set[int] = set()  # teams of which this rank has left a call half done
+        self._standing: int | None = None  # the team of which this rank has refused a call, and come to none since
+        self._num_barriers = 0
         self.describers: list[Describer] = []
         self.alarm, self.heard = page.words, 0
         self.idle = True
@@ -146,18 +155,30 @@ class KernelReports:
             self._watchdog = Watchdog(self._rank, self._watchdog_s, self._long_wait, self._unheard, self._log)
 
     # -- what is new --------------------------------------------------------------------------------------------------
-    def raise_new(self) -> None:
+    def raise_new(self, offset_bytes: int | None = None) -> None:
         """Raise what concerns this rank and was not raised here before; for a call, before it launches anything.
+
+        Args:
+            offset_bytes: of the control words of the team whose call it is; None for no team's.
 
         While a graph is captured nothing is raised: the next call behind it does.
 
         Raises:
             DeviceTimeoutError: a wait inside a kernel has reached its bound, on any member.
-            DeviceError: a kernel has found that another rank calls differently.
+            DeviceError: a kernel has found that another rank calls differently, or a call has failed on the host of
+                another member.
         """
+        if offset_bytes is not None and offset_bytes == self._standing:
+            self._page.withdraw(self._rank)
+            self._standing = None
         if self._target.type is not DeviceType.CPU and torch.cuda.is_current_stream_capturing():
             return
-        if (error := self.error()) is not None:
+        error, of_host = self.error(), self._host_error(lambda said, _: said.offset_bytes == offset_bytes)
+        if error is None:
+            error = of_host
+        elif error.__cause__ is None:
+            error.__cause__ = of_host
+        if error is not None:
             raise error
 
     def check(self, stream: Any = None) -> None:
@@ -165,6 +186,77 @@ class KernelReports:
         self.fetch(stream)
         if self.alarm[0] != self.heard:
             self.raise_new()
+
+    def host_failed(self, offset_bytes: int, error: BaseException, *, is_certain: bool) -> None:
+        """Let the other members know that a call of a team has failed on this host.
+
+        Args:
+            offset_bytes: of the team's control words.
+            error: what is raised here.
+            is_certain: see `HostFailure`.
+        """
+        if getattr(error, "rank", None) not in (None, self._rank):
+            return  # they know it
+        with self._lock:
+            number = self._failed[offset_bytes] = self._failed.get(offset_bytes, 0) + 1
+            if offset_bytes in self._broken:  # what comes now is a consequence
+                return
+            if is_certain:
+                self._broken.add(offset_bytes)
+            text = f"{type(error).__name__}: {error}"
+            self._page.say(self._rank, offset_bytes, number, self._num_barriers, text, is_certain=is_certain)
+            self._standing = None if is_certain else offset_bytes
+
+    def all_were_here(self) -> None:
+        """Take what has failed on hosts so far as known: all ranks have come to a barrier since.
+
+        Collective: every rank calls it behind each of these.
+        """
+        with self._lock:
+            self._num_barriers += 1
+            self._failed.clear()
+            self._broken.clear()
+            self._standing = None
+
+    def check_hosts(self, address: int) -> None:
+        """Raise what has failed on the host of a member of the team for whose word a kernel of this rank waits."""
+        if self.alarm[0] != self.heard:
+            words = (0,) * device_context.STATUS_WORDS
+            waits = self._explain(Report(self._rank, 0, words, address - self._page.base(self._rank)))
+            if waits is None:
+                return
+            members, op = waits.members, waits.op
+            error = self._host_error(lambda _, meaning: (meaning.members, meaning.op) == (members, op))
+            if error is not None:
+                raise error
+
+    def _host_error(self, counts: Callable[[HostFailure, Meaning], bool]) -> DeviceError | None:
+        """The first failure of another member's host that counts, and that this rank has not had; None if none."""
+        with self._lock:
+            found = sorted(self._hosts(), key=lambda each: each[1].at_ns)
+            late = time.monotonic_ns() - int(REFUSED_S * 1e9)
+            due = [each for each in found if counts(*each[1:]) and (each[1].is_certain or each[1].at_ns < late)]
+            if self._standing is not None or len(due) < len(found):
+                self.heard = 0  # look again at the next call
+            for rank, said, _ in due:
+                self._seen[rank, _HOST] = said.stamp
+                self._failed[said.offset_bytes] = said.number
+        if not due:
+            return None
+        rank, said, meaning = due[0]
+        return DeviceError(_host_text(rank, said), rank=rank, op=meaning.op)
+
+    def _hosts(self) -> Iterable[tuple[int, HostFailure, Meaning]]:
+        """Failures of other members' hosts that this rank has neither had nor heard of."""
+        for rank in range(self._page.world_size):
+            said = self._page.said(rank)
+            if rank == self._rank or said is None or said.stamp == self._seen.get((rank, _HOST)):
+                continue
+            if said.num_barriers == self._num_barriers and said.number > self._failed.get(said.offset_bytes, 0):
+                report = Report(rank, _HOST, (), said.offset_bytes)
+                meaning = self._explain(report)
+                if meaning is not None and self._rank in meaning.members:
+                    yield rank, said, meaning
 
     def fetch(self, stream: Any = None) -> None:
         """Copy to the page what kernels have reported, where they cannot write there.  Waits for the stream."""
@@ -207,9 +299,12 @@ class KernelReports:
                         address = words[Mismatch.ADDRESS if part == Mismatch.CODE else part + Status.ADDRESS]
                         yield Report(rank, part, words, address - self._page.base(rank))
 
+    def _explain(self, report: Report) -> Meaning | None:
+        return next((found for each in self.describers if (found := each.explain_report(report)) is not None), None)
+
     def _meaning(self, report: Report) -> Meaning | None:
         """What a report means to this rank; None if it does not concern it."""
-        meaning = next((found for each in self.describers if (found := each.explain_report(report)) is not None), None)
+        meaning = self._explain(report)
         if meaning is not None:
             return meaning if self._rank in meaning.members else None
         if report.part == Mismatch.CODE:
@@ -226,8 +321,8 @@ class KernelReports:
         return kind(whose + text, rank=report.rank, peer=meaning.peer, op=meaning.op)
 
     # -- the end, and a new beginning ---------------------------------------------------------------------------------
-    def forget(self, ranks: Iterable[int]) -> None:
-        """Take the reports of some ranks as seen.
+    def forget(self, ranks: Sequence[int], offset_bytes: int) -> None:
+        """Take the reports of a team's ranks as seen.
 
         Collective: these ranks call it, when none of their kernels runs, and meet before and afterwards.
         """
@@ -235,7 +330,12 @@ class KernelReports:
             for rank in ranks:
                 for part in _PARTS:
                     self._seen[rank, part] = self._page.first_word(rank, part)
+                if (said := self._page.said(rank)) is not None and said.offset_bytes == offset_bytes:
+                    self._seen[rank, _HOST] = said.stamp
             self.words[: len(_PARTS) * device_context.PART_WORDS].zero_()
+            self._failed.pop(offset_bytes, None)
+            self._broken.discard(offset_bytes)
+            self._standing = None
 
     def last_error(self, log: RankLogger) -> DeviceError | None:
         """What can be known without waiting for the device, where what runs there may never end."""
@@ -267,7 +367,9 @@ class KernelReports:
         meaning = self._meaning(report) or Meaning((self._rank,))
         who = "" if meaning.peer is None else f" for rank {meaning.peer}"
         what = f" in {meaning.call}" if meaning.call else " in a kernel"
-        return LongWait(words[Waiting.CODE], who + what, f"{_wait_text(report)}. {meaning.text}")
+        with self._lock:
+            hosts = "".join(f"{_host_text(rank, said)}. " for rank, said, _ in self._hosts())
+        return LongWait(words[Waiting.CODE], who + what, f"{_wait_text(report)}. {meaning.text}{hosts}")
 
     def _unheard(self) -> str:
         """What the next call is going to raise; empty if nothing."""
@@ -276,6 +378,10 @@ class KernelReports:
         with self._lock:
             error = self._as_error(list(self._new()))
         return "" if error is None else str(error)
+
+
+def _host_text(rank: int, said: HostFailure) -> str:
+    return f"rank {rank} has failed in a call that it does not take part in, or not to the end: {said.text}"
 
 
 def _wait_text(report: Report) -> str:

@@ -1,7 +1,8 @@
 """The page of host memory in which the kernels of all ranks leave their reports, and which every rank reads.
 
 The first row holds the alarm: a word that changes with every report.  Each rank has a row behind it, as the status
-words in `iris_core.device_context` say.  All ranks of a host map the same memory; a GPU writes to it directly.
+words in `iris_core.device_context` say, and another one in which its host says that a call has failed.  All ranks of a
+host map the same memory; a GPU writes to it directly.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import ctypes
 import fcntl
 import mmap
 import os
+import struct
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from iris_core import device_context
 from iris_core.errors import DeviceError, PeerAccessError
@@ -40,6 +42,34 @@ _DRIVERS = {
 }
 
 
+_HOST = 24
+"""Part of a stamp of the host, which no device has."""
+_FAILURE = struct.Struct("<4q?H")  # the fields of a `HostFailure` but stamp and text; then how long the text is
+_TEXT_NBYTES = _ROW_NBYTES - _WORD - _FAILURE.size
+
+
+class HostFailure(NamedTuple):
+    """A call that a rank's host has not launched, or whose launch has failed.
+
+    Attributes:
+        stamp: another one for every failure.
+        offset_bytes: of the control words of the team, in the rank's heap.
+        number: how many such calls of the team the rank has had, since the last barrier of all ranks.
+        num_barriers: how many of these there have been.
+        at_ns: when, by time.monotonic_ns.
+        is_certain: whether the other members need the call; else all may have failed alike, or this rank tries again.
+        text: what was raised; what the row has no room for is left out.
+    """
+
+    stamp: int
+    offset_bytes: int
+    number: int
+    num_barriers: int
+    at_ns: int
+    is_certain: bool
+    text: str
+
+
 class StatusPage:
     """The page, as one rank maps it.
 
@@ -58,13 +88,14 @@ class StatusPage:
 
     def __init__(self, world: World) -> None:
         self.world_size = world.world_size
-        self.nbytes = -(-(1 + world.world_size) * _ROW_NBYTES // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.nbytes = -(-(1 + 2 * world.world_size) * _ROW_NBYTES // mmap.PAGESIZE) * mmap.PAGESIZE
         self._map = self._open(world)
         self.shared = self._map is not None
         if self._map is None:
             logger.info("the ranks share no page for reports: each rank raises what its own kernels report")
             self._map = mmap.mmap(-1, self.nbytes)
-        self.words = memoryview(self._map).cast("q")
+        self._bytes = memoryview(self._map)
+        self.words = self._bytes.cast("q")
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._unregister: Callable[[], int] | None = None
 
@@ -128,6 +159,31 @@ class StatusPage:
         for place, value in enumerate(values[1:], begin + 1):
             self.words[place] = value
         self.words[begin] = self.words[0] = stamp
+
+    def say(self, rank: int, offset_bytes: int, number: int, num_barriers: int, text: str, *, is_certain: bool) -> None:
+        """Write what has failed on this rank's host, and raise the alarm; see `HostFailure`."""
+        first, at_ns = self._first(self.world_size + rank), time.monotonic_ns()
+        said = text.encode()[:_TEXT_NBYTES]
+        row = _FAILURE.pack(offset_bytes, number, num_barriers, at_ns, is_certain, len(said)) + said
+        begin = (first + 1) * _WORD
+        self.words[first] = device_context.CLAIMED
+        self._bytes[begin : begin + len(row)] = row
+        self.words[first] = self.words[0] = device_context.stamp(at_ns, rank, _HOST, 1)
+
+    def said(self, rank: int) -> HostFailure | None:
+        """Return what has failed last on a rank's host; None if nothing, or if it is being written."""
+        first = self._first(self.world_size + rank)
+        stamp = self.words[first]
+        if device_context.code_of(stamp) == 0:
+            return None
+        row = bytes(self._bytes[(first + 1) * _WORD :][: _ROW_NBYTES - _WORD])
+        *fields, nbytes = _FAILURE.unpack_from(row)
+        text = row[_FAILURE.size :][:nbytes].decode(errors="ignore")
+        return HostFailure._make((stamp, *fields, text)) if self.words[first] == stamp else None
+
+    def withdraw(self, rank: int) -> None:
+        """Take back what this rank's host has said."""
+        self.words[self._first(self.world_size + rank)] = 0
 
     def _first(self, rank: int) -> int:
         return (1 + rank) * device_context.STATUS_WORDS

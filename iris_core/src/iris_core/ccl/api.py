@@ -46,7 +46,7 @@ class Collectives:
     stream of the group, behind what the current stream has to do now, and returns a handle: `wait()` lets the then
     current stream wait, `is_completed()` asks.  On the CPU an operation is finished when the call returns, and an
     asynchronous one runs in a thread; an error that its `wait()` has not raised is a DeviceError of the next
-    `ctx.barrier()` or `close()` on all members, or of this rank's next collective call.
+    `ctx.barrier()` or `close()` on all members, or of the next call of the group on each member.
 
     Threads: any thread may call, whatever its current device is; calls of one group come one after the other, in the
     same order on all members.  The first call of a kind may take memory of the heap: make it in the thread that

@@ -117,22 +117,38 @@ class Bound:
     def run(self, *tensors: Any) -> None:
         """Launch on the current stream.  Tensors are those that the algorithm's `launch` takes."""
         if self._reports.alarm[0] != self._reports.heard:
-            self._reports.raise_new()
+            self._reports.raise_new(self._team.control.offset_bytes)
         if is_watched("iris_collective"):
             self._tell()
         self._team.latest = self
-        work = self._run(*tensors)
-        if work is not None:
-            work.wait()
+        try:
+            work = self._run(*tensors)
+            if work is not None:
+                work.wait()
+        except BaseException as error:
+            self._failed(error)
+            raise
 
     def run_async(self, *tensors: Any) -> Work:
         """Launch beside the current stream, and return a handle."""
         if self._reports.alarm[0] != self._reports.heard:
-            self._reports.raise_new()
+            self._reports.raise_new(self._team.control.offset_bytes)
         if is_watched("iris_collective"):
             self._tell()
         self._team.latest = self
-        return self._order.run_async(self._algorithm.op, self._launch, self.plan, *tensors)
+        return self._order.run_async(self._algorithm.op, self._launch_async, self.plan, *tensors)
+
+    def _launch_async(self, plan: Any, *tensors: Any) -> Any:
+        """Launch, in whatever thread: the caller may never ask what has become of it."""
+        try:
+            return self._launch(plan, *tensors)
+        except BaseException as error:
+            self._failed(error, is_certain=True)
+            raise
+
+    def _failed(self, error: BaseException, *, is_certain: bool = False) -> None:
+        if self.op not in calls.POINT_TO_POINT:  # a message concerns none but two of the team
+            self._team.failed(error, is_certain=is_certain)
 
     def launch(self, *tensors: Any) -> None:
         """Launch on the current stream, as a part of a call whose turn in the team's order it is already."""
@@ -233,7 +249,7 @@ class Binder:
         self._memory = Memory(heap, area, limit)
         self._teams: dict[tuple[int, ...], Team] = {}
         self._orders: dict[tuple[Any, ...], HostOrder | DeviceOrder] = {}
-        self.members = Members(world, self._team)
+        self.members = Members(world, self._team, self._refused)
         self._chooser: Chooser | None = None
         self._found: tuple[list[Collective], list[tuple[str, str]]] | None = None
         self._closed = ""  # or why
@@ -440,6 +456,10 @@ class Binder:
                 mail=self._mail if everyone else None,
             )
         return team
+
+    def _refused(self, members: tuple[int, ...], error: Exception) -> None:
+        if (team := self._teams.get(members)) is not None:
+            team.failed(error)
 
     def order(self, members: tuple[Any, ...]) -> HostOrder | DeviceOrder:
         """The order of calls of a team, or of messages in one direction between two ranks."""

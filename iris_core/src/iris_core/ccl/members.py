@@ -56,11 +56,18 @@ class Members:
     Args:
         world: the ranks of the heap.
         team: returns the team of some ranks, who are sure that all have the same in mind.
+        failed: called with the members and an error, where this rank alone refuses a call.
     """
 
-    def __init__(self, world: World, team: Callable[[tuple[int, ...]], Team]) -> None:
+    def __init__(
+        self,
+        world: World,
+        team: Callable[[tuple[int, ...]], Team],
+        failed: Callable[[tuple[int, ...], Exception], None],
+    ) -> None:
         self._world = world
         self._team = team
+        self._failed = failed
         self._agreed = Agreed()
         self._left_out: dict[Any, dict[str, str]] = {}
         self._layouts: dict[Any, str] = {}
@@ -163,11 +170,14 @@ class Members:
         with contextlib.suppress(Exception):  # whatever else is wrong with the call, `error` says what is
             known = self._agreed.has_any(members, shared())
         if known or len(members) == 1:
+            self._failed(members, error)
             raise error
         timeout_s = 0.0 if self._agreed.has_any(members, {"operation": op}) else None
         try:
             self._compare(members, op, {}, within, error, timeout_s=timeout_s)
         except (CollectiveTimeoutError, PeerLostError) as absent:
+            if timeout_s is not None:
+                self._failed(members, error)
             raise error from (absent if timeout_s is None else None)  # what is wrong here is what the caller must know
         raise AssertionError("members compared a call that one of them refused")
 

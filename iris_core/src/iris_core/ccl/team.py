@@ -313,6 +313,11 @@ class Team:
         """Let memory of a plan live as long as the team: a graph knows it."""
         self._held[memory.data_ptr()] = memory
 
+    def failed(self, error: BaseException, *, is_certain: bool = False) -> None:
+        """Let the members know that a call has failed on this host; see `KernelReports.host_failed`."""
+        if self.size > 1:
+            self.reports.host_failed(self.control.offset_bytes, error, is_certain=is_certain)
+
     def reset(self, more: Callable[[], None]) -> None:
         """Fill all regions again as they were at first, and forget what was reported.
 
@@ -322,7 +327,7 @@ class Team:
             more: what else is to be reset on each member while no other one goes on.
         """
         self.world.barrier()
-        self.reports.forget(self.members)
+        self.reports.forget(self.members, self.control.offset_bytes)
         more()
         _fill([self.control, *([self._mail] if self._mail else [])], 0)
         for name, regions in self._regions.items():

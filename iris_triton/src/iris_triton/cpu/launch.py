@@ -406,13 +406,17 @@ def _torch_pointer_type(dtype: torch.dtype) -> Any:
     return _compat.pointer_type_of(torch.empty(0, dtype=dtype))
 
 
-def _stands_still(quiet: bool) -> bool:
+def _stands_still(quiet: bool, place: Any) -> bool:
     """Whether no rank and no other thread can end what all programs of a launch wait for, as far as can be known."""
     still = quiet
     for heap in memory.registered_heaps():
-        heap.check_peers()
+        heap.check_peers(_first_address(place))
         still = heap.stands_still(quiet) and still
     return still
+
+
+def _first_address(place: Any) -> int:
+    return int(np.frombuffer(place, np.uint64)[0]) if isinstance(place, bytes) else int(place)
 
 
 def _deadlock(
@@ -426,7 +430,7 @@ def _deadlock(
     how: str,
 ) -> DeadlockError:
     several = isinstance(place, bytes)
-    address = int(np.frombuffer(place, np.uint64)[0]) if several else int(place)
+    address = _first_address(place)
     size = len(value) // (len(place) // 8) if several else len(value)
     last = int.from_bytes(value[:size], "little")
     running = memory.running_ranks()

@@ -99,7 +99,7 @@ class Scheduler:
         *,
         timeout_s: float,
         deadlock: Callable[[Program, Any, bytes, int, int, str], BaseException],
-        while_idle: Callable[[bool], bool],
+        while_idle: Callable[[bool, Any], bool],
     ) -> None:
         """Prepare a launch.
 
@@ -110,7 +110,8 @@ class Scheduler:
             timeout_s: bound of the time in which all programs wait.
             deadlock: makes the error (program, place, value, waiting programs, programs not started, how long).
             while_idle: called about five times a second while every program waits, with whether nothing has changed
-                since it was called last; returns whether that is so for good, and may raise.
+                since it was called last, and the place that a program polls; returns whether that is so for good, and
+                may raise.
         """
         self._pids, self._unstarted = pids, count
         self._run, self._timeout_s, self._deadlock, self._while_idle = run, timeout_s, deadlock, while_idle
@@ -225,7 +226,7 @@ class Scheduler:
         self._last_poll = now
         if self._idle_s >= self._next_check_s:
             self._next_check_s = self._idle_s + _CHECK_S
-            if self._stands_still():
+            if self._stands_still(place):
                 how = "for words that no program of any rank changes"
                 raise self._deadlock(program, place, value, len(self._waiting), self._unstarted, how)
         if self._idle_s > self._timeout_s:
@@ -234,14 +235,15 @@ class Scheduler:
         # Short at first, for ping-pong between ranks; longer later, for the ranks that still have to compute.
         time.sleep(0 if self.idle_polls < 50 else 50e-6 if self._idle_s < 0.05 else 500e-6)
 
-    def _stands_still(self) -> bool:
+    def _stands_still(self, place: Any) -> bool:
         """Whether the programs wait for good: nothing has changed, and neither a thread nor a rank can do that."""
         polls = self.idle_polls
         quiet = self._checked > 0 and polls - self._checked >= 2 * self._in_progress
         others = (thread for thread in threading.enumerate() if not thread.name.startswith("iris-"))
         alone = _running == {self} and all(thread is self._launcher for thread in others)
         self._checked = polls
-        return self._while_idle(quiet and alone and not self.is_bounded and polls >= _PROVING_POLLS * self._in_progress)
+        proven = alone and not self.is_bounded and polls >= _PROVING_POLLS * self._in_progress
+        return self._while_idle(quiet and proven, place)
 
 
 _running: set[Scheduler] = set()

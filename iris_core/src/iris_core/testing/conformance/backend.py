@@ -138,7 +138,7 @@ class OneHeap:
         """One block, half of the heap."""
         return (Block(0, self.nbytes // 2, "conformance kit"),)
 
-    def check_peers(self) -> None:
+    def check_peers(self, address: int = 0) -> None:
         """There are none to lose."""
 
     def stands_still(self, quiet: bool) -> bool:
