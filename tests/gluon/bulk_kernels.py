@@ -3,10 +3,12 @@
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from iris_core import Iris
 from iris_gluon import IrisDeviceCtx, default_layout
-from iris_gluon.bulk import get_bulk, put_bulk
+from iris_gluon._compat import tma_load
+from iris_gluon.bulk import fence_async_global, get_bulk, put_bulk
 
 CASES = (  # elements, first element of the source, first element of the target
     (0, 0, 0),
@@ -41,6 +43,49 @@ def move(
         put_bulk(x + first, y + to, numel, ctx.cur_rank, peer, ctx.heap_bases, CHUNK_BYTES, STAGES)
     else:
         get_bulk(x + first, y + to, numel, ctx.cur_rank, peer, ctx.heap_bases, CHUNK_BYTES, STAGES)
+
+
+@gluon.jit
+def load_awaited(
+    IrisDeviceCtx: gl.constexpr, context, flag, box, out, WHOLE_PROGRAM: gl.constexpr, FENCED: gl.constexpr
+):
+    """TMA reads what a peer has stored before its signal."""
+    ctx = IrisDeviceCtx.initialize(context)
+    if FENCED:
+        shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([16, 32], gl.int32)
+        tile = gl.allocate_shared_memory(gl.int32, [16, 32], shared)
+        full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        mbarrier.init(full, count=1)
+        descriptor = tma.make_tensor_descriptor(box, [16, 32], [32, 1], [16, 32], shared)
+        peer = (ctx.cur_rank + 1) % ctx.num_ranks
+        layout: gl.constexpr = default_layout([16, 32])
+        rows = gl.arange(0, 16, layout=gl.SliceLayout(1, layout))
+        columns = gl.arange(0, 32, layout=gl.SliceLayout(0, layout))
+        where = rows[:, None] * 32 + columns[None, :]
+        ctx.store(box + where, where + 1000 * ctx.cur_rank, peer)
+        ctx.signal(flag, 1, peer)
+        ctx.wait(flag, 1)
+        fence_async_global(WHOLE_PROGRAM)
+        mbarrier.expect(full, descriptor.block_type.nbytes)
+        tma_load(descriptor, [0, 0], full, tile)
+        mbarrier.wait(full, 0)
+        gl.store(out + where, tile.load(layout))
+        mbarrier.invalidate(full)
+    else:
+        ctx.wait(flag, 1)
+        fence_async_global(WHOLE_PROGRAM)
+        gl.store(out, gl.load(box))
+
+
+def run_load_awaited(device):
+    with Iris("4MiB", backend="gluon", device=device) as ctx:
+        flag, box = ctx.zeros(1, dtype=torch.int64), ctx.zeros(16, 32, dtype=torch.int32)
+        out = torch.zeros(16, 32, dtype=torch.int32, device=ctx.device)
+        ctx.barrier()
+        load_awaited[(1,)](IrisDeviceCtx, ctx.get_device_context(), flag, box, out, True, True)
+        ctx.barrier()
+        before = (ctx.cur_rank - 1) % ctx.num_ranks
+        return torch.equal(out.cpu(), torch.arange(512, dtype=torch.int32).view(16, 32) + 1000 * before)
 
 
 @gluon.jit

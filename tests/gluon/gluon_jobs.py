@@ -14,7 +14,7 @@ from iris_gluon.backend import GluonBackend
 KERNELS = {
     "jobs_rma": ("rma",),
     "jobs_atomics": ("atomic", "hammer", "locked_increment"),
-    "jobs_sync": ("ring", "count_signals", "compare", "handshake", "barriers", "wait_for_nothing"),
+    "jobs_sync": ("ring", "count_signals", "compare", "handshake", "barriers", "serve", "wait_for_nothing"),
 }
 """The kernels of each module of jobs; no other is launched by what `in_gluon` runs."""
 SOME_ORDERS = (("relaxed", "gpu"), ("acquire", "sys"), ("release", "cta"), ("acq_rel", "sys"))

@@ -167,6 +167,28 @@ def count_signals(flag, context, rank: gl.constexpr, world: gl.constexpr, rounds
 
 
 @gluon.jit
+def serve(
+    inbox, arrived, granted, out, context, rank: gl.constexpr, world: gl.constexpr, rounds, LANES: gl.constexpr,
+    BLOCK: gl.constexpr
+):  # fmt: skip
+    ctx = IrisDeviceCtx.initialize(context)
+    i = gl.arange(0, BLOCK, layout=default_layout([BLOCK]))
+    if rank > 0:
+        for r in range(rounds):
+            ctx.store(inbox + rank * BLOCK + i, 1000 * (r + 1) + rank, 0)
+            ctx.signal(arrived + rank, r + 1, 0)
+            ctx.wait(granted, r + 1)
+    else:
+        for taken in range(rounds * (world - 1)):
+            sender = ctx.wait_any(arrived + gl.arange(0, LANES, layout=default_layout([LANES])), 0, "gt")
+            turn = ctx.load_acquire(arrived + sender)
+            holds = ctx.test(arrived + sender, turn, "eq") & ~ctx.test(arrived + sender, turn + 1)
+            gl.store(out + taken * BLOCK + i, gl.load(inbox + sender * BLOCK + i) * holds.to(gl.int32))
+            gl.store(arrived + sender, 0)
+            ctx.signal(granted, turn, sender)
+
+
+@gluon.jit
 def compare(flag, value, out, timeout_ns, cmp: gl.constexpr):
     gl.store(out, language.wait(flag, value, cmp=cmp, timeout_ns=timeout_ns))
 

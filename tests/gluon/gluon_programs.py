@@ -260,6 +260,46 @@ def _await_flag(
     gl.store(found, seen)
 
 
+@gluon.jit(do_not_specialize=_RANKS)
+def _look(
+    function: gl.constexpr,
+    signal: gl.constexpr,
+    Context: gl.constexpr,
+    name: gl.constexpr,
+    cmp: gl.constexpr,
+    flags,
+    sent,
+    value,
+    found,
+    context,
+    bases,
+    me,
+    peer,
+    timeout_ns,
+    W: gl.constexpr,
+):
+    i = gl.arange(0, 2, layout=default_layout([2]))
+    if Context is None:
+        if name == "wait_any":
+            signal(flags + 1, sent, me, peer, bases)
+            gl.store(found, function(flags + i, value, cmp=cmp, timeout_ns=timeout_ns))
+        elif name == "test":
+            gl.store(found, function(flags, value, cmp=cmp))
+            gl.store(found + 1, function(flags + 1, value, cmp=cmp))
+        else:
+            gl.store(found + i, function(flags + i))
+    else:
+        dev = Context.initialize(context)
+        if name == "wait_any":
+            dev.signal(flags + 1, sent, peer)
+            gl.store(found, dev.wait_any(flags + i, value, cmp=cmp))
+        elif name == "test":
+            gl.store(found, dev.test(flags, value, cmp=cmp))
+            gl.store(found + 1, dev.test(flags + 1, value, cmp=cmp))
+        else:
+            gl.store(found + i, dev.load_acquire(flags + i))
+
+
 @gluon.jit
 def _barrier(
     barrier: gl.constexpr,
@@ -388,6 +428,13 @@ def await_flag(ctx, form, cmp, flag, sent, value, found, timeout_s):
     me, peer = ctx.cur_rank, (ctx.cur_rank + 1) % ctx.num_ranks
     arguments = flag, sent, value, found, *_where(ctx), me, peer, _ns(timeout_s)
     _await_flag[(1,)](*_api(ctx, form, "signal", "wait"), cmp, *arguments, W=ctx.num_ranks)
+
+
+def look(ctx, form, name, cmp, flags, sent, value, found, timeout_s):
+    """wait_any, test or load_acquire."""
+    me, peer = ctx.cur_rank, (ctx.cur_rank + 1) % ctx.num_ranks
+    arguments = flags, sent, value, found, *_where(ctx), me, peer, _ns(timeout_s)
+    _look[(1,)](*_api(ctx, form, name, "signal"), name, cmp, *arguments, W=ctx.num_ranks)
 
 
 def meet(ctx, form, slots, found, flags, value, group, timeout_s):

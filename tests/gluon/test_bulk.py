@@ -39,6 +39,22 @@ def test_what_it_compiles_to(op, dtype, num_warps):
     assert kernel.metadata.shared < 2 * 65536, "the second copy uses the first one's shared memory"
 
 
+@pytest.mark.parametrize("whole_program", [True, False])
+def test_a_fence_stands_between_a_wait_and_tma(whole_program):
+    arguments = IrisDeviceCtx, INT64, INT64, torch.int32, torch.int32, whole_program
+    ptx = assembly(compile_for(bulk_kernels.load_awaited, (*arguments, True)))
+    between = ptx[ptx.index("ld.acquire.sys") : ptx.index("cp.async.bulk.tensor")]
+    assert "fence.proxy.async;" in between
+    behind = between[between.index("fence.proxy.async;") :]
+    assert ("bar.sync" in behind) or not whole_program
+    assert "buffer_inv" in assembly(compile_for(bulk_kernels.load_awaited, (*arguments, False), target="gfx942"))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_tma_reads_what_was_awaited(pool, num_ranks, device):
+    assert pool.run(bulk_kernels.run_load_awaited, num_ranks, device) == [True] * num_ranks
+
+
 @pytest.mark.parametrize("target", ["gfx942", "gfx950", "sm_80"])
 def test_other_targets_are_refused(target):
     resolved = TARGETS.get(target, GPUTarget("cuda", 80, 32))

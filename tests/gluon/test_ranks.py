@@ -7,7 +7,7 @@ import gluon_kernels
 import pytest
 from gluon_jobs import KERNELS, backend_name, in_gluon, same_atomics
 from jobs_atomics import LEGAL
-from jobs_sync import COMPARE_TIMEOUT_S, COMPARISONS, run_handshake
+from jobs_sync import COMPARE_TIMEOUT_S, COMPARISONS, check_served, run_handshake
 from rank_counts import rank_counts
 
 from iris_core.errors import PeerLostError
@@ -61,6 +61,13 @@ def test_added_signals_are_all_counted(pool, num_ranks, dtype, device):
     rounds = 5 if device == "cpu" else 100
     counts = pool.run(in_gluon, num_ranks, "jobs_sync", "run_count", dtype, rounds, device)
     assert counts[0] == rounds * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_whoever_comes_is_served(pool, num_ranks, device, tmp_path):
+    rounds = 10 if device == "cpu" else 200
+    served, *_ = pool.run(in_gluon, num_ranks, "jobs_sync", "run_serve", rounds, str(tmp_path / "changes"), device)
+    check_served(served, num_ranks, rounds)
 
 
 @pytest.mark.parametrize(

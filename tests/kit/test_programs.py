@@ -57,6 +57,9 @@ def launches(programs, language, context):
     for each in device_functions.WAITS:
         arguments = signal, wait, context, each.cmp, INT64, each.sent, each.value, INT64, *where, 0, 1, NS
         yield programs._await_flag, arguments, {"W": 3}
+        for name in device_functions.LOOKS:
+            arguments = getattr(language, name), signal, context, name, each.cmp, INT64, 5, 5, INT64, *where, 0, 1, NS
+            yield programs._look, arguments, {"W": 3}
     for grouped in (False, True):
         arguments = store, language.barrier, context, INT64, INT64, INT64, 7, *where, 1, NS, grouped, 0, 2, 2
         yield programs._meet, arguments, {"W": 3, "LANES": 4}

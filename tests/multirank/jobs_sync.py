@@ -1,5 +1,6 @@
 """Kernels and rank jobs of test_sync: signal, wait, put_signal and barrier on the device."""
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -8,6 +9,7 @@ import time
 import torch
 import triton
 import triton.language as tl
+from delays import late_after_signals
 from jobs_common import compile_together, environment
 
 import iris_triton as iris
@@ -117,6 +119,29 @@ def barriers(
 
 
 @triton.jit
+def serve(
+    inbox, arrived, granted, out, context, rank: tl.constexpr, world: tl.constexpr, rounds, LANES: tl.constexpr,
+    BLOCK: tl.constexpr
+):  # fmt: skip
+    """Rank 0 takes from whoever has sent, and lets that rank send again."""
+    ctx = DeviceContext.initialize(context, rank, world)
+    i = tl.arange(0, BLOCK)
+    if rank > 0:
+        for r in range(rounds):
+            ctx.store(inbox + rank * BLOCK + i, 1000 * (r + 1) + rank, 0)
+            ctx.signal(arrived + rank, r + 1, 0)
+            ctx.wait(granted, r + 1)
+    else:
+        for taken in range(rounds * (world - 1)):
+            sender = ctx.wait_any(arrived + tl.arange(0, LANES), 0, "gt")
+            turn = ctx.load_acquire(arrived + sender)
+            holds = ctx.test(arrived + sender, turn, "eq") & ~ctx.test(arrived + sender, turn + 1)
+            tl.store(out + taken * BLOCK + i, tl.load(inbox + sender * BLOCK + i) * holds.to(tl.int32))
+            tl.store(arrived + sender, 0)
+            ctx.signal(granted, turn, sender)
+
+
+@triton.jit
 def wait_for_nothing(flag, context, rank: tl.constexpr, world: tl.constexpr):
     """A signal that nobody sends."""
     ctx = DeviceContext.initialize(context, rank, world)
@@ -182,6 +207,30 @@ def run_count(dtype_name: str, rounds: int, device: str = "cpu") -> int:
         count_signals[(1,)](flag, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks, rounds)
         ctx.barrier()
         return flag.item()
+
+
+def run_serve(rounds: int, shared_file: str, device: str = "cpu") -> list[int]:
+    """Return what rank 0 took, an element of each block; blocks of different elements are an error."""
+    with Iris("4MiB", device=device) as ctx:
+        rank, world, lanes = ctx.cur_rank, ctx.num_ranks, triton.next_power_of_2(ctx.num_ranks)
+        inbox, arrived = ctx.zeros(world, BLOCK, dtype=torch.int32), ctx.zeros(lanes, dtype=torch.int64)
+        granted = ctx.zeros(1, dtype=torch.int64)
+        out = torch.zeros(rounds * (world - 1), BLOCK, dtype=torch.int32, device=ctx.device)
+        ctx.barrier()
+        late = late_after_signals(shared_file, rank, world, 0.1) if device == "cpu" else contextlib.nullcontext()
+        with late:
+            serve[(1,)](inbox, arrived, granted, out, ctx.get_device_context(), rank, world, rounds, lanes, BLOCK=BLOCK)
+            ctx.barrier()
+        assert (out == out[:, :1]).all()
+        return out[:, 0].tolist()
+
+
+def check_served(served: list[int], num_ranks: int, rounds: int) -> None:
+    """Every rank was served once a round, and its rounds in order."""
+    for sender in range(1, num_ranks):
+        mine = [value for value in served if value % 1000 == sender]
+        assert mine == [1000 * (r + 1) + sender for r in range(rounds)]
+    assert len(served) == rounds * (num_ranks - 1)
 
 
 def run_barrier(start: int, stride: int, size: int, rounds: int, launches: int, device: str = "cpu") -> int:

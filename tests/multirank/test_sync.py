@@ -5,12 +5,14 @@ import torch
 from jobs_sync import (
     COMPARE_TIMEOUT_S,
     COMPARISONS,
+    check_served,
     compare,
     run_barrier,
     run_compare,
     run_count,
     run_handshake,
     run_ring,
+    run_serve,
     run_timeout,
     wait_for_a_dead_peer,
 )
@@ -37,6 +39,14 @@ def test_every_op_sem_and_scope_of_signals_and_waits(pool, num_ranks, device):
 def test_added_signals_are_all_counted(pool, num_ranks, dtype, device):
     rounds = 5 if device == "cpu" else 100
     assert pool.run(run_count, num_ranks, dtype, rounds, device)[0] == rounds * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_whoever_comes_is_served(pool, num_ranks, device, tmp_path):
+    """With ranks that are late at random: what was signalled is there behind wait_any, load_acquire and test."""
+    rounds = 10 if device == "cpu" else 200
+    served, *_ = pool.run(run_serve, num_ranks, rounds, str(tmp_path / "changes"), device)
+    check_served(served, num_ranks, rounds)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])

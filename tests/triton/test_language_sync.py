@@ -116,6 +116,56 @@ def test_a_block_of_flags_waits_for_the_last_one():
     assert out.tolist() == list(range(1, n + 1))
 
 
+@triton.jit
+def serve_any(flags, data, out, order, n, N: tl.constexpr):
+    """Program 0 takes from whoever has signalled; the others signal in an order of their own."""
+    i = tl.arange(0, N)
+    if tl.program_id(0) == 0:
+        for turn in range(n):
+            sender = iris.wait_any(flags + i, 0, "gt")
+            tl.store(out + turn, tl.load(data + sender) * 100 + iris.load_acquire(flags + sender))
+            tl.store(flags + sender, -1)
+    else:
+        sender = tl.load(order + tl.program_id(0) - 1)
+        tl.store(data + sender, sender)
+        tl.atomic_xchg(flags + sender, sender + 1, sem="release", scope="sys")
+
+
+def test_wait_any_returns_the_first_flag_that_holds():
+    cpu.enable()
+    n = 8
+    flags, data, out = (torch.zeros(n, dtype=torch.int64) for _ in range(3))
+    serve_any[(n + 1,)](flags, data, out, torch.tensor([3, 1, 7, 0, 2, 6, 5, 4]), n, N=n)
+    assert sorted(out.tolist()) == [101 * sender + 1 for sender in range(n)]
+    assert (flags == -1).all()
+
+
+@triton.jit
+def look_once(flags, values, out, cmp: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out, iris.test(flags, tl.load(values), cmp))
+    tl.store(out + 1, iris.test(flags + i, tl.load(values + i), cmp))
+    tl.store(out + 2, iris.wait_any(flags + i, tl.load(values + i), cmp, timeout_ns=1000))
+    tl.store(out + 3, iris.load_acquire(flags))
+    tl.store(out + 4 + i, iris.load_acquire(flags + i))
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_looking_does_not_wait(flag):
+    cpu.enable()
+    flags, values = torch.tensor([5, 6, 7, 8], dtype=flag), torch.tensor([5, 6, 7, 8])
+    for values, cmp, wanted in (
+        ([5, 6, 7, 8], "eq", [1, 1, 0]),
+        ([5, 6, 7, 9], "eq", [1, 0, 0]),
+        ([4, 5, 7, 8], "lt", [0, 0, -1]),
+        ([5, 6, 7, 9], "lt", [0, 0, 3]),
+        ([6, 6, 0, 0], "ge", [0, 0, 1]),
+    ):
+        out = torch.full((8,), -7)
+        look_once[(1,)](flags, torch.tensor(values), out, cmp, N=4)
+        assert out.tolist() == [*wanted, 5, 5, 6, 7, 8], (values, cmp)
+
+
 # -- bounded waits ----------------------------------------------------------------------------------------------------
 @triton.jit
 def wait_bounded(flags, out, context, lanes: tl.constexpr, world_size: tl.constexpr):
@@ -124,6 +174,8 @@ def wait_bounded(flags, out, context, lanes: tl.constexpr, world_size: tl.conste
     if lanes == 1:
         seen = ctx.wait(flags, 42)
         tl.store(out + pid, seen)
+    elif lanes < 0:
+        tl.store(out, ctx.wait_any(flags + tl.arange(0, -lanes), 42, "eq"))
     else:
         i = tl.arange(0, lanes)
         seen = ctx.wait(flags + i, i, "eq")
@@ -153,6 +205,16 @@ def test_the_first_missing_flag_of_a_block_is_reported(make_world):
     assert (words[Status.EXPECTED], words[Status.LAST]) == (2, 9)
     assert "== 2" in timeout_text(Report(0, Status.CODE, words, 0), Meaning((0,)))
     assert out.tolist() == flags.tolist()
+
+
+def test_a_wait_for_any_flag_reports_the_first_one(make_world):
+    world = make_world(1)
+    (flags,), out = world.tensors(torch.tensor([3, 1, 9, 2])), torch.zeros(1, dtype=torch.int64)
+    wait_bounded[(1,)](flags, out, world.context(0, timeout_ns=20_000_000), lanes=-4, world_size=1)
+    words = world.status.tolist()
+    assert out.item() == -1
+    assert (words[Status.ADDRESS], words[Status.EXPECTED], words[Status.LAST]) == (flags.data_ptr(), 42, 3)
+    assert "== 42" in timeout_text(Report(0, Status.CODE, words, 0), Meaning((0,)))
 
 
 class Clock:
@@ -339,6 +401,12 @@ def misuse(flag, bases, what: tl.constexpr):
         iris.barrier(flag + tl.arange(0, 2), 0, 1, bases)
     elif what == "wait block":
         iris.wait(flag + tl.arange(0, 2)[:, None] + tl.arange(0, 2)[None, :], 1)
+    elif what == "any of one":
+        iris.wait_any(flag, 1)
+    elif what == "test type":
+        iris.test(flag, 1)
+    elif what == "load scope":
+        iris.load_acquire(flag, scope="cta")
     else:
         iris.wait(flag, 1)
 
@@ -359,6 +427,9 @@ def misuse(flag, bases, what: tl.constexpr):
         ("wait sem", torch.int64, 'sem of wait must be "acquire" or "relaxed", scope "sys" or "gpu"'),
         ("signal block", torch.int64, "signal changes one flag"),
         ("barrier block", torch.int64, "flags of a barrier must be a pointer to the first word"),
+        ("any of one", torch.int64, "wait_any takes a block of flags"),
+        ("test type", torch.float32, "flags must be integers of 32 or 64 bits"),
+        ("load scope", torch.int64, 'scope "sys" or "gpu"'),
         ("wait block", torch.int64, "wait takes one flag, or a block of them with one dimension"),
     ],
 )

@@ -62,12 +62,28 @@ def await_bulk_stores():
 
 
 @gluon.jit
-def _order_before_bulk():
-    """Let the copies that follow see what this program has stored, and what it has acquired, by ordinary accesses."""
+def fence_async_global(WHOLE_PROGRAM: gl.constexpr = True):
+    """Let TMA accesses that follow see the global memory that ordinary accesses do: a proxy fence.
+
+    TMA reads and writes memory on a path of its own, which nothing of `wait` or of a barrier orders.  So call this
+    between a `wait` and TMA loads of what was awaited, and between ordinary stores and TMA accesses to the same memory;
+    behind TMA stores, before a `signal`, comes `await_bulk_stores`.  It is nothing where there is no TMA.
+
+    Args:
+        WHOLE_PROGRAM: for what all threads have stored or been told; they meet at a barrier before and behind.  False:
+            for the calling threads' own, as in a partition of one warp that has waited by itself.
+
+    Example:
+        ctx.wait(flag, 1)
+        bulk.fence_async_global()
+        tma.async_copy_global_to_shared(descriptor, [0, 0], bar, tile)
+    """
     if is_cuda():
-        barrier()
+        if WHOLE_PROGRAM:
+            barrier()
         gl.inline_asm_elementwise("fence.proxy.async; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-        barrier()
+        if WHOLE_PROGRAM:
+            barrier()
 
 
 @gluon.jit
@@ -126,7 +142,7 @@ def _copy(source, target, numel, CHUNK_BYTES: gl.constexpr, STAGES: gl.constexpr
     if (gl.cast(source, gl.int64) | gl.cast(target, gl.int64)) % _ALIGNMENT != 0:
         rows = rows * 0
     if rows > 0:
-        _order_before_bulk()
+        fence_async_global()
         words: gl.constexpr = gl.pointer_type(gl.int32)
         _copy_rows(source.to(words, bitcast=True), target.to(words, bitcast=True), rows, CHUNK_BYTES, STAGES)
     _copy_plainly(source, target, gl.cast(rows, gl.int64) * PER_ROW, gl.cast(numel, gl.int64))
@@ -214,8 +230,8 @@ def peer_descriptor(
     return tma.make_tensor_descriptor(target, shape, strides, block_shape, layout)
 
 
-@cpu_entry(_order_before_bulk)
-def _cpu_order_before_bulk(program):
+@cpu_entry(fence_async_global)
+def _cpu_fence_async_global(program, WHOLE_PROGRAM=True):
     return None  # the CPU has one kind of access
 
 

@@ -147,6 +147,25 @@ def synchronise(
         else:
             seen = language.wait(flags + each, value, timeout_ns=timeout_ns, status=status, rank=me)
         gl.store(flags + W + each, seen)
+    elif op == "wait_any":
+        each = gl.arange(0, W, layout=default_layout([W]))
+        if method:
+            place = ctx.wait_any(flags + each, value)
+        else:
+            place = language.wait_any(flags + each, value, timeout_ns=timeout_ns, status=status, rank=me)
+        gl.store(flags + W, place)
+    elif op == "test":
+        if method:
+            holds = ctx.test(flags, value)
+        else:
+            holds = language.test(flags, value)
+        gl.store(flags + W, holds)
+    elif op == "load_acquire":  # each thread has flags of its own, of which the compiler tells no other
+        if method:
+            seen = ctx.load_acquire(flags + i)
+        else:
+            seen = language.load_acquire(flags + i)
+        gl.store(flags + BLOCK + i, seen)
     elif op == "put_signal":
         if method:
             ctx.put_signal(x + i, x + BLOCK + i, flags, value, peer)

@@ -51,7 +51,8 @@ class IrisDeviceCtx:
         pointer, from_ptr, to_ptr, src_ptr, dst_ptr: pointer, or block of pointers of any shape, into the caller's heap;
             the access goes to the same offsets of the other rank's.  The own side, `to_ptr` of `get` and `from_ptr` of
             `put` and `put_signal`, may lie anywhere.  Flags are less free: `signal` and `put_signal` change one,
-            and `wait` awaits one or a block with one dimension.  `put_bulk` and `get_bulk` take scalar pointers.
+            `wait`, `test` and `load_acquire` take one or a block with one dimension, and `wait_any` such a block.
+            `put_bulk` and `get_bulk` take scalar pointers.
         from_rank, to_rank: rank whose memory is read or changed, an int32 or a constexpr.  One outside of the world
             fires an assertion on the CPU and, on GPUs, in kernels that are compiled with debug=True.
         value, val: scalar or block; converted to the pointers' element type.
@@ -403,6 +404,13 @@ class IrisDeviceCtx:
         self.tracing.end(event)
 
     @gluon.jit
+    def _bound(self):
+        """How long waits may take, and where they report."""
+        words = self.heap_bases + self.num_ranks
+        status = gl.load(words + _STATUS_WORD).to(gl.pointer_type(gl.int64))
+        return gl.load(words + _TIMEOUT_WORD), status
+
+    @gluon.jit
     def wait(
         self,
         pointer,
@@ -412,13 +420,44 @@ class IrisDeviceCtx:
         scope: gl.constexpr = SYS,
     ):
         """Wait until `flag <cmp> value` holds for all flags at `pointer`; returns the last values seen."""
-        words = self.heap_bases + self.num_ranks
-        timeout_ns = gl.load(words + _TIMEOUT_WORD)
-        status = gl.load(words + _STATUS_WORD).to(gl.pointer_type(gl.int64))
+        timeout_ns, status = self._bound()
         event = self.tracing.begin(tracing_events.WAIT, self.cur_rank, pointer)
         seen = language.wait(pointer, value, cmp, sem, scope, timeout_ns, status, self.cur_rank)
         self.tracing.end(event)
         return seen
+
+    @gluon.jit
+    def wait_any(
+        self,
+        pointer,
+        value,
+        cmp: gl.constexpr = GE,
+        sem: gl.constexpr = ACQUIRE,
+        scope: gl.constexpr = SYS,
+    ):
+        """Wait until `flag <cmp> value` holds for one of the flags at `pointer`; returns which, -1 after the bound."""
+        timeout_ns, status = self._bound()
+        event = self.tracing.begin(tracing_events.WAIT, self.cur_rank, pointer)
+        place = language.wait_any(pointer, value, cmp, sem, scope, timeout_ns, status, self.cur_rank)
+        self.tracing.end(event)
+        return place
+
+    @gluon.jit
+    def test(
+        self,
+        pointer,
+        value,
+        cmp: gl.constexpr = GE,
+        sem: gl.constexpr = ACQUIRE,
+        scope: gl.constexpr = SYS,
+    ):
+        """Return whether `flag <cmp> value` holds now for all flags at `pointer`."""
+        return language.test(pointer, value, cmp, sem, scope)
+
+    @gluon.jit
+    def load_acquire(self, pointer, scope: gl.constexpr = SYS):
+        """Return the flags at `pointer`; what was stored before their signals is visible then."""
+        return language.load_acquire(pointer, scope)
 
     @gluon.jit
     def put_signal(
@@ -482,9 +521,7 @@ class IrisDeviceCtx:
     @gluon.jit
     def barrier(self, flags, rank_start=0, rank_stride=1, group_size=None, program=0):
         """Wait until every rank of the group has come here; its stores are then visible.  Collective over the group."""
-        words = self.heap_bases + self.num_ranks
-        timeout_ns = gl.load(words + _TIMEOUT_WORD)
-        status = gl.load(words + _STATUS_WORD).to(gl.pointer_type(gl.int64))
+        timeout_ns, status = self._bound()
         event = self.tracing.begin(tracing_events.BARRIER, -1, flags)
         language.barrier(
             flags,

@@ -14,7 +14,8 @@ the rank in whose address space the pointer is (normally the caller), the second
 
 Results have the layout of the pointers; a scalar operand goes with pointers of any layout.  Offsets are 64 bits wide.
 Loads and stores are weak accesses: they order nothing.  To hand over data, store it and `signal`; the receiver calls
-`wait` and then loads.
+`wait`, `wait_any`, `test` or `load_acquire`, and then loads; before loads by TMA comes
+`iris_gluon.bulk.fence_async_global`.
 
 The same functions with the ranks filled in are methods of `iris_gluon.IrisDeviceCtx`.  Those for loads, stores and
 copies are the ones of `iris_triton.language`.
@@ -34,7 +35,7 @@ from iris_triton.atomics import (
     atomic_xor,
 )
 from iris_triton.memory import copy, get, load, put, store
-from iris_triton.sync import barrier, put_signal, signal, wait
+from iris_triton.sync import barrier, load_acquire, put_signal, signal, test, wait, wait_any
 
 __all__ = [
     "atomic_add",
@@ -50,9 +51,12 @@ __all__ = [
     "copy",
     "get",
     "load",
+    "load_acquire",
     "put",
     "put_signal",
     "signal",
     "store",
+    "test",
     "wait",
+    "wait_any",
 ]

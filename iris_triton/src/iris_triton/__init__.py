@@ -44,11 +44,14 @@ if TYPE_CHECKING:
     from iris_triton.language import copy as copy
     from iris_triton.language import get as get
     from iris_triton.language import load as load
+    from iris_triton.language import load_acquire as load_acquire
     from iris_triton.language import put as put
     from iris_triton.language import put_signal as put_signal
     from iris_triton.language import signal as signal
     from iris_triton.language import store as store
+    from iris_triton.language import test as test
     from iris_triton.language import wait as wait
+    from iris_triton.language import wait_any as wait_any
     from iris_triton.rocm_iris.context import Iris as Iris
     from iris_triton.rocm_iris.engines import quiet as quiet
     from iris_triton.rocm_iris.host import get_device_id_for_rank as get_device_id_for_rank
@@ -65,7 +68,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_OURS = {"barrier", "put_signal", "signal", "wait"}
+_OURS = {"barrier", "load_acquire", "put_signal", "signal", "test", "wait", "wait_any"}
 """Device functions that AMD's Iris has not."""
 
 __all__ = [
@@ -100,6 +103,7 @@ __all__ = [
     "iris",
     "is_simulation_env",
     "load",
+    "load_acquire",
     "logger",
     "make_tensor_view",
     "put",
@@ -109,7 +113,9 @@ __all__ = [
     "signal",
     "store",
     "tensor_from_ptr",
+    "test",
     "wait",
+    "wait_any",
 ]
 
 

@@ -139,6 +139,25 @@ def synchronise(
         else:
             seen = language.wait(flags + lanes, value, timeout_ns=timeout_ns, status=status, rank=me)
         tl.store(flags + W + lanes, seen)
+    elif op == "wait_any":
+        lanes = tl.arange(0, W)
+        if method:
+            place = ctx.wait_any(flags + lanes, value)
+        else:
+            place = language.wait_any(flags + lanes, value, timeout_ns=timeout_ns, status=status, rank=me)
+        tl.store(flags + W, place)
+    elif op == "test":
+        if method:
+            holds = ctx.test(flags, value)
+        else:
+            holds = language.test(flags, value)
+        tl.store(flags + W, holds)
+    elif op == "load_acquire":  # each thread has flags of its own, of which the compiler tells no other
+        if method:
+            seen = ctx.load_acquire(flags + i)
+        else:
+            seen = language.load_acquire(flags + i)
+        tl.store(flags + BLOCK + i, seen)
     elif op == "put_signal":
         if method:
             ctx.put_signal(x + i, x + BLOCK + i, flags, value, peer)
@@ -220,6 +239,7 @@ _CUDA_RELEASE = r"bar\.sync[\s\S]*st\.release\.sys\.global\.b"
 _CUDA_RELEASE_ADD = r"bar\.sync[\s\S]*(atom|red)\.global\.sys\.release\.add\."
 _HIP_RELEASE = r"s_waitcnt vmcnt\(0\)[\s\S]*s_barrier[\s\S]*buffer_wbl2 sc0 sc1[\s\S]*global_atomic_{}"
 _CUDA_ACQUIRE = r"ld\.acquire\.sys\.global\.b[\s\S]*bar\.sync"
+_CUDA_LOOK = r"(ld|atom)\.global\.(sys\.acquire|acquire\.sys)\.[\s\S]*bar\.sync"
 _HIP_ACQUIRE = r"sc1[\s\S]*buffer_inv sc0 sc1"
 _CUDA_ATOMIC = {
     "add": "add", "sub": "add", "cas": "cas", "xchg": "exch", "xor": "xor", "and": "and", "or": "or", "min": "min",
@@ -298,6 +318,9 @@ def _synchronisation() -> list[CompileCase]:
         "wait": bounded,
         "wait_unbounded": acquire,
         "wait_block": bounded,
+        "wait_any": {_CUDA: (_CUDA_LOOK, "globaltimer"), _HIP: bounded[_HIP]},
+        "test": {_CUDA: (_CUDA_LOOK,), _HIP: (_HIP_ACQUIRE,)},
+        "load_acquire": {_CUDA: (_CUDA_LOOK,), _HIP: (_HIP_ACQUIRE,)},
         "put_signal": {kind: (_VECTOR_STORE[kind], *release[kind]) for kind in release},
         "barrier": {kind: (*release[kind], *bounded[kind]) for kind in release},
         "barrier_group": {kind: (*release[kind], *acquire[kind]) for kind in release},

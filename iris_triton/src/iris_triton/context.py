@@ -44,7 +44,7 @@ class DeviceContext:
         pointer, from_ptr, to_ptr, src_ptr, dst_ptr: pointer, or block of pointers of any shape, into the caller's heap;
             the access goes to the same offsets of the other rank's.  The own side, `to_ptr` of `get` and `from_ptr` of
             `put` and `put_signal`, may lie anywhere.  Flags are less free: `signal` and `put_signal` change one,
-            and `wait` awaits one or a block with one dimension.
+            `wait`, `test` and `load_acquire` take one or a block with one dimension, and `wait_any` such a block.
         from_rank, to_rank: rank whose memory is read or changed, an int32 or a constexpr.  One outside of the world
             fires an assertion on the CPU and, on GPUs, in kernels that are compiled with debug=True.
         value, val: scalar or block; converted to the pointers' element type.
@@ -408,6 +408,13 @@ class DeviceContext:
         self.tracing.end(event)
 
     @triton.jit
+    def _bound(self):
+        """How long waits may take, and where they report."""
+        words = self.heap_bases + self.world_size
+        status = tl.load(words + _STATUS_WORD).to(tl.pointer_type(tl.int64))
+        return tl.load(words + _TIMEOUT_WORD), status
+
+    @triton.jit
     def wait(
         self,
         pointer,
@@ -417,13 +424,44 @@ class DeviceContext:
         scope: tl.constexpr = SYS,
     ):
         """Wait until `flag <cmp> value` holds for all flags at `pointer`; returns the last values seen."""
-        words = self.heap_bases + self.world_size
-        timeout_ns = tl.load(words + _TIMEOUT_WORD)
-        status = tl.load(words + _STATUS_WORD).to(tl.pointer_type(tl.int64))
+        timeout_ns, status = self._bound()
         event = self.tracing.begin(tracing_events.WAIT, self.rank, pointer)
         seen = language.wait(pointer, value, cmp, sem, scope, timeout_ns, status, self.rank)
         self.tracing.end(event)
         return seen
+
+    @triton.jit
+    def wait_any(
+        self,
+        pointer,
+        value,
+        cmp: tl.constexpr = GE,
+        sem: tl.constexpr = ACQUIRE,
+        scope: tl.constexpr = SYS,
+    ):
+        """Wait until `flag <cmp> value` holds for one of the flags at `pointer`; returns which, -1 after the bound."""
+        timeout_ns, status = self._bound()
+        event = self.tracing.begin(tracing_events.WAIT, self.rank, pointer)
+        place = language.wait_any(pointer, value, cmp, sem, scope, timeout_ns, status, self.rank)
+        self.tracing.end(event)
+        return place
+
+    @triton.jit
+    def test(
+        self,
+        pointer,
+        value,
+        cmp: tl.constexpr = GE,
+        sem: tl.constexpr = ACQUIRE,
+        scope: tl.constexpr = SYS,
+    ):
+        """Return whether `flag <cmp> value` holds now for all flags at `pointer`."""
+        return language.test(pointer, value, cmp, sem, scope)
+
+    @triton.jit
+    def load_acquire(self, pointer, scope: tl.constexpr = SYS):
+        """Return the flags at `pointer`; what was stored before their signals is visible then."""
+        return language.load_acquire(pointer, scope)
 
     @triton.jit
     def put_signal(
@@ -467,9 +505,7 @@ class DeviceContext:
     @triton.jit
     def barrier(self, flags, rank_start=0, rank_stride=1, group_size=None, program=0):
         """Wait until every rank of the group has come here; its stores are then visible.  Collective over the group."""
-        words = self.heap_bases + self.world_size
-        timeout_ns = tl.load(words + _TIMEOUT_WORD)
-        status = tl.load(words + _STATUS_WORD).to(tl.pointer_type(tl.int64))
+        timeout_ns, status = self._bound()
         event = self.tracing.begin(tracing_events.BARRIER, -1, flags)
         language.barrier(
             flags,

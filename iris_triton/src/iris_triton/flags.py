@@ -16,7 +16,7 @@ from triton.language.target_info import is_cuda, is_hip
 
 from iris_core import device_context as _layout
 from iris_triton.intrinsics import wait_clock_ns
-from iris_triton.lanes import lanes, num_threads, spread
+from iris_triton.lanes import lanes, num_threads, places_in, spread
 
 POLLS_PER_CLOCK = tl.constexpr(64)
 """Polls between two looks at the clock, of those waits that are bounded."""
@@ -301,11 +301,15 @@ def poll(pointer, sem: tl.constexpr, scope: tl.constexpr):
     Adding nothing is the form that is uniform: one thread looks and tells the others, so no two of them disagree on
     whether to look again.
     """
-    return tl.atomic_add(pointer, spread(0, pointer), sem=sem, scope=scope)
+    if pointer.type.is_block():
+        where: tl.constexpr = _scope_that_acquires(sem, scope, is_hip())
+    else:
+        where: tl.constexpr = scope
+    return tl.atomic_add(pointer, spread(0, pointer), sem=sem, scope=where)
 
 
 @triton.jit
-def _missing(seen, expected, cmp: tl.constexpr):
+def missing_flags(seen, expected, cmp: tl.constexpr):
     """Number of flags (scalar) for which the comparison does not hold."""
     missing = 1 - _holds(seen, expected, cmp).to(tl.int32)
     if missing.type.is_block():
@@ -430,7 +434,7 @@ def _spin(pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.con
     late = polls != 0
     start = tl.cast(0, tl.int64)
     seen = poll(pointer, sem, scope)
-    while (_missing(seen, expected, cmp) > 0) & ~late:
+    while (missing_flags(seen, expected, cmp) > 0) & ~late:
         polls += 1
         if timeout_ns != 0:  # noqa: SIM102 - decided at compile time where it is a constexpr
             if polls % POLLS_PER_CLOCK == 0:
@@ -441,7 +445,7 @@ def _spin(pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.con
             if timeout_ns > 0:
                 report_wait(status_word, rank, pointer, expected, seen, cmp, TIMED_OUT)
             else:
-                while _missing(seen, expected, cmp) > 0:
+                while missing_flags(seen, expected, cmp) > 0:
                     if late:  # again whenever so much time has passed: the host sees that it goes on
                         report_wait(status_word, rank, pointer, expected, seen, cmp, WAITING)
                         start = tl.cast(0, tl.int64)
@@ -451,34 +455,56 @@ def _spin(pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.con
 
 
 @triton.jit
-def _spin_all(
-    pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
-):
-    """Wait for a block of flags.
+def _place(seen, expected, cmp: tl.constexpr, ANY: tl.constexpr):
+    """Where a wait for a block of flags ends: at the first that holds, or at 0 when all do; else how many there are."""
+    count: tl.constexpr = seen.shape[0]
+    if ANY:
+        return tl.min(tl.where(_holds(seen, expected, cmp), places_in(seen), count), axis=0)
+    else:
+        return tl.where(missing_flags(seen, expected, cmp) > 0, count, 0)
 
-    Returns nothing: some versions of the compiler cannot carry a block round a `while`, so the last values would have
-    to be read once more.
+
+@triton.jit
+def _spin_block(
+    pointer,
+    expected,
+    cmp: tl.constexpr,
+    sem: tl.constexpr,
+    scope: tl.constexpr,
+    timeout_ns,
+    status_word,
+    rank,
+    ANY: tl.constexpr,
+):
+    """Wait for all flags of a block, or for any; returns `_place`.
+
+    Not the last values: some versions of the compiler cannot carry a block round a `while`, so they would have to be
+    read once more.
     """
     polls = 0
     late = polls != 0
     start = tl.cast(0, tl.int64)
-    where: tl.constexpr = _scope_that_acquires(sem, scope, is_hip())
-    while (_missing(poll(pointer, sem, where), expected, cmp) > 0) & ~late:
+    count: tl.constexpr = pointer.shape[0]
+    place = _place(poll(pointer, sem, scope), expected, cmp, ANY)
+    while (place == count) & ~late:
         polls += 1
         if timeout_ns != 0:  # noqa: SIM102
             if polls % POLLS_PER_CLOCK == 0:
                 late, start = look_at_clock(start, timeout_ns, status_word)
+        place = _place(poll(pointer, sem, scope), expected, cmp, ANY)
     if timeout_ns != 0:  # noqa: SIM102
         if late:
             if timeout_ns > 0:
                 report_wait(status_word, rank, pointer, expected, poll(pointer, sem, scope), cmp, TIMED_OUT)
             else:
-                while _missing(poll(pointer, sem, where), expected, cmp) > 0:
+                while place == count:
                     if late:
                         seen = poll(pointer, "relaxed", scope)
                         report_wait(status_word, rank, pointer, expected, seen, cmp, WAITING)
                         start = tl.cast(0, tl.int64)
                     late, start = look_at_clock(start, timeout_ns, status_word)
+                    place = _place(poll(pointer, sem, scope), expected, cmp, ANY)
+    return place
 
 
 # -- waiting ----------------------------------------------------------------------------------------------------------
@@ -545,4 +571,17 @@ def await_flags(
         _await_each(pointers, expected, mask, cmp, sem, scope, timeout_ns, status_word, rank)
         tl.debug_barrier()
     else:
-        _spin_all(pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank)
+        _spin_block(pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank, False)
+
+
+@triton.jit
+def await_any(
+    pointers, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
+):
+    """Wait for one of a block of flags; returns which (int32), -1 if the time was over first.
+
+    Args:
+        pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank: as in `await_flags`.
+    """
+    place = _spin_block(pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank, True)
+    return tl.where(place == pointers.shape[0], -1, place)

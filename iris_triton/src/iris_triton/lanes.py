@@ -28,6 +28,13 @@ def lanes(count, _semantic=None, _generator=None):
     return _semantic.arange(0, count, layout)
 
 
+@core.builtin
+def places_in(block, _semantic=None):
+    """Return 0, 1, ... for the elements of a one-dimensional block, as int32; they go with it, also in Gluon."""
+    layout = getattr(block.type, "layout", None)
+    return _semantic.arange(0, int(block.type.shape[0]), *([] if layout is None else [layout]))
+
+
 def _along(semantic, count, axis, layout):
     """0 .. count - 1 along an axis of a two-dimensional block with that layout; Triton's blocks have none."""
     if getattr(semantic, "num_warps", None) is None:

@@ -19,7 +19,7 @@ goes to `pointer - heap_bases[first] + heap_bases[second]`.
                     sem None means "acq_rel".
 
 Offsets are 64 bits wide throughout.  Loads and stores are weak accesses: they order nothing.  To hand over data, store
-it and `signal`; the receiver calls `wait` and then loads.
+it and `signal`; the receiver calls `wait`, `wait_any`, `test` or `load_acquire`, and then loads.
 
 The same functions with the ranks filled in are methods of `iris_triton.DeviceContext`.
 """
@@ -38,7 +38,7 @@ from iris_triton.atomics import (
     atomic_xor,
 )
 from iris_triton.memory import copy, get, load, put, store
-from iris_triton.sync import barrier, put_signal, signal, wait
+from iris_triton.sync import barrier, load_acquire, put_signal, signal, test, wait, wait_any
 
 __all__ = [
     "atomic_add",
@@ -54,9 +54,12 @@ __all__ = [
     "copy",
     "get",
     "load",
+    "load_acquire",
     "put",
     "put_signal",
     "signal",
     "store",
+    "test",
     "wait",
+    "wait_any",
 ]

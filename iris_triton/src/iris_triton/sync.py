@@ -1,4 +1,4 @@
-"""Synchronisation between ranks from inside kernels: signal, wait, put_signal, barrier.
+"""Synchronisation between ranks from inside kernels: signal, wait and its kin, put_signal, barrier.
 
 `iris_triton.language` describes the common arguments.  A *flag* is a word of a symmetric tensor, a 32- or 64-bit
 integer.  The sender stores data and signals (release); the receiver waits (acquire) and reads the data.
@@ -9,12 +9,14 @@ import triton
 import triton.language as tl
 
 from iris_triton.flags import (
+    await_any,
     await_flag,
     await_flags,
     is_comparison,
     is_counter,
     is_flag,
     lanes_for,
+    missing_flags,
     poll,
     set_flag,
     set_flags,
@@ -152,6 +154,17 @@ def _address(pointer):
 
 
 @triton.jit
+def _check_flags(pointer, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr):
+    """Refuse what cannot be awaited, or looked at."""
+    tl.static_assert(is_comparison(cmp), 'cmp of wait must be "eq", "ne", "gt", "ge", "lt" or "le"')
+    tl.static_assert(
+        _is_order(sem, scope, "acquire"), 'sem of wait must be "acquire" or "relaxed", scope "sys" or "gpu"'
+    )
+    tl.static_assert(is_flag(pointer.dtype.element_ty), "flags must be integers of 32 or 64 bits")
+    tl.static_assert(len(pointer.shape) <= 1, "wait takes one flag, or a block of them with one dimension")
+
+
+@triton.jit
 def wait(
     pointer,
     value,
@@ -180,14 +193,8 @@ def wait(
             that times out reports; None reports nothing.
         rank: the caller, for that report.
     """
-    tl.static_assert(is_comparison(cmp), 'cmp of wait must be "eq", "ne", "gt", "ge", "lt" or "le"')
-    tl.static_assert(
-        _is_order(sem, scope, "acquire"), 'sem of wait must be "acquire" or "relaxed", scope "sys" or "gpu"'
-    )
-    element: tl.constexpr = pointer.dtype.element_ty
-    tl.static_assert(is_flag(element), "flags must be integers of 32 or 64 bits")
-    tl.static_assert(len(pointer.shape) <= 1, "wait takes one flag, or a block of them with one dimension")
-    expected = tl.cast(value, element)
+    _check_flags(pointer, cmp, sem, scope)
+    expected = tl.cast(value, pointer.dtype.element_ty)
     status_word = _address(status)
     if pointer.type.is_block():
         everyone = tl.cast(pointer, tl.int64) != 0
@@ -195,6 +202,79 @@ def wait(
         return poll(pointer, "relaxed", scope)
     else:
         return await_flag(pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank)
+
+
+@triton.jit
+def wait_any(
+    pointer,
+    value,
+    cmp: tl.constexpr = GE,
+    sem: tl.constexpr = ACQUIRE,
+    scope: tl.constexpr = SYS,
+    timeout_ns=0,
+    status=None,
+    rank=-1,
+):
+    """Wait until `flag <cmp> value` holds for one of a block of flags, and return which (int32, from 0).
+
+    Where it holds for several, the first one counts.  Otherwise as `wait`: behind it all threads see what was stored
+    before the signal of that flag, and of no other.
+
+    Args:
+        pointer: block of flags with one dimension, in the caller's own memory (32- or 64-bit integers).
+        value, cmp, sem, scope, status, rank: as in `wait`.
+        timeout_ns: as in `wait`; after the bound -1 is returned.
+
+    Example:
+        sender = iris.wait_any(arrived + tl.arange(0, W), turn)
+        x = tl.load(inbox + sender * BLOCK + i)
+    """
+    _check_flags(pointer, cmp, sem, scope)
+    tl.static_assert(_is_block(pointer), "wait_any takes a block of flags; wait takes one")
+    expected = tl.cast(value, pointer.dtype.element_ty)
+    return await_any(pointer, expected, cmp, sem, scope, timeout_ns, _address(status), rank)
+
+
+@triton.jit
+def _look(pointer, sem: tl.constexpr, scope: tl.constexpr):
+    """Look at flags once, for all threads of the program."""
+    seen = poll(pointer, sem, scope)
+    tl.debug_barrier()  # the compiler lets one thread look, and makes the others wait only if they need what it saw
+    return seen
+
+
+@triton.jit
+def load_acquire(pointer, scope: tl.constexpr = SYS):
+    """Return flags as they are now; all threads of the program then see what was stored before their signals.
+
+    One look, as `wait` has many; what a plain load returns, even a volatile one, orders nothing.  All threads get the
+    same values.  Synchronises the threads of the program, so it must not be called from divergent code.
+
+    Args:
+        pointer: flag or 1-D block of flags in the caller's own memory (32- or 64-bit integers).
+        scope: "sys"; "gpu" if the sender is on the same device.
+    """
+    _check_flags(pointer, GE, ACQUIRE, scope)
+    return _look(pointer, ACQUIRE, scope)
+
+
+@triton.jit
+def test(
+    pointer,
+    value,
+    cmp: tl.constexpr = GE,  # noqa: PT028
+    sem: tl.constexpr = ACQUIRE,  # noqa: PT028
+    scope: tl.constexpr = SYS,  # noqa: PT028
+):
+    """Return whether `flag <cmp> value` holds now (int1), for all flags if `pointer` is a block; does not wait.
+
+    Where it does, all threads see what was stored before the signal, as behind `wait`; all get the same answer.
+
+    Args:
+        pointer, value, cmp, sem, scope: as in `wait`.
+    """
+    _check_flags(pointer, cmp, sem, scope)
+    return missing_flags(_look(pointer, sem, scope), tl.cast(value, pointer.dtype.element_ty), cmp) == 0
 
 
 @triton.jit

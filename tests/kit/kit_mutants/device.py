@@ -7,7 +7,7 @@ family, because each of its tests is about one function.
 import triton
 import triton.language as tl
 
-from iris_core.testing.conformance.device_functions import ATOMICS, NAMES, OPERATIONS
+from iris_core.testing.conformance.device_functions import ATOMICS, LOOKS, NAMES, OPERATIONS
 from iris_triton import language
 from iris_triton._compat import aggregate
 from iris_triton.context import DeviceContext
@@ -129,6 +129,21 @@ def mute_wait(pointer, value, cmp: tl.constexpr = "ge", timeout_ns=0):
 
 
 @triton.jit
+def mute_wait_any(pointer, value, cmp: tl.constexpr = "ge", timeout_ns=0):
+    return 0
+
+
+@triton.jit
+def mute_test(pointer, value, cmp: tl.constexpr = "ge"):
+    return 1
+
+
+@triton.jit
+def mute_load_acquire(pointer):
+    return tl.load(pointer) * 0
+
+
+@triton.jit
 def mute_barrier(flags, rank, world_size, heap_bases, rank_start=0, rank_stride=1, group_size=None, timeout_ns=0):
     pass
 
@@ -144,6 +159,9 @@ MUTE = {
     "signal": mute_signal,
     "put_signal": mute_put_signal,
     "wait": mute_wait,
+    "wait_any": mute_wait_any,
+    "test": mute_test,
+    "load_acquire": mute_load_acquire,
     "barrier": mute_barrier,
 }
 
@@ -265,6 +283,16 @@ def blind_wait(pointer, value, cmp: tl.constexpr = "ge", timeout_ns=0):
 
 
 @triton.jit
+def blind_wait_any(pointer, value, cmp: tl.constexpr = "ge", timeout_ns=0):
+    return language.wait_any(pointer, value, timeout_ns=timeout_ns)
+
+
+@triton.jit
+def blind_test(pointer, value, cmp: tl.constexpr = "ge"):
+    return language.test(pointer, value)
+
+
+@triton.jit
 def blind_barrier(flags, rank, world_size, heap_bases, rank_start=0, rank_stride=1, group_size=None, timeout_ns=0):
     language.barrier(flags, rank, world_size, heap_bases, timeout_ns=timeout_ns)
 
@@ -280,6 +308,8 @@ BLIND = {
     "signal": blind_signal,
     "put_signal": blind_put_signal,
     "wait": blind_wait,
+    "wait_any": blind_wait_any,
+    "test": blind_test,
     "barrier": blind_barrier,
 }
 
@@ -314,11 +344,24 @@ def expected_wait(pointer, value, cmp: tl.constexpr = "ge", timeout_ns=0):
     return value
 
 
+@triton.jit
+def counted_wait_any(pointer, value, cmp: tl.constexpr = "ge", timeout_ns=0):
+    """Counts from 1."""
+    return language.wait_any(pointer, value, cmp, timeout_ns=timeout_ns) + 1
+
+
+@triton.jit
+def negated_test(pointer, value, cmp: tl.constexpr = "ge"):
+    return language.test(pointer, value, cmp) == 0
+
+
 RETURNS = {
     "load": zero_load,
     **{name: new_atomic(getattr(language, name)) for name in OPERATIONS},
     "atomic_cas": new_cas,
     "wait": expected_wait,
+    "wait_any": counted_wait_any,
+    "test": negated_test,
 }
 
 
@@ -423,6 +466,18 @@ class MuteContext:
         return tl.load(pointer)
 
     @triton.jit
+    def wait_any(self, pointer, value, cmp: tl.constexpr = "ge"):
+        return 0
+
+    @triton.jit
+    def test(self, pointer, value, cmp: tl.constexpr = "ge"):
+        return 1
+
+    @triton.jit
+    def load_acquire(self, pointer):
+        return tl.load(pointer) * 0
+
+    @triton.jit
     def barrier(self, flags, rank_start=0, rank_stride=1, group_size=None):
         pass
 
@@ -437,9 +492,9 @@ for _name in OPERATIONS:
 
 FAMILIES = {
     "mute": set(NAMES),
-    "near": set(NAMES) - {"wait"},  # the test of barrier stores
-    "blind": set(NAMES),
-    "returns": {"load", "wait", *ATOMICS},
+    "near": set(NAMES) - {"wait", *LOOKS},  # the test of barrier stores
+    "blind": set(NAMES) - {"load_acquire"},
+    "returns": {"load", "wait", "wait_any", "test", *ATOMICS},
     "torn": set(ATOMICS),
     "mute-methods": set(NAMES),
 }

@@ -16,14 +16,12 @@ rows are multiplied where A lies, so no copy is waited for.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
-from triton.language.target_info import is_cuda
 
 from iris_gluon._compat import aggregate, tma_store
-from iris_gluon.bulk import put_bulk
+from iris_gluon.bulk import fence_async_global, put_bulk
 from iris_gluon.gemm import AddBias, RowGroups, ScatterTile, StoreTile, multiply_tiles
 from iris_gluon.lanes import default_layout
 from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
-from iris_triton.cpu.entries import cpu_entry
 from iris_triton.flags import await_own_flag
 
 PER_CALL = ("out", "a", "b", "bias")
@@ -124,18 +122,6 @@ class OwnersSlot:
         return acc
 
 
-@gluon.jit
-def _order_before_loads():
-    """Let TMA loads that follow see what this thread has been told of."""
-    if is_cuda():
-        gl.inline_asm_elementwise("fence.proxy.async; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@cpu_entry(_order_before_loads)
-def _cpu_order_before_loads(program):
-    return None  # the CPU has one kind of access
-
-
 @aggregate
 class ShardsInTurn:
     """Rows of one member after the other, beginning with the own ones; those of others when they have been copied.
@@ -191,7 +177,7 @@ class ShardsInTurn:
         if row // self.tiles_each != self.me:
             flag = self.flags + row // self.tiles_per_flag
             await_own_flag(flag, self.full, "reached", "acquire", "sys", self.timeout_ns, self.status, self.rank)
-            _order_before_loads()
+            fence_async_global(False)
 
     @gluon.jit
     def own_row(self, row):

@@ -49,7 +49,7 @@ def _bound(ctx: Any, form: str, name: str) -> Callable[..., Any]:
         dev = api["DeviceContext"].initialize(_pointer(ctx.get_device_context()))
         return getattr(dev, name)  # type: ignore[no-any-return]
     function, me, bases = api[name], ctx.cur_rank, _pointer(ctx.get_heap_bases())
-    if name == "wait":
+    if name in ("wait", "wait_any", "test", "load_acquire"):
         return function  # type: ignore[no-any-return]
     if name == "barrier":
         return lambda flags, *group, **bound: function(flags, me, ctx.num_ranks, bases, *group, **bound)
@@ -121,6 +121,22 @@ def _await_flag(
 ) -> None:
     signal(flag, sent, peer)
     found.store(wait(flag, value, cmp=cmp, **bound))
+
+
+@kernel
+def _look(
+    call: Any, signal: Any, name: str, cmp: str, flags: Any, sent: int, value: int, found: Any, peer: int,
+    bound: dict[str, int],
+) -> None:  # fmt: skip
+    i = np.arange(2)
+    if name == "wait_any":
+        signal(flags + 1, sent, peer)
+        found.store(call(flags + i, value, cmp=cmp, **bound))
+    elif name == "test":
+        for each in i:
+            (found + each).store(call(flags + each, value, cmp=cmp))
+    else:
+        (found + i).store(call(flags + i))
 
 
 @kernel
@@ -229,6 +245,23 @@ def await_flag(
     functions = _bound(ctx, form, "signal"), _bound(ctx, form, "wait")
     peer, bound = (ctx.cur_rank + 1) % ctx.num_ranks, _bound_of(form, timeout_s)
     _await_flag[(1,)](*functions, cmp, flag, sent, value, found, peer, bound)
+
+
+def look(
+    ctx: Any,
+    form: str,
+    name: str,
+    cmp: str,
+    flags: torch.Tensor,
+    sent: int,
+    value: int,
+    found: torch.Tensor,
+    timeout_s: float,
+) -> None:
+    """wait_any, test or load_acquire."""
+    functions = _bound(ctx, form, name), _bound(ctx, form, "signal")
+    peer, bound = (ctx.cur_rank + 1) % ctx.num_ranks, _bound_of(form, timeout_s)
+    _look[(1,)](*functions, name, cmp, flags, sent, value, found, peer, bound)
 
 
 def meet(

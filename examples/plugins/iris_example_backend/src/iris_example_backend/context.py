@@ -107,6 +107,18 @@ class DeviceContext:
         """Wait until flags of the caller compare with `value` as they should; return them."""
         return language.wait(pointer, value, cmp)
 
+    def wait_any(self, pointer: Pointer, value: Any, cmp: str = "ge") -> int:
+        """Wait until one of a block of flags compares with `value` as it should; return which."""
+        return language.wait_any(pointer, value, cmp)
+
+    def test(self, pointer: Pointer, value: Any, cmp: str = "ge") -> bool:
+        """Return whether flags of the caller compare with `value` now."""
+        return language.test(pointer, value, cmp)
+
+    def load_acquire(self, pointer: Pointer) -> Any:
+        """Return flags of the caller."""
+        return language.load_acquire(pointer)
+
     def barrier(self, flags: Pointer, rank_start: int = 0, rank_stride: int = 1, group_size: int | None = None) -> None:
         """Wait for all ranks of a group."""
         language.barrier(flags, self.rank, self.world_size, self.heap_bases, rank_start, rank_stride, group_size)

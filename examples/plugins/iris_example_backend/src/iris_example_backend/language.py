@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BoundsError", "Kernel", "Pointer", "atomic_add", "atomic_and", "atomic_cas", "atomic_max", "atomic_min",
-    "atomic_or", "atomic_sub", "atomic_xchg", "atomic_xor", "barrier", "copy", "get", "kernel", "load", "program_id",
-    "put", "put_signal", "remote", "signal", "store", "wait",
+    "atomic_or", "atomic_sub", "atomic_xchg", "atomic_xor", "barrier", "copy", "get", "kernel", "load", "load_acquire",
+    "program_id", "put", "put_signal", "remote", "signal", "store", "test", "wait", "wait_any",
 ]  # fmt: skip
 
 _SEMS = (None, "relaxed", "acquire", "release", "acq_rel")
@@ -250,15 +250,39 @@ def wait(pointer: Pointer, value: Any, cmp: str = "ge", timeout_ns: int | None =
         DeviceTimeoutError: it took longer.
         PeerLostError: a peer's process has ended.
     """
+    _await(pointer, value, cmp, timeout_ns, np.all)
+    return pointer.load()
+
+
+def wait_any(pointer: Pointer, value: Any, cmp: str = "ge", timeout_ns: int | None = None) -> int:
+    """Wait until one of a block of flags compares with `value` as it should; return which.  See `wait`."""
+    _await(pointer, value, cmp, timeout_ns, np.any)
+    return int(np.argmax(_holds(pointer, value, cmp)))
+
+
+def test(pointer: Pointer, value: Any, cmp: str = "ge") -> bool:  # noqa: PT028
+    """Return whether flags of the caller compare with `value` now."""
+    return bool(np.all(_holds(pointer, value, cmp)))
+
+
+def load_acquire(pointer: Pointer) -> Any:
+    """Return flags of the caller; the processors that this runs on reorder no loads."""
+    return pointer.load()
+
+
+def _holds(pointer: Pointer, value: Any, cmp: str) -> Any:
     if cmp not in _COMPARISONS:
         raise ArgumentError(f"cmp of wait must be one of {', '.join(_COMPARISONS)}, not {cmp!r}")
-    compare = _COMPARISONS[cmp]
+    return _COMPARISONS[cmp](pointer.load(), value)
+
+
+def _await(pointer: Pointer, value: Any, cmp: str, timeout_ns: int | None, enough: Callable[[Any], Any]) -> None:
+    _holds(pointer, value, cmp)  # refuses a comparison before it waits
     heap_at(pointer.array.ctypes.data).wait_until(
-        lambda: bool(np.all(compare(pointer.load(), value))),
+        lambda: bool(enough(_holds(pointer, value, cmp))),
         lambda: f"flags that are {pointer.load()} to be {cmp} {value}",
         timeout_ns,
     )
-    return pointer.load()
 
 
 def barrier(

@@ -44,6 +44,9 @@ FUNCTIONS: Mapping[str, str] = {
     "signal": "pointer value from_rank to_rank heap_bases | op",
     "put_signal": "from_ptr to_ptr signal_ptr value from_rank to_rank heap_bases | op",
     "wait": "pointer value | cmp",
+    "wait_any": "pointer value | cmp",
+    "test": "pointer value | cmp",
+    "load_acquire": "pointer",
     "barrier": "flags rank world_size heap_bases | rank_start rank_stride group_size",
 }
 """The device functions and their parameters in the order in which users' kernels pass them; those behind | have
@@ -69,6 +72,9 @@ METHODS: Mapping[str, str] = {
     "signal": "pointer value to_rank | op",
     "put_signal": "from_ptr to_ptr signal_ptr value to_rank | op",
     "wait": "pointer value | cmp",
+    "wait_any": "pointer value | cmp",
+    "test": "pointer value | cmp",
+    "load_acquire": "pointer",
     "barrier": "flags | rank_start rank_stride group_size",
 }
 """The methods of DeviceContext in the same form, without self."""

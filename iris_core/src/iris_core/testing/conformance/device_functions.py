@@ -27,7 +27,8 @@ OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
     "atomic_max": max,
 }
 ATOMICS = (*OPERATIONS, "atomic_cas")
-NAMES = (*MOVES, *ATOMICS, "signal", "put_signal", "wait", "barrier")
+LOOKS = ("wait_any", "test", "load_acquire")
+NAMES = (*MOVES, *ATOMICS, "signal", "put_signal", "wait", *LOOKS, "barrier")
 """All device functions that have programs; every backend has them."""
 
 LANES = 256
@@ -218,6 +219,11 @@ WAITS = (
     Wait("lt", 5, 4, 5),
     Wait("le", 6, 5, 5),
 )
+
+
+def looked_at(name: str, each: Wait) -> list[int]:
+    """Return what a look at two flags says, of which the second one was changed: place, truths, or the flags."""
+    return {"wait_any": [1, UNTOUCHED], "test": [0, 1], "load_acquire": [each.before, each.sent]}[name]
 
 
 def groups(world_size: int) -> tuple[tuple[int, int, int], ...]:

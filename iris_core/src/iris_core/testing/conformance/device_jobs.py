@@ -47,6 +47,8 @@ def call_all(stack: Stack, form: str) -> dict[str, Calls] | None:
         for name in ("signal", "put_signal"):
             run.send(name)
         run.wait()
+        for name in cases.LOOKS:
+            run.look(name)
         run.barrier()
         return run.results
 
@@ -126,6 +128,13 @@ class _Run:
             flag, found = self.tensor([each.before], "int64"), self.tensor([cases.UNTOUCHED], "int64")
             arguments = each.cmp, flag, each.sent, each.value, found, self.timeout_s
             self.call("wait", each.cmp, [flag, found], "await_flag", *arguments, slow=turn % self.world)
+
+    def look(self, name: str) -> None:
+        for turn, each in enumerate(cases.WAITS):
+            flags = self.tensor([each.before, each.before if name == "wait_any" else each.sent], "int64")
+            found = self.tensor([cases.UNTOUCHED] * 2, "int64")
+            arguments = name, each.cmp, flags, each.sent, each.value, found, self.timeout_s
+            self.call(name, each.cmp, [flags, found], "look", *arguments, slow=turn % self.world)
 
     def barrier(self) -> None:
         for group in (None, *cases.groups(self.world)):

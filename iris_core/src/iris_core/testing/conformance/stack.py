@@ -157,6 +157,25 @@ class Programs(Protocol):
         cmp: "eq", "ne", "gt", "ge", "lt" or "le"; value: what the flag is compared with; flag, found: int64[1].
         """
 
+    def look(
+        self,
+        ctx: Any,
+        form: str,
+        name: str,
+        cmp: str,
+        flags: torch.Tensor,
+        sent: int,
+        value: int,
+        found: torch.Tensor,
+        timeout_s: float,
+    ) -> None:
+        """Look at two flags as a block, or at one after the other, and note what is returned.
+
+        "wait_any": signal `sent` to the next rank's second flag, then note in found[0] what wait_any of the block
+        returns.  "test": of each flag, whether it compares with `value` as `cmp` says, 0 or 1.  "load_acquire": what
+        it returns of the block; has no `cmp`.  flags, found: int64[2].
+        """
+
     def meet(
         self,
         ctx: Any,
@@ -373,6 +392,10 @@ class StackConformance:
             for each in device_functions.WAITS:
                 word = _words([each.sent])
                 self._check([call.seen[each.cmp] for call in calls], [word] * ranks, [word] * ranks)
+        elif name in device_functions.LOOKS:
+            for each in device_functions.WAITS:
+                word, said = _words([each.before, each.sent]), _words(device_functions.looked_at(name, each))
+                self._check([call.seen[each.cmp] for call in calls], [word] * ranks, [said] * ranks)
         else:
             self._check_barriers(ranks, calls)
 

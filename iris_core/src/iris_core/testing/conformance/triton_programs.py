@@ -260,6 +260,46 @@ def _await_flag(
     tl.store(found, seen)
 
 
+@triton.jit(do_not_specialize=_RANKS)
+def _look(
+    function: tl.constexpr,
+    signal: tl.constexpr,
+    Context: tl.constexpr,
+    name: tl.constexpr,
+    cmp: tl.constexpr,
+    flags,
+    sent,
+    value,
+    found,
+    context,
+    bases,
+    me,
+    peer,
+    timeout_ns,
+    W: tl.constexpr,
+):
+    i = tl.arange(0, 2)
+    if Context is None:
+        if name == "wait_any":
+            signal(flags + 1, sent, me, peer, bases)
+            tl.store(found, function(flags + i, value, cmp=cmp, timeout_ns=timeout_ns))
+        elif name == "test":
+            tl.store(found, function(flags, value, cmp=cmp))
+            tl.store(found + 1, function(flags + 1, value, cmp=cmp))
+        else:
+            tl.store(found + i, function(flags + i))
+    else:
+        dev = Context.from_tensor(context, W)
+        if name == "wait_any":
+            dev.signal(flags + 1, sent, peer)
+            tl.store(found, dev.wait_any(flags + i, value, cmp=cmp))
+        elif name == "test":
+            tl.store(found, dev.test(flags, value, cmp=cmp))
+            tl.store(found + 1, dev.test(flags + 1, value, cmp=cmp))
+        else:
+            tl.store(found + i, dev.load_acquire(flags + i))
+
+
 @triton.jit
 def _barrier(
     barrier: tl.constexpr,
@@ -389,6 +429,13 @@ def await_flag(ctx, form, cmp, flag, sent, value, found, timeout_s):
     me, peer = ctx.cur_rank, (ctx.cur_rank + 1) % ctx.num_ranks
     arguments = flag, sent, value, found, *_where(ctx), me, peer, _ns(timeout_s)
     _await_flag[(1,)](*_api(ctx, form, "signal", "wait"), cmp, *arguments, W=ctx.num_ranks)
+
+
+def look(ctx, form, name, cmp, flags, sent, value, found, timeout_s):
+    """wait_any, test or load_acquire."""
+    me, peer = ctx.cur_rank, (ctx.cur_rank + 1) % ctx.num_ranks
+    arguments = flags, sent, value, found, *_where(ctx), me, peer, _ns(timeout_s)
+    _look[(1,)](*_api(ctx, form, name, "signal"), name, cmp, *arguments, W=ctx.num_ranks)
 
 
 def meet(ctx, form, slots, found, flags, value, group, timeout_s):
