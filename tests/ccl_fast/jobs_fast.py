@@ -4,6 +4,7 @@ import inspect
 import random
 import threading
 import time
+from functools import partial
 
 import jobs_ccl
 import torch
@@ -16,7 +17,7 @@ from iris_core.ccl import Config
 from iris_core.errors import DeviceError, DeviceTimeoutError
 from iris_triton.collectives.fast.algorithms import missing_facts
 from iris_triton.collectives.fast.fabric import Fact
-from iris_triton.collectives.fast.mailbox import MAX_PROGRAMS
+from iris_triton.collectives.fast.mailbox import MAX_PROGRAMS, WORDS
 
 SMALL = "64KiB"  # a workspace in which few messages go in one piece
 
@@ -43,7 +44,9 @@ def set_epochs(ctx, epoch):
     counters = [region for name, known in regions.items() if name.startswith("epochs of mailbox") for region in known]
     assert counters
     for region in counters:
-        region.tensor[: 8 * MAX_PROGRAMS].view(torch.int64).fill_(epoch << 32)
+        words = region.tensor[: 4 * WORDS].view(torch.int32)
+        words[: 2 * MAX_PROGRAMS + 1] = epoch
+        words[2 * MAX_PROGRAMS + 1 :] = 0  # no launch of these epochs was made
     ctx.barrier()
 
 
@@ -194,3 +197,66 @@ def run_overlapping(device, backend, op, algorithm):
             wrong += jobs_ccl.verify(case, both[0], inputs, f", call {turn} after the reset")
         ctx.barrier()
         return text, wrong
+
+
+def call_in_other_order(device, algorithm):
+    """Two calls that differ in the reduction alone, on the last rank in the other order, and ranks out of step.
+
+    Returns what is raised, and what was wrong after a reset.
+    """
+    cases = [
+        Case("all_reduce", "float32", shape=(40,), reduction=reduction, config={"algorithm": algorithm})
+        for reduction in ("sum", "max")
+    ]
+    with (
+        environment(IRIS_TRITON__EMULATE_FAST="1", IRIS_DEVICE_TIMEOUT="5"),
+        Iris("24MiB", device=device) as ctx,
+    ):
+        both = [jobs_ccl.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks) for case in cases]
+        for tensors in both:
+            tensors.fill(0)
+            jobs_ccl.call(ctx, tensors.case, tensors)
+        ctx.barrier()
+        text = ""
+        order = both if ctx.cur_rank < ctx.num_ranks - 1 else both[::-1]
+        for step in (*(partial(jobs_ccl.call, ctx, tensors.case, tensors) for tensors in order), ctx.barrier):
+            time.sleep(0.3 * random.random())
+            try:
+                step()
+            except DeviceError as error:
+                text += f"{error}\n"
+        dist.barrier()
+        ctx.ccl.reset()
+        wrong = []
+        for turn in range(1, 4):
+            for tensors in both:
+                inputs = tensors.fill(turn)
+                jobs_ccl.call(ctx, tensors.case, tensors)
+                wrong += jobs_ccl.verify(tensors.case, tensors, inputs, f", call {turn} after the reset")
+        ctx.barrier()
+        return text, wrong
+
+
+def cross_groups(device, algorithm, rounds):
+    """Groups of the same ranks in two orders, called in opposite orders on odd ranks; returns whether all is right."""
+    with environment(IRIS_TRITON__EMULATE_FAST="1"), Iris("24MiB", device=device) as ctx:
+        members = list(range(ctx.num_ranks))
+        groups = [members, members[::-1]]
+        pairs = [(ctx.zeros(40), ctx.full((40,), ctx.cur_rank + 1.0)) for _ in groups]
+        config = Config(algorithm=algorithm)
+        for group, (out, inp) in zip(groups, pairs, strict=True):
+            ctx.ccl.all_reduce(out, inp, group=group, config=config)
+        order = (0, 1) if ctx.cur_rank % 2 == 0 else (1, 0)
+        for turn in range(rounds):
+            under_way = []
+            for number in order:
+                time.sleep(0.02 * random.random())
+                pairs[number][1].fill_(ctx.cur_rank + turn + number)
+                under_way.append(ctx.ccl.all_reduce(*pairs[number], group=groups[number], config=config, async_op=True))
+            for each in under_way:
+                each.wait()
+            for number, (out, _) in enumerate(pairs):
+                if not bool((out == sum(rank + turn + number for rank in members)).all()):
+                    return False
+        ctx.barrier()
+        return True

@@ -3,7 +3,16 @@
 import pytest
 from ccl_cases import Case
 from fast_cases import ENCODINGS, algorithms
-from jobs_fast import SMALL, leave_one_out, plan_again, run_group, run_mixed, run_overlapping
+from jobs_fast import (
+    SMALL,
+    call_in_other_order,
+    cross_groups,
+    leave_one_out,
+    plan_again,
+    run_group,
+    run_mixed,
+    run_overlapping,
+)
 from rank_counts import rank_counts
 
 
@@ -100,3 +109,18 @@ def test_launches_at_the_same_time_are_reported(pool, backend, op, algorithm):
     assert op in text
     assert f"({algorithm})" in text
     assert [wrong for _, wrong in results] == [[], []]
+
+
+@pytest.mark.parametrize(("num_ranks", "algorithm"), [(3, "sentinel_one_shot"), (4, "ll_two_shot")])
+def test_ranks_that_call_in_different_orders_are_told(pool, num_ranks, algorithm):
+    """Replays of graphs in different orders do the same on GPUs: the kernels compare, not the hosts."""
+    for text, wrong in pool.run(call_in_other_order, num_ranks, "cpu", algorithm):
+        assert "have called differently" in text
+        assert "sum" in text
+        assert "max" in text
+        assert wrong == []
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_groups_of_the_same_ranks_share_nothing(pool, num_ranks):
+    assert pool.run(cross_groups, num_ranks, "cpu", "ll_one_shot", 5) == [True] * num_ranks

@@ -16,12 +16,13 @@ from iris_triton.collectives.fast.fabric import Fact, known_facts
 from iris_triton.collectives.fast.geometry import (
     DATA_RATIO,
     Mailbox,
+    looks_of,
     mailbox_for,
     packets_for,
     shape_for,
     tunings_of,
 )
-from iris_triton.collectives.fast.mailbox import PER_CALL, exchange, two_shot
+from iris_triton.collectives.fast.mailbox import MAX_MEMBERS, PER_CALL, exchange, two_shot
 from iris_triton.collectives.fast.packets import alignment
 from iris_triton.collectives.geometry import Carrier, Layout, carrier_of, layout_of
 from iris_triton.launcher import BoundKernel, early_launch
@@ -29,9 +30,6 @@ from iris_triton.launcher import BoundKernel, early_launch
 if TYPE_CHECKING:
     from iris_core.ccl.team import Team
     from iris_core.types import CollectiveRequest, PluginInfo
-
-MAX_RANKS = 8
-"""Members whose packets a thread holds in registers."""
 
 ENCODINGS = ("ll", "ll128", "sentinel")
 _USED_CONFIG = ("comm_sms", "num_warps")
@@ -108,8 +106,8 @@ class PacketCollective:
     def _problem(self, request: CollectiveRequest) -> str:
         if request.op != self.op:
             return f"it serves {self.op}"
-        if not 1 <= request.group_size <= MAX_RANKS:
-            return f"it serves groups of up to {MAX_RANKS} ranks, and this one has {request.group_size}"
+        if not 1 <= request.group_size <= MAX_MEMBERS:
+            return f"it serves groups of up to {MAX_MEMBERS} ranks, and this one has {request.group_size}"
         options = request.options
         if options.get("layout", "torch") != "torch":
             return f"it does not serve layout={options['layout']!r}"
@@ -183,6 +181,7 @@ class PacketCollective:
             "BLOCK": shape.block,
             "STEP": shape.step,
             "NAP_NS": shape.nap_ns,
+            "LOOKS": looks_of(shape.programs, shape.options.get("num_warps", 1)),
         }
         if self._form == "two_shot":
             kernel: Any = two_shot
@@ -218,6 +217,7 @@ class PacketCollective:
             "part": part,
             "me": team.rank,
             "rank": team.world_rank,
+            "kind": request.options.get("kind", 0),
             "cap": mailbox.cap,
             "box": mailbox.offset_bytes,
             "half": mailbox.half_nbytes,

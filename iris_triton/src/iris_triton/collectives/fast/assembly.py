@@ -99,7 +99,7 @@ def poll_assembly(number, encoding, nap_ns, empty, sender=0, backwards=False):
     address of the status words, 0 for none; epoch; whether to look at all; whether this thread has flags; rank.
 
     A look costs two branches more than one without a bound; the clock and the status words are looked at every
-    POLLS_PER_CLOCK times.  What follows is `_late_assembly`.
+    POLLS_PER_CLOCK times.  What follows is `_late_assembly`, and one look more; an `end` of 1 says that it was made.
 
     A report names the sender: packet i comes from member `sender` + i of the team, or, `backwards`, from the one that
     is `sender` + i + 1 places before this one.
@@ -136,7 +136,10 @@ def poll_assembly(number, encoding, nap_ns, empty, sender=0, backwards=False):
     look += "and.pred m, m, f; vote.sync.any.pred p0, m, 0xffffffff;\n" if together else "mov.pred p0, m;\n"
     nap = f"nanosleep.u32 {nap_ns};\n" if nap_ns > 0 else ""
     # Nothing of a look before lives on in registers while a wait is long.
-    last = "".join(f"mov.b32 ${k}, 0; " for k in range(base)) + look if together else look.replace("@q ", "")
+    first, last = "", "".join(f"mov.b32 ${k}, 0; " for k in range(base)) + look if together else look.replace("@q ", "")
+    if encoding == "ll":  # loads into other registers than the loop's would keep both sets of them in use
+        first = "setp.eq.u64 p0, end, 1; @p0 bra DONE;\n"
+        last = f"mov.u64 end, 1; mov.u32 n, {POLLS_PER_CLOCK.value - 1}; bra AGAIN;\n"
     return f"""{text}
 mov.u32 n, 0; mov.u64 end, 0;
 AGAIN:
@@ -152,7 +155,7 @@ setp.eq.u64 p0, {status}, 0; @p0 bra AGAIN;
 ld.relaxed.sys.global.u64 x, [{status}+{8 * field.CODE}]; setp.ne.u64 p0, x, 0;
 {anyone.format("p0")}@!p0 bra AGAIN; setp.gt.s64 p, {timeout}, 0; @p bra DONE;
 LATE:
-{_late_assembly(number, encoding, address, stride, timeout, status, value, rank, sender, backwards)}{last}DONE:
+{first}{_late_assembly(number, encoding, address, stride, timeout, status, value, rank, sender, backwards)}{last}DONE:
 }}"""
 
 
@@ -195,4 +198,99 @@ NEXT:
 add.u32 k, k, 1; add.u64 at, at, {stride}; setp.lt.u32 p, k, {number}; @p bra LOOK;
 OVER:
 }}
+"""
+
+
+@triton.constexpr_function
+def look_assembly(looks, ended, kinds, members):
+    """Load the epoch, and whether the launches are as they should be, each thread of a launch its own share of it.
+
+    Operands: 0 the epoch; 1 what is not: 1 for a program of another launch that has not ended, 2 for a member that
+    has called something else; address; epochs of the launch; this member.
+    """
+    quads = [[f"w{4 * look + k}" for k in range(4)] for look in range(looks)]
+    loads = "".join(
+        f"@p ld.volatile.global.v4.b32 {{{', '.join(quad)}}}, [a+{4 * ended + 16 * look}];\n"
+        for look, quad in enumerate(quads)
+    )
+    late = "".join(
+        f"sub.u32 k, {word}, $0; setp.gt.and.u32 q, k, $3, p; @q or.b32 $1, $1, 1;\n" for quad in quads for word in quad
+    )
+    return f"""{{ .reg .pred p, q; .reg .u64 a, x; .reg .u32 t, i, k, said, at, own, w<{4 * looks}>;
+mov.u32 i, %ctaid.x; mul.wide.u32 a, i, 4; add.u64 a, a, $2; ld.volatile.global.b32 $0, [a];
+{_thread_assembly(looks)}mul.wide.u32 a, i, {16 * looks}; add.u64 a, a, $2;
+{loads}setp.lt.u32 q, i, 16; and.b32 k, t, 7; setp.lt.and.u32 q, k, {members}, q; mov.u64 x, 0; mov.b32 own, 0;
+mul.wide.u32 a, t, 8; add.u64 a, a, $2; @q ld.volatile.global.b64 x, [a+{4 * kinds}];
+and.b32 k, t, 8; add.u32 k, k, $4;
+mul.wide.u32 a, k, 8; add.u64 a, a, $2; @q ld.volatile.global.b32 own, [a+{4 * kinds}];
+mov.b64 {{said, at}}, x; setp.eq.and.u32 q, at, $0, q; setp.ne.and.u32 q, said, own, q;
+setp.ne.and.u32 q, said, 0, q; setp.ne.and.u32 q, own, 0, q; selp.b32 $1, 2, 0, q;
+{late}}}"""
+
+
+@triton.constexpr_function
+def claim_assembly(looks, claimed, kinds):
+    """Claim the epoch in the first thread of the launch, and report if another member calls something else.
+
+    Operands: 0 the epoch, or what is none if the launch is not alone; address; status words; what `look_assembly` has
+    found; epoch; epochs of the launch; rank; this member.
+    """
+    words = (
+        (_layout.Mismatch.PEER, "and.b32 k, t, 7; cvt.u64.u32 x, k;"),
+        (_layout.Mismatch.ADDRESS, "$1"),
+        (_layout.Mismatch.OUR_KIND, "cvt.u64.u32 x, own;"),
+        (_layout.Mismatch.THEIR_KIND, "cvt.u64.u32 x, said;"),
+    )
+    return f"""{{ .reg .pred p, q, bad; .reg .u32 t, i, k, own, said; .reg .u64 x, row, now;
+{_thread_assembly(looks)}and.b32 k, $3, 1; setp.ne.u32 bad, k, 0; mov.b32 $0, $4; @bad not.b32 $0, $4;
+setp.eq.u32 q, i, 0; @bad setp.ne.u32 q, t, t; @q atom.relaxed.gpu.global.add.u32 $0, [$1+{4 * claimed}], $5;
+and.b32 k, $3, 2; setp.eq.u32 q, k, 0; @q bra DONE;
+mul.wide.u32 x, t, 8; add.u64 x, x, $1; ld.volatile.global.b32 said, [x+{4 * kinds}];
+and.b32 k, t, 8; add.u32 k, k, $7; mul.wide.u32 x, k, 8; add.u64 x, x, $1; ld.volatile.global.b32 own, [x+{4 * kinds}];
+{_difference_assembly("$2", "$6", _layout.MismatchCode.KIND, words, "DONE")}DONE:
+}}"""
+
+
+@triton.constexpr_function
+def confirm_assembly():
+    """Report if a launch was not alone.
+
+    Operands: 0 a result; address; status words; what `claim_assembly` returned; epoch; rank; this member.
+    """
+    words = ((_layout.Mismatch.PEER, "cvt.s64.s32 x, $6;"), (_layout.Mismatch.ADDRESS, "$1"))
+    return f"""{{ .reg .pred p; .reg .u64 x, row, now; mov.b32 $0, 0; setp.eq.u32 p, $3, $4; @p bra DONE;
+{_difference_assembly("$2", "$5", _layout.MismatchCode.OVERLAP, words, "DONE")}DONE:
+}}"""
+
+
+@triton.constexpr_function
+def _thread_assembly(looks):
+    """The number of the thread in its program as t, in the launch as i, and as p whether there are words for it."""
+    return "mov.u32 t, %tid.x; mov.u32 i, %ctaid.x; mov.u32 k, %ntid.x; mad.lo.u32 i, i, k, t;\n" + (
+        f"setp.lt.u32 p, i, {1024 // (4 * looks)};\n"
+    )
+
+
+@triton.constexpr_function
+def _difference_assembly(status, rank, code, words, taken):
+    """As `iris_triton.collectives.meeting.report_difference`, by one thread; branches to `taken` if there is a report.
+
+    The block declares the predicate p, and now, x and row of 64 bits.
+    """
+    begin = _layout.Mismatch.CODE
+    stores = ""
+    for field, word in words:
+        text, operand = (word, "x") if ";" in word else ("", word)
+        stores += f"{text} st.global.b64 [row+{8 * (field - begin)}], {operand};\n"
+    return f"""setp.eq.u64 p, {status}, 0; @p bra {taken};
+atom.relaxed.sys.global.cas.b64 x, [{status}+{8 * begin}], 0, {_layout.CLAIMED}; setp.ne.u64 p, x, 0; @p bra {taken};
+ld.global.b64 row, [{status}+{8 * _layout.ROW}]; setp.eq.u64 p, row, 0; selp.b64 row, {status}, row, p;
+add.u64 row, row, {8 * begin}; st.relaxed.sys.global.b64 [row], {_layout.CLAIMED}; fence.acq_rel.sys;
+{stores}cvt.s64.s32 x, {rank}; st.global.b64 [row+{8 * (_layout.Mismatch.RANK - begin)}], x;
+and.b64 x, x, 1023; shl.b64 x, x, {_layout.STAMP_RANK};
+or.b64 x, x, {begin // _layout.PART_WORDS << _layout.STAMP_PART | code};
+mov.u64 now, %globaltimer; shl.b64 now, now, {_layout.STAMP_CLOCK}; or.b64 x, x, now;
+fence.acq_rel.sys; st.relaxed.sys.global.b64 [row], x; fence.acq_rel.sys;
+ld.global.b64 row, [{status}+{8 * _layout.ALARM}]; setp.eq.u64 p, row, 0; @p bra {taken};
+st.relaxed.sys.global.b64 [row], x;
 """

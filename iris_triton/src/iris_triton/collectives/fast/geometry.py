@@ -9,7 +9,7 @@ import torch
 
 from iris_core.errors import UnsupportedError
 from iris_core.types import DeviceType
-from iris_triton.collectives.fast.mailbox import MAX_PROGRAMS
+from iris_triton.collectives.fast.mailbox import MAX_PROGRAMS, WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from iris_core.types import CollectiveRequest
 
 PACKET, LINE = 16, 128  # bytes
-_EPOCHS_NBYTES = 8 * MAX_PROGRAMS
+_EPOCHS_NBYTES = 4 * WORDS
 _FILL = {"ll": 0, "ll128": 0, "sentinel": 0xFF}  # every byte of sentinel's EMPTY
 _CPU_BLOCK, _CPU_PROGRAMS = 256, 4
 
@@ -142,7 +142,7 @@ class Mailbox:
     """A team's mailbox for one encoding, and how a message goes through it.
 
     Attributes:
-        counters: int64[MAX_PROGRAMS], the epoch.
+        counters: int32[WORDS], the epochs, and who uses them.
         offset_bytes: where the first half begins, from the beginning of each member's heap.
         half_nbytes: size of a half.
         cap: packets of a piece, for one member and one hop.
@@ -176,7 +176,7 @@ def mailbox_for(team: Team, encoding: str, packets: int, slots: int, block: int)
     region = team.workspace(f"mailbox {encoding}", max(whole, least), least, _FILL[encoding])
     # Beside it, not within: regions have sizes of powers of two, and so have most messages.
     epochs = team.region(f"epochs of mailbox {encoding} at {region.offset_bytes}", _EPOCHS_NBYTES)
-    counters = epochs.tensor[:_EPOCHS_NBYTES].view(torch.int64)
+    counters = epochs.tensor[:_EPOCHS_NBYTES].view(torch.int32)
     half = region.nbytes // 2 // LINE * LINE
     most = half // (slots * PACKET)
     if packets <= most:
@@ -190,6 +190,11 @@ def mailbox_for(team: Team, encoding: str, packets: int, slots: int, block: int)
     pieces = -(-packets // (blocks * block))
     cap = -(-packets // (pieces * block)) * block
     return Mailbox(counters, region.offset_bytes, half, cap, pieces)
+
+
+def looks_of(programs: int, warps: int) -> int:
+    """How many times the threads of a launch look at four counters each so that they see all; a power of two."""
+    return _power_of_2(-(-MAX_PROGRAMS // (programs * warps * 32 * 4)), MAX_PROGRAMS)
 
 
 def _aligned(nbytes: int) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from iris_core.types import Availability, DeviceType
 from iris_triton.collectives.fast.algorithms import PacketCollective, Plan
-from iris_triton.collectives.fast.geometry import PACKET, mailbox_for, packets_for, tunings_of
+from iris_triton.collectives.fast.geometry import PACKET, looks_of, mailbox_for, packets_for, tunings_of
 from iris_triton.collectives.fast.mailbox import MAX_PROGRAMS, PER_CALL
 from iris_triton.collectives.fast.ring import WORDS, packet_ring
 from iris_triton.collectives.fast.split import split
@@ -91,6 +91,7 @@ class Split(PacketCollective):
             "ITER": iterations,
             "NAP_NS": _NAP_NS,
             "FIRST_NAP_NS": _FIRST_NAP_NS,
+            "LOOKS": looks_of(2 * pairs, warps or 1),
         }
         launch_options = {} if request.target.type is DeviceType.CPU else {"num_warps": warps}
         kernels = [

@@ -10,25 +10,41 @@ Sentinel packets are cleared when they have been read.  That a peer's later stor
 because a kernel has ended in between, so in that encoding every piece is a launch of its own.
 
 The epoch is counted in device memory, by a counter for each program: whatever the grid of a call, all of them advance.
-It is the upper half of a word, and wraps around; the lower half says how many launches use it, see `report_overlap`.
-What packets carry is `mark_of` the epoch.
+What packets carry is `mark_of` the epoch.  Words of a mailbox (int32), in its region of epochs:
+
+    0 ..            epoch of each program, which wraps around
+    ENDED ..        the same, stored when the program waits no more
+    CLAIMED         the same, of the first program, counted atomically
+    KINDS ..        of each member's last two launches: the number of its kind, and the epoch after it (int64)
+
+Launches of one mailbox follow each other on every member, and are the same ones in the same order.  `look` and `claim`
+see whether that is so.  Nothing waits for what they load: it comes with the epoch, or while packets are on their way.
 """
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
+from triton.language.target_info import is_cuda
 
+from iris_core.device_context import MismatchCode
+from iris_triton.collectives.fast.assembly import (
+    claim_assembly,
+    confirm_assembly,
+    constraints,
+    int32s,
+    look_assembly,
+)
 from iris_triton.collectives.fast.data import load_data, store_data
 from iris_triton.collectives.fast.packets import clear, data_words, decode, encode, poll, push, spot
 from iris_triton.collectives.fast.words import reduced
-from iris_triton.collectives.meeting import report_overlap
+from iris_triton.collectives.meeting import report_difference, report_overlap
 from iris_triton.intrinsics import follow, let_next_start
 
 MAX_PROGRAMS = 1024
 """Counters of a mailbox: no launch has more programs."""
 
 RUNTIME = (
-    "peers", "me", "rank", "nbytes", "part", "first", "cap", "pieces", "box", "half", "timeout_ns", "status",
+    "peers", "me", "rank", "kind", "nbytes", "part", "first", "cap", "pieces", "box", "half", "timeout_ns", "status",
     "in_sizes", "in_strides", "out_sizes", "out_strides",
 )  # fmt: skip
 """Arguments for whose values kernels are not compiled anew."""
@@ -36,7 +52,18 @@ RUNTIME = (
 PER_CALL = ("out", "inp")
 """Arguments that may lie anywhere."""
 
+MAX_MEMBERS = 8
+"""Members whose packets a thread holds in registers."""
+
+WORDS = 2 * MAX_PROGRAMS + 4 + 4 * MAX_MEMBERS
+"""Words of 32 bits of a mailbox beside its packets."""
+
 _COUNTERS = tl.constexpr(MAX_PROGRAMS)
+_MEMBERS = tl.constexpr(MAX_MEMBERS)
+_ENDED = tl.constexpr(MAX_PROGRAMS)
+_CLAIMED = tl.constexpr(2 * MAX_PROGRAMS)
+_KINDS = tl.constexpr(2 * MAX_PROGRAMS + 4)
+_KIND = tl.constexpr(int(MismatchCode.KIND))
 
 
 @triton.jit
@@ -49,40 +76,117 @@ def mark_of(epoch):
 
 
 @triton.jit
-def counter_of(counters):
-    """This program's counter: where its launch begins."""
-    return tl.load(counters + tl.program_id(0), volatile=True)
+def look(counters, count, me, N: tl.constexpr, LOOKS: tl.constexpr):
+    """Return the epoch at which this program's launch begins, and what `advance` reports.
+
+    Every program of the launch before has ended at this epoch, and those of this one may have ended, too: whichever has
+    done neither belongs to a launch that runs at the same time.  All programs together look at all; so an overlap is
+    seen where any of an earlier launch still runs when those of this one begin.
+
+    Args:
+        counters, me, N, LOOKS: see `exchange`.
+        count: epochs of this launch.
+    """
+    if is_cuda():
+        return tl.inline_asm_elementwise(
+            look_assembly(LOOKS, _ENDED, _KINDS, N),
+            constraints(2, 1, 2),
+            [counters.to(tl.int64), tl.cast(count, tl.int32), me],
+            dtype=int32s(2),
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        epoch = tl.load(counters + tl.program_id(0), volatile=True)
+        ended = tl.load(counters + _ENDED + tl.arange(0, _COUNTERS))
+        slot = tl.arange(0, 2 * _MEMBERS)
+        kinds = (counters + _KINDS).to(tl.pointer_type(tl.int64))
+        said = tl.load(kinds + slot, mask=slot % _MEMBERS < N, other=0)
+        theirs = (said & 0x7FFFFFFF).to(tl.int32)
+        ours = tl.load(counters + _KINDS + 2 * (slot // _MEMBERS * _MEMBERS + me))
+        differ = ((said >> 32).to(tl.int32) == epoch) & (theirs != ours) & (theirs != 0) & (ours != 0)
+        which = tl.max(tl.where(differ, slot + 1, 0), axis=0)
+        alone = tl.min(((ended == epoch) | (ended == epoch + count)).to(tl.int32), axis=0)
+        return epoch, 2 * which + (1 - alone)
 
 
 @triton.jit
-def epoch_of(counter):
-    """The epoch at which a counter is."""
-    return (counter >> 32).to(tl.int32)
+def advance(
+    found, counters, epoch, count, kind, peers, me, status, rank, N: tl.constexpr, LOOKS: tl.constexpr
+):  # fmt: skip
+    """Count epochs on, program 0 for those of no program; returns what `confirm` reports.
 
+    Reports if another member has made a call of another kind than this rank at the launch before.  Those that are
+    alike in all but their tensors are not told apart.
 
-@triton.jit
-def advance(counters, counter, count, me, status, rank):
-    """Count epochs on, and take this program's counter into use until `end`; program 0 counts for those of no program.
+    Where two launches begin together they have the same epoch, which only one of their first programs can claim.
 
-    Reports if another launch uses the counter, or has counted since this one looked.  Whoever has pushed before has
-    time for that: nothing has come yet.
+    Args:
+        found: from `look`.
+        counters, kind, peers, me, status, rank, N, LOOKS: see `exchange`.
+        epoch: from `look`.
+        count: epochs of this launch.
     """
     program = tl.program_id(0)
     tl.debug_barrier()  # every warp has read the counter for itself
-    step = tl.cast(count, tl.int64) << 32
-    before = tl.atomic_add(counters + program, step + 1, sem="relaxed", scope="gpu")
-    differs = tl.cast(before != counter, tl.int32)
-    report_overlap(counter.to(tl.int32) | differs, status, rank, (counters + program).to(tl.int64), me)
+    tl.store(counters + program, epoch + count)
     if program == 0:
+        after = epoch + count
+        own = after.to(tl.int64) << 32 | tl.cast(kind, tl.int64)
+        for k in tl.static_range(N):
+            there = (peers[k] + ((counters + _KINDS).to(tl.int64) - peers[N - 1])).to(tl.pointer_type(tl.int64))
+            tl.store(there + ((after & 1) * _MEMBERS + me), own)
         idle = tl.arange(0, _COUNTERS)
-        tl.store(counters + idle, idle.to(tl.int64) * 0 + (counter + step), mask=idle >= tl.num_programs(0))
+        mask = idle >= tl.num_programs(0)
+        tl.store(counters + idle, idle * 0 + (epoch + count), mask=mask)
+        tl.store(counters + _ENDED + idle, idle * 0 + (epoch + count), mask=mask)
+    address = counters.to(tl.int64)
+    if is_cuda():
+        return tl.inline_asm_elementwise(
+            claim_assembly(LOOKS, _CLAIMED, _KINDS),
+            constraints(1, 2, 5),
+            [address, tl.cast(status, tl.int64), found, epoch, tl.cast(count, tl.int32), tl.cast(rank, tl.int32), me],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        claimed = epoch
+        if program == 0:
+            claimed = tl.atomic_add(counters + _CLAIMED, count, sem="relaxed", scope="gpu")
+            if found > 1:
+                slot = found // 2 - 1
+                theirs = tl.load(counters + _KINDS + 2 * slot)
+                ours = tl.load(counters + _KINDS + 2 * (slot // _MEMBERS * _MEMBERS + me))
+                report_difference(status, rank, address, slot % _MEMBERS, 0, 0, ours, theirs, _KIND)
+        return tl.where(found % 2 == 0, claimed, ~epoch)
 
 
 @triton.jit
-def end(counters):
-    """This program uses its counter no more: all its threads have done what other launches must not meet."""
+def confirm(counters, claimed, epoch, me, status, rank):
+    """Report if `claimed`, from `advance`, says that the launch was not alone; at its end, when that is known."""
+    address = counters.to(tl.int64)
+    if is_cuda():
+        tl.inline_asm_elementwise(
+            confirm_assembly(),
+            constraints(1, 2, 4),
+            [address, tl.cast(status, tl.int64), claimed, epoch, tl.cast(rank, tl.int32), me],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        report_overlap((claimed != epoch).to(tl.int32), status, rank, address, me)
+
+
+@triton.jit
+def end(counters, epoch):
+    """Say that this program waits no more; `epoch` is the one at which the next launch begins.
+
+    A store, as an atomic would hold the kernel's end up.
+    """
     tl.debug_barrier()
-    tl.atomic_add(counters + tl.program_id(0), -1, sem="relaxed", scope="gpu")
+    tl.store(counters + _ENDED + tl.program_id(0), epoch)
 
 
 @triton.jit
@@ -180,12 +284,9 @@ def _leave(mine, slot, mask, N: tl.constexpr, ENC: tl.constexpr):
 
 
 @triton.jit
-def _end_waits(counters, ENC: tl.constexpr, EARLY: tl.constexpr):
+def _end_waits(counters, epoch, EARLY: tl.constexpr):
     """All packets have come: a launch of one piece has only to store its results, and to free places (`_leave`)."""
-    if ENC == "sentinel":
-        tl.debug_barrier()
-    else:
-        end(counters)
+    end(counters, epoch)
     let_next_start(EARLY)
 
 
@@ -205,12 +306,12 @@ def _deliver(
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def exchange(
-    out, inp, counters, peers, me, rank, part, first, cap, pieces, box, half, timeout_ns, status,
+    out, inp, counters, peers, me, rank, kind, part, first, cap, pieces, box, half, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
     N: tl.constexpr, ENC: tl.constexpr, SHARDED: tl.constexpr, REDUCES: tl.constexpr, DT: tl.constexpr,
     OP: tl.constexpr, ITEM: tl.constexpr, IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr, IN_WHOLE: tl.constexpr,
     OUT_WHOLE: tl.constexpr, ONCE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, NAP_NS: tl.constexpr,
-    EARLY: tl.constexpr
+    EARLY: tl.constexpr, LOOKS: tl.constexpr
 ):  # fmt: skip
     """One hop: a part to every member, and what came from all is reduced, or kept part by part.
 
@@ -219,9 +320,10 @@ def exchange(
 
     Args:
         out, inp: the tensors, dense or strided.
-        counters: int64[MAX_PROGRAMS], the mailbox's.
+        counters: int32[WORDS], the mailbox's.
         peers: addresses of the members' heaps, beginning with the next member and ending with the own one.
         me, rank: the caller's index in the team, and in the world.
+        kind: number of the kind of call, on which the members have agreed.
         part: bytes that go to a member.
         first: packet with which this launch begins.
         cap: packets of a piece; of whole lines.
@@ -244,6 +346,7 @@ def exchange(
         STEP: the warps of a program go from peer to peer together.
         NAP_NS: see `poll`.
         EARLY: see `iris_triton.intrinsics.follow`.
+        LOOKS: four counters so many times for each thread of the launch are all; a power of two.
     """
     follow(EARLY)
     program = tl.program_id(0)
@@ -258,25 +361,23 @@ def exchange(
         words = gather_parts(
             origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, SHARDED, True, IN_WHOLE, ITEM, IN_DIMS
         )  # fmt: skip
-        counter = counter_of(counters)
-        epoch = epoch_of(counter)
+        epoch, found = look(counters, 1, me, N, LOOKS)
         mark = mark_of(epoch)
         place = packet.to(tl.int64) * 16 + (tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half)
         push_all(peers, place + me * slot, words, mark, mask, flags, N, ENC, SHARDED, STEP)
-        advance(counters, counter, 1, me, status, rank)
+        claimed = advance(found, counters, epoch, 1, kind, peers, me, status, rank, N, LOOKS)
         mine = peers[N - 1] + place
         came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
-        _end_waits(counters, ENC, EARLY)
+        _end_waits(counters, epoch + 1, EARLY)
         _deliver(
             to, came, offset, part, flags, out_sizes, out_strides, N, ENC, REDUCES, DT, OP, OUT_WHOLE, ITEM, OUT_DIMS
         )  # fmt: skip
         _leave(mine, slot, mask, N, ENC)
-        if ENC == "sentinel":
-            end(counters)
+        confirm(counters, claimed, epoch, me, status, rank)
     else:
         step = tl.num_programs(0) * BLOCK
-        counter = counter_of(counters)
-        epoch = epoch_of(counter)
+        epoch, found = look(counters, pieces, me, N, LOOKS)
+        claimed = advance(found, counters, epoch, pieces, kind, peers, me, status, rank, N, LOOKS)
         for piece in range(pieces):
             at = tl.cast(box, tl.int64) + ((epoch + piece) & 1).to(tl.int64) * half
             mark = mark_of(epoch + piece)
@@ -290,8 +391,6 @@ def exchange(
                 )  # fmt: skip
                 place = packet.to(tl.int64) * 16 + (at + me * slot)
                 push_all(peers, place, words, mark, mask, flags, N, ENC, SHARDED, STEP)
-            if piece == 0:
-                advance(counters, counter, pieces, me, status, rank)
             for s in range(program * BLOCK, cap, step):
                 packet = s + tl.arange(0, BLOCK)
                 mask = (packet < cap).to(tl.int32)
@@ -303,7 +402,8 @@ def exchange(
                     OUT_DIMS
                 )  # fmt: skip
                 _leave(mine, slot, mask, N, ENC)
-        end(counters)
+        end(counters, epoch + pieces)
+        confirm(counters, claimed, epoch, me, status, rank)
 
 
 @triton.jit
@@ -321,11 +421,12 @@ def _forward(
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def two_shot(
-    out, inp, counters, peers, me, rank, nbytes, part, first, cap, pieces, box, half, timeout_ns, status,
+    out, inp, counters, peers, me, rank, kind, nbytes, part, first, cap, pieces, box, half, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
     N: tl.constexpr, ENC: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, ITEM: tl.constexpr, IN_DIMS: tl.constexpr,
     OUT_DIMS: tl.constexpr, IN_WHOLE: tl.constexpr, OUT_WHOLE: tl.constexpr, EVEN: tl.constexpr, ONCE: tl.constexpr,
-    BLOCK: tl.constexpr, STEP: tl.constexpr, NAP_NS: tl.constexpr, EARLY: tl.constexpr
+    BLOCK: tl.constexpr, STEP: tl.constexpr, NAP_NS: tl.constexpr, EARLY: tl.constexpr,
+    LOOKS: tl.constexpr
 ):  # fmt: skip
     """all_reduce in two hops: each member reduces its part of all inputs and sends the result to all.
 
@@ -350,28 +451,26 @@ def two_shot(
         words = gather_parts(
             origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, True, EVEN, IN_WHOLE, ITEM, IN_DIMS
         )  # fmt: skip
-        counter = counter_of(counters)
-        epoch = epoch_of(counter)
+        epoch, found = look(counters, 1, me, N, LOOKS)
         mark = mark_of(epoch)
         place = packet.to(tl.int64) * 16 + (tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half)
         push_all(peers, place + me * slot, words, mark, mask, flags, N, ENC, True, STEP)
-        advance(counters, counter, 1, me, status, rank)
+        claimed = advance(found, counters, epoch, 1, kind, peers, me, status, rank, N, LOOKS)
         _forward(
             peers, place, me, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, DT, OP, STEP, NAP_NS
         )  # fmt: skip
         mine = peers[N - 1] + (place + N * slot)
         came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
-        _end_waits(counters, ENC, EARLY)
+        _end_waits(counters, epoch + 1, EARLY)
         _store_parts(
             to, came, offset, total, part, flags, out_sizes, out_strides, N, ENC, EVEN, OUT_WHOLE, ITEM, OUT_DIMS
         )  # fmt: skip
         _leave(mine, slot, mask, N, ENC)
-        if ENC == "sentinel":
-            end(counters)
+        confirm(counters, claimed, epoch, me, status, rank)
     else:
         step = tl.num_programs(0) * BLOCK
-        counter = counter_of(counters)
-        epoch = epoch_of(counter)
+        epoch, found = look(counters, pieces, me, N, LOOKS)
+        claimed = advance(found, counters, epoch, pieces, kind, peers, me, status, rank, N, LOOKS)
         for piece in range(pieces):
             at = tl.cast(box, tl.int64) + ((epoch + piece) & 1).to(tl.int64) * half
             mark = mark_of(epoch + piece)
@@ -385,8 +484,6 @@ def two_shot(
                 )  # fmt: skip
                 place = packet.to(tl.int64) * 16 + (at + me * slot)
                 push_all(peers, place, words, mark, mask, flags, N, ENC, True, STEP)
-            if piece == 0:
-                advance(counters, counter, pieces, me, status, rank)
             for s in range(program * BLOCK, cap, step):
                 packet = s + tl.arange(0, BLOCK)
                 mask = (packet < cap).to(tl.int32)
@@ -406,4 +503,5 @@ def two_shot(
                     OUT_DIMS
                 )  # fmt: skip
                 _leave(mine, slot, mask, N, ENC)
-        end(counters)
+        end(counters, epoch + pieces)
+        confirm(counters, claimed, epoch, me, status, rank)

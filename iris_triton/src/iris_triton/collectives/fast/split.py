@@ -21,7 +21,16 @@ import triton
 import triton.language as tl
 
 from iris_triton.collectives.fast.data import load_data, store_data
-from iris_triton.collectives.fast.mailbox import PER_CALL, RUNTIME, _limit, advance, counter_of, end, epoch_of, mark_of
+from iris_triton.collectives.fast.mailbox import (
+    PER_CALL,
+    RUNTIME,
+    _limit,
+    advance,
+    confirm,
+    end,
+    look,
+    mark_of,
+)
 from iris_triton.collectives.fast.packets import alignment, clear, data_words, decode, encode, poll, push, spot
 from iris_triton.collectives.fast.words import reduced
 from iris_triton.collectives.meeting import (
@@ -57,11 +66,12 @@ def _pick(peers, i, N: tl.constexpr):
 
 @triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def split(
-    out, inp, counters, control, local, bases, peers, me, rank, nbytes, part, first, cap, slots, box, half, timeout_ns,
-    status, in_sizes, in_strides, out_sizes, out_strides,
+    out, inp, counters, control, local, bases, peers, me, rank, kind, nbytes, part, first, cap, slots, box, half,
+    timeout_ns, status, in_sizes, in_strides, out_sizes, out_strides,
     N: tl.constexpr, ENC: tl.constexpr, GATHERS: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, ITEM: tl.constexpr,
     IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr, IN_WHOLE: tl.constexpr, OUT_WHOLE: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK: tl.constexpr, SUB: tl.constexpr, ITER: tl.constexpr, NAP_NS: tl.constexpr, FIRST_NAP_NS: tl.constexpr
+    BLOCK: tl.constexpr, SUB: tl.constexpr, ITER: tl.constexpr, NAP_NS: tl.constexpr, FIRST_NAP_NS: tl.constexpr,
+    LOOKS: tl.constexpr
 ):  # fmt: skip
     """Reduce the own part of all inputs.
 
@@ -83,9 +93,8 @@ def split(
     program = tl.program_id(0)
     pair = program // 2
     step = (tl.num_programs(0) // 2) * BLOCK
-    counter = counter_of(counters)
-    epoch = epoch_of(counter)
-    advance(counters, counter, 1, me, status, rank)
+    epoch, found = look(counters, 1, me, N, LOOKS)
+    claimed = advance(found, counters, epoch, 1, kind, peers, me, status, rank, N, LOOKS)
     mark = mark_of(epoch)
     to, origin = out.to(tl.int64), inp.to(tl.int64)
     part = tl.cast(part, tl.int64)
@@ -182,4 +191,5 @@ def split(
             if GATHERS:
                 tl.debug_barrier()
                 set_flag(local + pair, c + 1, "release", "gpu")
-    end(counters)
+    end(counters, epoch + 1)
+    confirm(counters, claimed, epoch, me, status, rank)
