@@ -427,45 +427,31 @@ def look_at_clock(start, timeout_ns, status_word):
     return late, start
 
 
-@triton.jit
-def _spin(pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank):
-    """Wait for one flag; returns the last value seen."""
-    polls = 0
-    late = polls != 0
-    start = tl.cast(0, tl.int64)
-    seen = poll(pointer, sem, scope)
-    while (missing_flags(seen, expected, cmp) > 0) & ~late:
-        polls += 1
-        if timeout_ns != 0:  # noqa: SIM102 - decided at compile time where it is a constexpr
-            if polls % POLLS_PER_CLOCK == 0:
-                late, start = look_at_clock(start, timeout_ns, status_word)
-        seen = poll(pointer, sem, scope)
-    if timeout_ns != 0:  # noqa: SIM102
-        if late:
-            if timeout_ns > 0:
-                report_wait(status_word, rank, pointer, expected, seen, cmp, TIMED_OUT)
-            else:
-                while missing_flags(seen, expected, cmp) > 0:
-                    if late:  # again whenever so much time has passed: the host sees that it goes on
-                        report_wait(status_word, rank, pointer, expected, seen, cmp, WAITING)
-                        start = tl.cast(0, tl.int64)
-                    late, start = look_at_clock(start, timeout_ns, status_word)
-                    seen = poll(pointer, sem, scope)
-    return seen
+@triton.constexpr_function
+def _count(pointer):
+    return int(pointer.type.shape[0]) if pointer.type.is_block() else 1
 
 
 @triton.jit
 def _place(seen, expected, cmp: tl.constexpr, ANY: tl.constexpr):
-    """Where a wait for a block of flags ends: at the first that holds, or at 0 when all do; else how many there are."""
-    count: tl.constexpr = seen.shape[0]
+    """Where a wait for flags ends: at the first one that holds, or at 0 when all do; else how many there are."""
     if ANY:
-        return tl.min(tl.where(_holds(seen, expected, cmp), places_in(seen), count), axis=0)
+        return tl.min(tl.where(_holds(seen, expected, cmp), places_in(seen), _count(seen)), axis=0)
     else:
-        return tl.where(missing_flags(seen, expected, cmp) > 0, count, 0)
+        return tl.where(missing_flags(seen, expected, cmp) > 0, _count(seen), 0)
 
 
 @triton.jit
-def _spin_block(
+def _last(pointer, seen, scope: tl.constexpr):
+    """What a wait has seen last: of a block, what is there now."""
+    if pointer.type.is_block():
+        return poll(pointer, "relaxed", scope)
+    else:
+        return seen
+
+
+@triton.jit
+def _spin(
     pointer,
     expected,
     cmp: tl.constexpr,
@@ -474,37 +460,41 @@ def _spin_block(
     timeout_ns,
     status_word,
     rank,
-    ANY: tl.constexpr,
+    ANY: tl.constexpr = False,
 ):
-    """Wait for all flags of a block, or for any; returns `_place`.
+    """Wait for one flag, all of a block, or any; returns `_place`, and of one flag the last value seen.
 
-    Not the last values: some versions of the compiler cannot carry a block round a `while`, so they would have to be
-    read once more.
+    Of a block the first values: some versions of the compiler cannot carry a block round a `while`.
     """
     polls = 0
     late = polls != 0
     start = tl.cast(0, tl.int64)
-    count: tl.constexpr = pointer.shape[0]
-    place = _place(poll(pointer, sem, scope), expected, cmp, ANY)
-    while (place == count) & ~late:
+    seen = poll(pointer, sem, scope)
+    place = _place(seen, expected, cmp, ANY)
+    while (place == _count(pointer)) & ~late:
         polls += 1
-        if timeout_ns != 0:  # noqa: SIM102
+        if timeout_ns != 0:  # noqa: SIM102 - decided at compile time where it is a constexpr
             if polls % POLLS_PER_CLOCK == 0:
                 late, start = look_at_clock(start, timeout_ns, status_word)
-        place = _place(poll(pointer, sem, scope), expected, cmp, ANY)
+        now = poll(pointer, sem, scope)
+        place = _place(now, expected, cmp, ANY)
+        if not pointer.type.is_block():
+            seen = now
     if timeout_ns != 0:  # noqa: SIM102
         if late:
             if timeout_ns > 0:
-                report_wait(status_word, rank, pointer, expected, poll(pointer, sem, scope), cmp, TIMED_OUT)
+                report_wait(status_word, rank, pointer, expected, _last(pointer, seen, scope), cmp, TIMED_OUT)
             else:
-                while place == count:
-                    if late:
-                        seen = poll(pointer, "relaxed", scope)
-                        report_wait(status_word, rank, pointer, expected, seen, cmp, WAITING)
+                while place == _count(pointer):
+                    if late:  # again whenever so much time has passed: the host sees that it goes on
+                        report_wait(status_word, rank, pointer, expected, _last(pointer, seen, scope), cmp, WAITING)
                         start = tl.cast(0, tl.int64)
                     late, start = look_at_clock(start, timeout_ns, status_word)
-                    place = _place(poll(pointer, sem, scope), expected, cmp, ANY)
-    return place
+                    now = poll(pointer, sem, scope)
+                    place = _place(now, expected, cmp, ANY)
+                    if not pointer.type.is_block():
+                        seen = now
+    return place, seen
 
 
 # -- waiting ----------------------------------------------------------------------------------------------------------
@@ -533,7 +523,8 @@ def await_flag(
         tl.debug_barrier()
         return tl.max(tl.where(polling, seen, _lowest(pointer.dtype.element_ty)), axis=0)
     else:
-        return _spin(pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank)
+        _, seen = _spin(pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank)
+        return seen
 
 
 @triton.jit
@@ -571,7 +562,7 @@ def await_flags(
         _await_each(pointers, expected, mask, cmp, sem, scope, timeout_ns, status_word, rank)
         tl.debug_barrier()
     else:
-        _spin_block(pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank, False)
+        _spin(pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank)
 
 
 @triton.jit
@@ -583,5 +574,5 @@ def await_any(
     Args:
         pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank: as in `await_flags`.
     """
-    place = _spin_block(pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank, True)
+    place, _ = _spin(pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank, True)
     return tl.where(place == pointers.shape[0], -1, place)
