@@ -23,7 +23,7 @@ from iris_triton.cpu import configured
 
 def soon(device):
     """A bound for waits that are going to fail, in seconds: all kernels are compiled before, but for the first ones."""
-    return "1.5" if device == "cpu" else "4"
+    return "4"
 
 
 @triton.jit
