@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field, TypeAdapter
 
@@ -169,7 +169,7 @@ class _FusedRow(Row):
     m: Annotated[int, Field(ge=1, le=MAX_SIZE)]
     n: Annotated[int, Field(ge=1, le=MAX_SIZE)]
     k: Annotated[int, Field(ge=1, le=MAX_SIZE)]
-    gather_dim: Literal[0, 1] | None = None
+    gather_dim: Annotated[int, Field(strict=True, ge=0, le=1)] | None = None  # Literal[0, 1] would take False
     config: Annotated[Fields, checked_by(FusedConfig)] = Field(default_factory=dict)
 
     def measured(self) -> Measured:

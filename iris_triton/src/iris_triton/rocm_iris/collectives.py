@@ -7,6 +7,7 @@ comes next may use the memory of peers.  An asynchronous one returns its handle,
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -125,9 +126,9 @@ class PortedCollectives(Collectives):
         """
         if not getattr(config, "use_gluon", False) or self._speaks_gluon:
             return
-        try:
-            from iris_gluon.backend import prepare
-            from iris_gluon.collectives import collectives
+        try:  # by name, as this distribution does not require that one
+            prepare = importlib.import_module("iris_gluon.backend").prepare
+            collectives = importlib.import_module("iris_gluon.collectives").collectives
         except ModuleNotFoundError as error:
             raise UnsupportedError(
                 f"Config(use_gluon=True) needs iris-gluon: pip install ./iris_gluon ({error})"
