@@ -397,7 +397,9 @@ def report_wait(
     if pointer.type.is_block():  # of the flags that are missing, the one with the lowest address
         holds = _holds(seen, expected, cmp)
         lowest = tl.min(tl.where(holds, _INT64_MAX, address), axis=0)
-        lowest = tl.where(lowest == _INT64_MAX, tl.min(address, axis=0), lowest)  # the last one came just now
+        if PART == WAITING:  # the last one came just now: nothing is waited for
+            status_word = tl.where(lowest == _INT64_MAX, tl.cast(0, tl.int64), tl.cast(status_word, tl.int64))
+        lowest = tl.where(lowest == _INT64_MAX, tl.min(address, axis=0), lowest)
         here = address == lowest
         address = lowest
         last = tl.max(tl.where(here, last, _INT64_MIN), axis=0)
