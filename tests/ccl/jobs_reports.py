@@ -20,10 +20,8 @@ from iris_core.ccl import Config
 from iris_core.errors import ArgumentError, DeviceError, UnsupportedError
 from iris_triton.cpu import configured
 
-
-def soon(device):
-    """A bound for waits that are going to fail, in seconds: all kernels are compiled before, but for the first ones."""
-    return "4"
+SOON = "4"
+"""A bound for waits that are going to fail, in seconds: all kernels are compiled before, but for the first ones."""
 
 
 @triton.jit
@@ -66,7 +64,7 @@ def calls_of(ctx, x, y):
 
 def gives_up(device, following, first="all_reduce"):
     """Rank 1 does not come to a call; then every rank makes the next one, if any.  Afterwards all reset, and go on."""
-    with environment(IRIS_DEVICE_TIMEOUT=soon(device)), Iris("16MiB", device=device) as ctx:
+    with environment(IRIS_DEVICE_TIMEOUT=SOON), Iris("16MiB", device=device) as ctx:
         x, y = ctx.ones(6, 4), ctx.zeros(6, 4)
         calls = calls_of(ctx, x, y)
         for name in filter(None, (following, first)):
@@ -174,7 +172,7 @@ def of_two(device):
 
 def messages_at_the_same_time(device, op):
     """Rank 0 makes the same call in two threads, and rank 1 comes to none: what the next barrier raises."""
-    with environment(IRIS_DEVICE_TIMEOUT=soon(device)), Iris("16MiB", device=device) as ctx:
+    with environment(IRIS_DEVICE_TIMEOUT=SOON), Iris("16MiB", device=device) as ctx:
         peer = 1 - ctx.cur_rank
         count = ctx.ccl.team((0, 1)).mail.nbytes // 4  # more pieces than an inbox takes
         small, large = torch.ones(1, device=ctx.device), torch.ones(count, device=ctx.device)
@@ -196,7 +194,7 @@ def messages_at_the_same_time(device, op):
 
 def own_kernel(device):
     """A wait of a user's kernel on rank 1 ends by its bound; every rank hears of it, and all go on."""
-    with environment(IRIS_DEVICE_TIMEOUT=soon(device)), Iris("16MiB", device=device) as ctx:
+    with environment(IRIS_DEVICE_TIMEOUT=SOON), Iris("16MiB", device=device) as ctx:
         flag, x, y = ctx.zeros(1, dtype=torch.int64), ctx.ones(8), ctx.zeros(8)
         ctx.ccl.all_reduce(y, x)
         meet(ctx)
@@ -210,7 +208,7 @@ def own_kernel(device):
 
 def of_a_group(device):
     """Rank 1 does not come to a call of ranks 0 and 1; ranks 2 and 3 go on."""
-    with environment(IRIS_DEVICE_TIMEOUT=soon(device)), Iris("16MiB", device=device) as ctx:
+    with environment(IRIS_DEVICE_TIMEOUT=SOON), Iris("16MiB", device=device) as ctx:
         group = (0, 1) if ctx.cur_rank < 2 else (2, 3)
         x, y = ctx.ones(8), ctx.zeros(8)
         ctx.ccl.all_reduce(y, x, group=group)
@@ -226,7 +224,7 @@ def of_a_group(device):
 
 def in_graphs(replays):
     """Rank 1 replays once less than the others; then all capture a call, and make one that is not captured."""
-    with environment(IRIS_DEVICE_TIMEOUT=soon("cuda")), Iris("16MiB", device="cuda") as ctx:
+    with environment(IRIS_DEVICE_TIMEOUT=SOON), Iris("16MiB", device="cuda") as ctx:
         x, y = ctx.ones(64), ctx.zeros(64)
         ctx.ccl.all_reduce(y, x)
         ctx.barrier()

@@ -205,6 +205,8 @@ OVER:
 def look_assembly(looks, ended, kinds, members):
     """Load the epoch, and whether the launches are as they should be, each thread of a launch its own share of it.
 
+    A mailbox has `ended` programs, whose words of that name follow as many epochs.
+
     Operands: 0 the epoch; 1 what is not: 1 for a program of another launch that has not ended, 2 for a member that
     has called something else; address; epochs of the launch; this member.
     """
@@ -218,7 +220,7 @@ def look_assembly(looks, ended, kinds, members):
     )
     return f"""{{ .reg .pred p, q; .reg .u64 a, x; .reg .u32 t, i, k, said, at, own, w<{4 * looks}>;
 mov.u32 i, %ctaid.x; mul.wide.u32 a, i, 4; add.u64 a, a, $2; ld.volatile.global.b32 $0, [a];
-{_thread_assembly(looks)}mul.wide.u32 a, i, {16 * looks}; add.u64 a, a, $2;
+{_thread_assembly()}setp.lt.u32 p, i, {ended // (4 * looks)}; mul.wide.u32 a, i, {16 * looks}; add.u64 a, a, $2;
 {loads}setp.lt.u32 q, i, 16; and.b32 k, t, 7; setp.lt.and.u32 q, k, {members}, q; mov.u64 x, 0; mov.b32 own, 0;
 mul.wide.u32 a, t, 8; add.u64 a, a, $2; @q ld.volatile.global.b64 x, [a+{4 * kinds}];
 and.b32 k, t, 8; add.u32 k, k, $4;
@@ -229,7 +231,7 @@ setp.ne.and.u32 q, said, 0, q; setp.ne.and.u32 q, own, 0, q; selp.b32 $1, 2, 0, 
 
 
 @triton.constexpr_function
-def claim_assembly(looks, claimed, kinds):
+def claim_assembly(claimed, kinds):
     """Claim the epoch in the first thread of the launch, and report if another member calls something else.
 
     Operands: 0 the epoch, or what is none if the launch is not alone; address; status words; what `look_assembly` has
@@ -242,7 +244,7 @@ def claim_assembly(looks, claimed, kinds):
         (_layout.Mismatch.THEIR_KIND, "cvt.u64.u32 x, said;"),
     )
     return f"""{{ .reg .pred p, q, bad; .reg .u32 t, i, k, own, said; .reg .u64 x, row, now;
-{_thread_assembly(looks)}and.b32 k, $3, 1; setp.ne.u32 bad, k, 0; mov.b32 $0, $4; @bad not.b32 $0, $4;
+{_thread_assembly()}and.b32 k, $3, 1; setp.ne.u32 bad, k, 0; mov.b32 $0, $4; @bad not.b32 $0, $4;
 setp.eq.u32 q, i, 0; @bad setp.ne.u32 q, t, t; @q atom.relaxed.gpu.global.add.u32 $0, [$1+{4 * claimed}], $5;
 and.b32 k, $3, 2; setp.eq.u32 q, k, 0; @q bra DONE;
 mul.wide.u32 x, t, 8; add.u64 x, x, $1; ld.volatile.global.b32 said, [x+{4 * kinds}];
@@ -264,11 +266,9 @@ def confirm_assembly():
 
 
 @triton.constexpr_function
-def _thread_assembly(looks):
-    """The number of the thread in its program as t, in the launch as i, and as p whether there are words for it."""
-    return "mov.u32 t, %tid.x; mov.u32 i, %ctaid.x; mov.u32 k, %ntid.x; mad.lo.u32 i, i, k, t;\n" + (
-        f"setp.lt.u32 p, i, {1024 // (4 * looks)};\n"
-    )
+def _thread_assembly():
+    """The number of the thread in its program as t, and in the launch as i."""
+    return "mov.u32 t, %tid.x; mov.u32 i, %ctaid.x; mov.u32 k, %ntid.x; mad.lo.u32 i, i, k, t;\n"
 
 
 @triton.constexpr_function

@@ -17,8 +17,9 @@ What packets carry is `mark_of` the epoch.  Words of a mailbox (int32), in its r
     CLAIMED         the same, of the first program, counted atomically
     KINDS ..        of each member's last two launches: the number of its kind, and the epoch after it (int64)
 
-Launches of one mailbox follow each other on every member, and are the same ones in the same order.  `look` and `claim`
-see whether that is so.  Nothing waits for what they load: it comes with the epoch, or while packets are on their way.
+Launches of one mailbox follow each other on every member, and are the same ones in the same order.  `look` and
+`advance` see whether that is so.  Nothing waits for what they load: it comes with the epoch, or while packets are on
+their way.
 """
 # mypy: ignore-errors
 
@@ -111,9 +112,7 @@ def look(counters, count, me, N: tl.constexpr, LOOKS: tl.constexpr):
 
 
 @triton.jit
-def advance(
-    found, counters, epoch, count, kind, peers, me, status, rank, N: tl.constexpr, LOOKS: tl.constexpr
-):  # fmt: skip
+def advance(found, counters, epoch, count, kind, peers, me, status, rank, N: tl.constexpr):
     """Count epochs on, program 0 for those of no program; returns what `confirm` reports.
 
     Reports if another member has made a call of another kind than this rank at the launch before.  Those that are
@@ -123,7 +122,7 @@ def advance(
 
     Args:
         found: from `look`.
-        counters, kind, peers, me, status, rank, N, LOOKS: see `exchange`.
+        counters, kind, peers, me, status, rank, N: see `exchange`.
         epoch: from `look`.
         count: epochs of this launch.
     """
@@ -143,7 +142,7 @@ def advance(
     address = counters.to(tl.int64)
     if is_cuda():
         return tl.inline_asm_elementwise(
-            claim_assembly(LOOKS, _CLAIMED, _KINDS),
+            claim_assembly(_CLAIMED, _KINDS),
             constraints(1, 2, 5),
             [address, tl.cast(status, tl.int64), found, epoch, tl.cast(count, tl.int32), tl.cast(rank, tl.int32), me],
             dtype=tl.int32,
@@ -365,7 +364,7 @@ def exchange(
         mark = mark_of(epoch)
         place = packet.to(tl.int64) * 16 + (tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half)
         push_all(peers, place + me * slot, words, mark, mask, flags, N, ENC, SHARDED, STEP)
-        claimed = advance(found, counters, epoch, 1, kind, peers, me, status, rank, N, LOOKS)
+        claimed = advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
         mine = peers[N - 1] + place
         came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
         _end_waits(counters, epoch + 1, EARLY)
@@ -377,7 +376,7 @@ def exchange(
     else:
         step = tl.num_programs(0) * BLOCK
         epoch, found = look(counters, pieces, me, N, LOOKS)
-        claimed = advance(found, counters, epoch, pieces, kind, peers, me, status, rank, N, LOOKS)
+        claimed = advance(found, counters, epoch, pieces, kind, peers, me, status, rank, N)
         for piece in range(pieces):
             at = tl.cast(box, tl.int64) + ((epoch + piece) & 1).to(tl.int64) * half
             mark = mark_of(epoch + piece)
@@ -455,7 +454,7 @@ def two_shot(
         mark = mark_of(epoch)
         place = packet.to(tl.int64) * 16 + (tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half)
         push_all(peers, place + me * slot, words, mark, mask, flags, N, ENC, True, STEP)
-        claimed = advance(found, counters, epoch, 1, kind, peers, me, status, rank, N, LOOKS)
+        claimed = advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
         _forward(
             peers, place, me, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, DT, OP, STEP, NAP_NS
         )  # fmt: skip
@@ -470,7 +469,7 @@ def two_shot(
     else:
         step = tl.num_programs(0) * BLOCK
         epoch, found = look(counters, pieces, me, N, LOOKS)
-        claimed = advance(found, counters, epoch, pieces, kind, peers, me, status, rank, N, LOOKS)
+        claimed = advance(found, counters, epoch, pieces, kind, peers, me, status, rank, N)
         for piece in range(pieces):
             at = tl.cast(box, tl.int64) + ((epoch + piece) & 1).to(tl.int64) * half
             mark = mark_of(epoch + piece)

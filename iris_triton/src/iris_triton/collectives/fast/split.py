@@ -94,7 +94,7 @@ def split(
     pair = program // 2
     step = (tl.num_programs(0) // 2) * BLOCK
     epoch, found = look(counters, 1, me, N, LOOKS)
-    claimed = advance(found, counters, epoch, 1, kind, peers, me, status, rank, N, LOOKS)
+    claimed = advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
     mark = mark_of(epoch)
     to, origin = out.to(tl.int64), inp.to(tl.int64)
     part = tl.cast(part, tl.int64)
