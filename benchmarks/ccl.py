@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from iris_core import Iris
     from iris_core.bench import RunOptions, State
-    from iris_core.ccl.choice import Candidate
+    from iris_core.dispatch.choice import Candidate
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

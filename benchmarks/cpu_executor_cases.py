@@ -96,9 +96,9 @@ def serve(executor: bool) -> None:
 
     torch.set_num_threads(1)
     if executor:
-        from iris_triton import cpu
+        from iris_triton import interpreter
 
-        cpu.enable()
+        interpreter.enable()
     cases = make_cases()
     for line in sys.stdin:
         call, check = cases[line.strip()]

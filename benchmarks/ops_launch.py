@@ -58,7 +58,7 @@ ROWS_EACH = 128
 
 def without_launch(ctx: Iris, call: Callable[[], object]) -> Callable[[], object]:
     """Return a call that does all but launch; it must be the first one of its kind."""
-    from iris_core.ccl.order import DeviceOrder
+    from iris_core.dispatch.stream_order import DeviceOrder
 
     known = set(ctx.ops._bound)
     call()

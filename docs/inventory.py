@@ -31,7 +31,7 @@ OPEN = (
     "iris_core.types",
     "iris_core.settings",
     "iris_core.diagnosis",
-    "iris_core.device_context",
+    "iris_core.device.context_words",
     "iris_allocators.settings",
     "iris_triton.settings",
     "iris_triton.launcher",
@@ -47,9 +47,9 @@ OPEN = (
 
 OBJECTS = (
     "iris_core.ccl.api.Collectives",
-    "iris_core.ccl.team.Region",
-    "iris_core.ccl.team.Team",
-    "iris_core.heap.SymmetricHeap",
+    "iris_core.dispatch.team.Region",
+    "iris_core.dispatch.team.Team",
+    "iris_core.heap.heap.SymmetricHeap",
     "iris_core.ops.api.Operations",
     "iris_core.ops.host.Host",
     "iris_core.ops.host.Scratch",
@@ -57,7 +57,7 @@ OBJECTS = (
     "iris_triton.rocm_iris.collectives.PortedCollectives",
     "iris_triton.rocm_iris.configs.Config",
     "iris_triton.rocm_iris.configs.FusedConfig",
-    "iris_triton.tracing.DeviceTracing",
+    "iris_triton.language.trace.DeviceTracing",
 )
 
 

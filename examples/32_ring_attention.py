@@ -28,7 +28,7 @@ from example_tools import num_programs, on_gpu, timing
 
 import iris_core
 from iris_triton import DeviceContext
-from iris_triton.intrinsics import wait_stores
+from iris_triton.language.asm import wait_stores
 
 BLOCK_COPY = 1024
 

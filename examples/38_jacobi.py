@@ -25,7 +25,7 @@ from example_tools import on_gpu
 import iris_core
 from iris_core.ccl import ReduceOp
 from iris_triton import DeviceContext
-from iris_triton.intrinsics import wait_stores
+from iris_triton.language.asm import wait_stores
 
 SIDES = 4  # above, below, left, right; the opposite of side s is s ^ 1
 

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from iris_allocators.settings import TorchSettings
-from iris_allocators.torch_pool import TorchAllocator
+from iris_allocators.torch_ipc import TorchAllocator
 from iris_core.errors import DriverError
-from iris_core.heap import SymmetricHeap
+from iris_core.heap.heap import SymmetricHeap
 from iris_core.types import CreateRequest
 
 from .fake_driver import INVALID, NOT_SUPPORTED, as_bytes

@@ -7,10 +7,10 @@ import types
 import pytest
 
 from iris_allocators import diagnosis
-from iris_allocators._driver.facts import DeviceFacts, PeerFacts, device_facts, peer_facts
 from iris_allocators._plugin import host, torch_pool, vmem
+from iris_allocators.driver.facts import DeviceFacts, PeerFacts, device_facts, peer_facts
 from iris_allocators.settings import TorchSettings, VmemSettings
-from iris_allocators.vmem import VmemAllocator
+from iris_allocators.vmem.allocator import VmemAllocator
 from iris_core.diagnosis import Verdict
 from iris_core.errors import DriverError, UnsupportedError
 from iris_core.types import DeviceTarget, DeviceType
@@ -81,10 +81,10 @@ def bindings(monkeypatch):
 
 
 def forget(monkeypatch):
-    import iris_allocators._driver as package
+    import iris_allocators.driver as package
 
     for name in ("cuda", "hip", "cuda_facts", "hip_facts"):
-        monkeypatch.delitem(sys.modules, f"iris_allocators._driver.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"iris_allocators.driver.{name}", raising=False)
         monkeypatch.delattr(package, name, raising=False)
 
 

@@ -8,10 +8,10 @@ import types
 
 import pytest
 
-from iris_allocators import _driver
+from iris_allocators import driver as drivers
 from iris_allocators.settings import TorchSettings, VmemSettings
-from iris_allocators.torch_pool import TorchAllocator
-from iris_allocators.vmem import VmemAllocator
+from iris_allocators.torch_ipc import TorchAllocator
+from iris_allocators.vmem.allocator import VmemAllocator
 from iris_core.errors import DriverError, HeapExhaustedError, PeerAccessError, UnsupportedError
 from iris_core.testing.conformance import oracle
 from iris_core.testing.conformance.signatures import member_problems
@@ -42,11 +42,11 @@ def load(monkeypatch):
             modules = {"hip": package, "hip.hip": package.hip}
         for name, module in modules.items():
             monkeypatch.setitem(sys.modules, name, module)
-        monkeypatch.delitem(sys.modules, f"iris_allocators._driver.{kind.value}", raising=False)
-        loaded.append(f"iris_allocators._driver.{kind.value}")
+        monkeypatch.delitem(sys.modules, f"iris_allocators.driver.{kind.value}", raising=False)
+        loaded.append(f"iris_allocators.driver.{kind.value}")
         if ipc is not None:
-            return _driver.ipc_driver(kind), ipc
-        return _driver.vmm_driver(DeviceTarget(kind, DEVICE)), vmm
+            return drivers.ipc_driver(kind), ipc
+        return drivers.vmm_driver(DeviceTarget(kind, DEVICE)), vmm
 
     loaded = []
     yield load
@@ -57,9 +57,9 @@ def load(monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_call_is_there(load, kind):
     driver, _ = load(kind)
-    assert member_problems(driver, _driver.VmmDriver) == []
-    assert member_problems(FakeVmm(), _driver.VmmDriver) == []
-    for name, _ in inspect.getmembers(_driver.VmmDriver, inspect.isfunction):
+    assert member_problems(driver, drivers.VmmDriver) == []
+    assert member_problems(FakeVmm(), drivers.VmmDriver) == []
+    for name, _ in inspect.getmembers(drivers.VmmDriver, inspect.isfunction):
         assert name.startswith("_") or inspect.getdoc(getattr(driver, name)), name
 
 
@@ -136,8 +136,8 @@ def test_access_on_rocm_is_set_cumulatively_where_the_range_alone_is_refused(loa
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pool_is_shared_by_ipc(load, kind):
     driver, behind = load(kind, FakeIpc())
-    assert member_problems(driver, _driver.IpcDriver) == []
-    assert member_problems(behind, _driver.IpcDriver) == []
+    assert member_problems(driver, drivers.IpcDriver) == []
+    assert member_problems(behind, drivers.IpcDriver) == []
     one, two = (
         TorchAllocator(CreateRequest(CPU, rank, 2, 1 << 16, TorchSettings()), driver, as_bytes) for rank in range(2)
     )
@@ -183,8 +183,8 @@ def test_hip_python_takes_what_it_is_given():
 
 
 def test_the_advice_names_the_vendors_own_tool():
-    assert _driver.topology_command(DeviceType.CUDA).startswith("nvidia-smi")
-    assert _driver.topology_command(DeviceType.HIP).startswith("rocm-smi")
+    assert drivers.topology_command(DeviceType.CUDA).startswith("nvidia-smi")
+    assert drivers.topology_command(DeviceType.HIP).startswith("rocm-smi")
 
 
 @pytest.mark.parametrize(
@@ -216,6 +216,6 @@ def test_devices_without_it_are_refused(load, kind, attribute):
 
 def test_the_cpu_has_no_driver():
     with pytest.raises(UnsupportedError, match="'cpu'"):
-        _driver.vmm_driver(CPU)
+        drivers.vmm_driver(CPU)
     with pytest.raises(UnsupportedError, match="'cpu'"):
-        _driver.ipc_driver(DeviceType.CPU)
+        drivers.ipc_driver(DeviceType.CPU)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from iris_allocators._plugin import torch_pool
-from iris_allocators.torch_pool import ALIGNMENT
+from iris_allocators.torch_ipc import ALIGNMENT
 from iris_core.errors import DriverError, HeapClosedError, HeapError, IrisError, PeerAccessError, UnsupportedError
 from iris_core.testing import AllocatorConformance
 from iris_core.testing.conformance import oracle

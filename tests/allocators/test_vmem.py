@@ -9,10 +9,10 @@ import weakref
 import pytest
 import torch
 
-from iris_allocators import vmem_lease
-from iris_allocators._driver.transaction import Transaction
 from iris_allocators._plugin import TORCH_INFO, VMEM_INFO, vmem
-from iris_allocators.vmem import MAX_DEFAULT_GRANULE
+from iris_allocators.driver.transaction import Transaction
+from iris_allocators.vmem import lease
+from iris_allocators.vmem.allocator import MAX_DEFAULT_GRANULE
 from iris_core.errors import (
     DeviceError,
     DriverError,
@@ -552,7 +552,7 @@ def test_tensors_outlive_close_and_the_last_one_gives_everything_back():
 
 
 def test_nothing_is_unmapped_while_the_device_is_busy(monkeypatch, caplog):
-    monkeypatch.setattr(vmem_lease, "IDLE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(lease, "IDLE_TIMEOUT_S", 0.05)
     driver = FakeVmm()
     allocator = make(driver=driver)
     allocator.commit(0, GRANULE)

@@ -8,8 +8,9 @@ import weakref
 import pytest
 import torch
 
-from iris_core import Iris, mempool
+from iris_core import Iris
 from iris_core.errors import HeapExhaustedError, SymmetryError, UnsupportedError
+from iris_core.heap import mempool
 from iris_core.types import DeviceTarget, DeviceType
 
 from .fake_driver import GRANULE

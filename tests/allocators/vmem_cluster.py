@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from iris_allocators.settings import VmemSettings
-from iris_allocators.vmem import VmemAllocator
-from iris_core.heap import SymmetricHeap
+from iris_allocators.vmem.allocator import VmemAllocator
+from iris_core.heap.heap import SymmetricHeap
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType
 
 from .fake_driver import GRANULE, FakeVmm, as_bytes

@@ -8,7 +8,7 @@ import weakref
 import torch
 
 from iris_core.errors import HeapExhaustedError, IrisError
-from iris_core.heap import SymmetricHeap
+from iris_core.heap.heap import SymmetricHeap
 from iris_core.testing.conformance import oracle
 from iris_core.world import connect
 

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from jobs_common import environment
 
 from iris_core import Iris
-from iris_core.ccl import Config, kinds, members
-from iris_core.ccl.tables import Entry, write_table
+from iris_core.ccl import Config
+from iris_core.dispatch import launches, members
+from iris_core.dispatch.tables import Entry, write_table
 from iris_core.errors import IrisError, UnsupportedError
 from iris_core.logs import logger
 from iris_core.ops import FusedConfig
@@ -212,7 +213,7 @@ def accepted(device):
 def kinds_without_end(device):
     """Lengths and split sizes that vary; what is known of them stays bounded, and what was dropped works again."""
     wrong, sizes = [], []
-    whole, kinds.GENERATION = kinds.GENERATION, 8
+    whole, launches.GENERATION = launches.GENERATION, 8
     try:
         with Iris("24MiB", device=device) as ctx:
             rank = ctx.cur_rank
@@ -231,7 +232,7 @@ def kinds_without_end(device):
                 sizes.append(ctx.ccl._bound.total)
             ctx.barrier()
     finally:
-        kinds.GENERATION = whole
+        launches.GENERATION = whole
     return wrong, max(sizes)
 
 

@@ -10,7 +10,7 @@ from jobs_common import environment
 
 from iris_core import Iris
 from iris_core.errors import IrisError
-from iris_triton.cpu import configured
+from iris_triton.interpreter import configured
 
 NUMEL = 50_000
 

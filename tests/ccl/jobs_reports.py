@@ -15,10 +15,11 @@ import triton.language as tl
 from jobs_common import environment
 
 import iris_triton as iris
-from iris_core import Iris, reports
+from iris_core import Iris
 from iris_core.ccl import Config
+from iris_core.device import reports
 from iris_core.errors import ArgumentError, DeviceError, UnsupportedError
-from iris_triton.cpu import configured
+from iris_triton.interpreter import configured
 
 SOON = "4"
 """A bound for waits that are going to fail, in seconds: all kernels are compiled before, but for the first ones."""

@@ -5,11 +5,11 @@ import threading
 import jobs_agreement as jobs
 import pytest
 
-from iris_core.ccl import kinds
-from iris_core.ccl.mismatch import ELEMENT_TYPES
-from iris_core.ccl.team import control_words
-from iris_triton.collectives.geometry import MOVABLE
-from iris_triton.collectives.meeting import row_words
+from iris_core.dispatch import launches
+from iris_core.dispatch.mismatch import ELEMENT_TYPES
+from iris_core.dispatch.team import control_words
+from iris_triton.collectives.parts.barrier import row_words
+from iris_triton.collectives.parts.sizes import MOVABLE
 
 two_ranks = pytest.mark.parametrize("num_ranks", [2])
 
@@ -190,8 +190,8 @@ class Launch:
 
 
 def test_launches_that_are_used_stay(monkeypatch):
-    monkeypatch.setattr(kinds, "GENERATION", 3)
-    known = kinds.Launches()
+    monkeypatch.setattr(launches, "GENERATION", 3)
+    known = launches.Launches()
     staying = Launch(droppable=False)
     assert known.keep("staying", staying) == []
     often = Launch()
@@ -209,8 +209,8 @@ def test_launches_that_are_used_stay(monkeypatch):
 
 def test_another_thread_may_add_launches_meanwhile(monkeypatch):
     """It goes on in the middle of a change of generations."""
-    monkeypatch.setattr(kinds, "GENERATION", 3)
-    known, threads = kinds.Launches(), []
+    monkeypatch.setattr(launches, "GENERATION", 3)
+    known, threads = launches.Launches(), []
 
     class Slow:
         @property
@@ -228,7 +228,7 @@ def test_another_thread_may_add_launches_meanwhile(monkeypatch):
 
 
 def test_numbers_of_kinds(monkeypatch):
-    agreed = kinds.Agreed()
+    agreed = launches.Agreed()
     for number, length in enumerate((4, 8), 1):
         assert agreed.next_number((0, 1)) == number
         agreed.add((0, 1), {"elements": str(length)}, number)
@@ -237,7 +237,7 @@ def test_numbers_of_kinds(monkeypatch):
     assert agreed.describe((0, 1), 1) == "elements 4"
     assert agreed.describe((0, 1), 3) == "a call that is not known here"
     assert agreed.next_number((1, 0)) == 1
-    monkeypatch.setattr(kinds, "MOST_KINDS", 2)
+    monkeypatch.setattr(launches, "MOST_KINDS", 2)
     assert agreed.next_number((0, 1)) == 1
 
 

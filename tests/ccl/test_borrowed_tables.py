@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from iris_core.ccl.tables import Entry, Table, entries_for, joined
+from iris_core.dispatch.tables import Entry, Table, entries_for, joined
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
 
 REQUEST = CollectiveRequest(

@@ -9,14 +9,14 @@ import pytest
 import torch.distributed as dist
 
 from iris_core.ccl import Config, ReduceOp
-from iris_core.ccl.choice import Chooser
 from iris_core.ccl.reduce_op import reduce_op
-from iris_core.ccl.tables import Entry, Tables, read_table, write_table
+from iris_core.dispatch.choice import Chooser
+from iris_core.dispatch.tables import Entry, Tables, read_table, write_table
 from iris_core.errors import ArgumentError, SettingsError, UnsupportedError
 from iris_core.ops.tables import read_fused_table
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType
 from iris_triton.collectives import TABLES, collectives
-from iris_triton.ops import TABLES as OPERATION_TABLES
+from iris_triton.gemm import TABLES as OPERATION_TABLES
 
 CPU = DeviceTarget(DeviceType.CPU)
 REQUEST = CollectiveRequest(

@@ -7,11 +7,11 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_triton import cpu
-from iris_triton.collectives.elements import copy_part
-from iris_triton.collectives.geometry import layout_of
+from iris_triton import interpreter
+from iris_triton.collectives.parts.elements import copy_part
+from iris_triton.collectives.parts.sizes import layout_of
 from iris_triton.collectives.pull import pull
-from iris_triton.compile_only import assembly, compile_for
+from iris_triton.testing.compile_only import assembly, compile_for
 
 PROGRAMS = 3
 BLOCK = 64
@@ -60,7 +60,7 @@ LAYOUTS = (dense, columns, odd_columns, every_other, transposed, shifted)
 @pytest.mark.parametrize("source", LAYOUTS)
 @pytest.mark.parametrize("target", LAYOUTS)
 def test_every_layout(target, source, dtype):
-    cpu.enable()
+    interpreter.enable()
     for dst_at, src_at, count in ((0, 0, 192), (32, 16, 96), (16, 32, 33), (5, 7, 90), (0, 0, 0), (0, 0, -16)):
         dst, src = target(dtype), source(dtype)
         src.copy_(torch.arange(192).view(6, 32) % 120)

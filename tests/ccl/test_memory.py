@@ -6,7 +6,7 @@ import pytest
 import torch
 from jobs_memory import areas, groups_beside_allocations, off_the_heap, regions, used_before, what_a_group_gets
 
-from iris_triton.collectives.geometry import carrier_of, columns_first, layout_of
+from iris_triton.collectives.parts.sizes import carrier_of, columns_first, layout_of
 
 
 def test_ranges_of_the_system_area(pool):

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from iris_core import Iris
-from iris_core.device_context import STATUS_WAIT_TIMEOUT, Status, stamp
+from iris_core.device.context_words import STATUS_WAIT_TIMEOUT, Status, stamp
+from iris_core.device.status import StatusPage
 from iris_core.errors import DeviceError, DeviceTimeoutError
-from iris_core.status_page import StatusPage
 
 FOLLOWING = [
     "all_reduce",

@@ -9,7 +9,7 @@ from jobs_threads import from_new_threads
 
 from iris_core import Iris
 from iris_core.ccl import api
-from iris_core.ccl.work import StreamWork
+from iris_core.dispatch.work import StreamWork
 from iris_core.ops import api as ops_api
 from iris_core.types import DeviceTarget, DeviceType
 from iris_triton.launcher import BoundKernel

@@ -15,8 +15,8 @@ from jobs_sequences import in_pieces
 from jobs_variants import in_a_group, inexact, missed, mixed, with_nans
 from variant_cases import request
 
-from iris_core.ccl.choice import Chooser
-from iris_core.ccl.tables import Tables
+from iris_core.dispatch.choice import Chooser
+from iris_core.dispatch.tables import Tables
 from iris_core.errors import DriverError
 from iris_core.types import DeviceTarget, DeviceType
 from iris_triton import copies

@@ -6,7 +6,7 @@ from ccl_cases import FLOATS, INTEGERS, OPS, PLACES, REDUCING, Case, input_shape
 
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
 from iris_triton.collectives import collectives
-from iris_triton.collectives.portable import Portable
+from iris_triton.collectives.parts.portable import Portable
 
 USUAL = ("pull", "one_shot", "two_shot")
 """Algorithms that other tests call."""

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.fast.packets import spot
+from iris_triton.collectives.packets.packet import spot
 
 
 @triton.jit(do_not_specialize=["first"])

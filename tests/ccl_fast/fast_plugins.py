@@ -6,7 +6,7 @@ from iris_triton.settings import TritonSettings
 
 
 class Emulated:
-    """One algorithm of iris_triton.collectives.fast.
+    """One algorithm of iris_triton.collectives.packets.
 
     Args:
         op, algorithm: which one.
@@ -36,7 +36,7 @@ class Emulated:
 
     @hookimpl
     def iris_plugin_create(self, request):
-        from iris_triton.collectives.fast import fast_collectives
+        from iris_triton.collectives.packets import fast_collectives
 
         algorithms = fast_collectives(emulate=True)
         found = next(each for each in algorithms if (each.op, each.name) == (self.op, self.algorithm))

@@ -15,9 +15,9 @@ from jobs_common import environment, soon
 from iris_core import Iris
 from iris_core.ccl import Config
 from iris_core.errors import DeviceError, DeviceTimeoutError
-from iris_triton.collectives.fast.algorithms import missing_facts
-from iris_triton.collectives.fast.fabric import Fact
-from iris_triton.collectives.fast.mailbox import MAX_PROGRAMS, WORDS
+from iris_triton.collectives.packets.algorithms import missing_facts
+from iris_triton.collectives.packets.fabric import Fact
+from iris_triton.collectives.packets.mailbox import MAX_PROGRAMS, WORDS
 
 SMALL = "64KiB"  # a workspace in which few messages go in one piece
 

@@ -10,15 +10,15 @@ import torch
 from fast_cases import ENCODINGS, algorithms
 
 from iris_core.ccl import Config
-from iris_core.ccl.choice import Chooser
-from iris_core.ccl.tables import Tables, read_table
+from iris_core.dispatch.choice import Chooser
+from iris_core.dispatch.tables import Tables, read_table
 from iris_core.errors import UnsupportedError
 from iris_core.testing.conformance.collective_cases import usual
 from iris_core.types import DeviceTarget, DeviceType
 from iris_triton.collectives import TABLES, collectives
-from iris_triton.collectives.fast import algorithms as fast_algorithms
-from iris_triton.collectives.fast import fabric, fast_collectives
-from iris_triton.collectives.fast.geometry import mailbox_for, packets_for
+from iris_triton.collectives.packets import algorithms as fast_algorithms
+from iris_triton.collectives.packets import fabric, fast_collectives
+from iris_triton.collectives.packets.mailbox_sizes import mailbox_for, packets_for
 
 CPU, GPU, AMD = (DeviceTarget(each) for each in (DeviceType.CPU, DeviceType.CUDA, DeviceType.HIP))
 

@@ -10,11 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.fast import probe
-from iris_triton.collectives.fast.mailbox import exchange, two_shot
-from iris_triton.collectives.fast.ring import packet_ring
-from iris_triton.collectives.fast.split import split
-from iris_triton.compile_only import assembly, compile_for
+from iris_triton.collectives.packets import probe
+from iris_triton.collectives.packets.mailbox import exchange, two_shot
+from iris_triton.collectives.packets.packet_ring import packet_ring
+from iris_triton.collectives.packets.split import split
+from iris_triton.testing.compile_only import assembly, compile_for
 
 PUSH, POLL = "st.relaxed.sys.global.v4.b32", "ld.relaxed.sys.global.v4.b32"
 VECTOR = {"ll": "ld.global.v2.b32", "ll128": "ld.global.v2.b32", "sentinel": "ld.global.v4.b32"}

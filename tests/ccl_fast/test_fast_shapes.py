@@ -9,9 +9,9 @@ from fast_kernels import spots
 from iris_core import Iris
 from iris_core.ccl import Config
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
-from iris_triton import cpu
-from iris_triton.collectives.fast import fast_collectives
-from iris_triton.collectives.fast.geometry import shape_for
+from iris_triton import interpreter
+from iris_triton.collectives.packets import fast_collectives
+from iris_triton.collectives.packets.mailbox_sizes import shape_for
 
 KB, MB = 1 << 10, 1 << 20
 FORMS = ("one_shot", "two_shot", "mailbox", "split")
@@ -142,7 +142,7 @@ def test_alignment_makes_another_kind_of_call(monkeypatch):
 @pytest.mark.parametrize("encoding", ["ll", "ll128", "sentinel"])
 def test_places_of_packets_in_large_messages(encoding, first):
     """The first of them whose data lies behind 2 GiB, and the last of 32 bits."""
-    cpu.enable()
+    interpreter.enable()
     offsets, flags = torch.zeros(64, dtype=torch.int64), torch.zeros(64, dtype=torch.int32)
     spots[(1,)](offsets, flags, first, ENC=encoding, BLOCK=64)
     numbers = range(first, first + 64)

@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 import iris_gluon as iris_gl
 import iris_triton as iris
 from iris_gluon import language
-from iris_triton.compile_only import TARGETS, assembly, compile_for, record
+from iris_triton.testing.compile_only import TARGETS, assembly, compile_for, record
 
 HERE = pathlib.Path(__file__).parent
 SCRIPTS = [

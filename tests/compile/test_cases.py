@@ -7,9 +7,9 @@ from targets import case_targets
 
 from iris_core.types import DeviceType
 from iris_triton import language
-from iris_triton.cases import compile_cases
-from iris_triton.compile_only import TARGETS, assembly, compile_for
 from iris_triton.context import DeviceContext
+from iris_triton.testing.cases import compile_cases
+from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
 CASES = {case.name: case for case in compile_cases()}
 KINDS = {"cuda": DeviceType.CUDA, "hip": DeviceType.HIP}

@@ -9,13 +9,13 @@ import triton
 import triton.language as tl
 from triton.runtime import driver
 
-from iris_triton import cpu
-from iris_triton.compile_only import TARGETS, assembly, compile_for, record
+from iris_triton import interpreter
+from iris_triton.testing.compile_only import TARGETS, assembly, compile_for, record
 
 MEASURE = """
 import sys
-from iris_triton.cases import compile_cases
-from iris_triton.compile_only import assembly, compile_for
+from iris_triton.testing.cases import compile_cases
+from iris_triton.testing.compile_only import assembly, compile_for
 case = next(case for case in compile_cases() if case.name == "intrinsics")
 print(assembly(compile_for(case.kernel, case.args, case.kwargs, sys.argv[1])))
 """
@@ -62,18 +62,18 @@ def test_record_compiles_what_is_launched_and_launches_it():
     count = len(compilations)
     add_one[(2,)](x, 100, BLOCK=64)
     assert len(compilations) == count
-    assert cpu.is_enabled()
+    assert interpreter.is_enabled()
 
 
 def test_record_survives_disabling_the_executor_within():
-    cpu.enable()
+    interpreter.enable()
     try:
         with record({"sm_90": TARGETS["sm_90"]}):
-            cpu.disable()
+            interpreter.disable()
         run = triton.runtime.jit.JITFunction.run
         assert run.__module__ == "triton.runtime.jit"
     finally:
-        cpu.enable()
+        interpreter.enable()
 
 
 def test_record_shows_what_does_not_compile():

@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 
-from iris_triton.compile_only import assembly, compile_for
 from iris_triton.device_barrier import device_barrier
 from iris_triton.launcher import early_launch
+from iris_triton.testing.compile_only import assembly, compile_for
 
 ARGUMENTS = (torch.int64, torch.int64, 8, 1000, 0, 1)
 MEMORY = re.compile(r"^\s*(@\S+ )?(ld|st|atom|red)\.\S*(global|relaxed|acquire|release)", re.MULTILINE)

@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 
-from iris_triton import selftest
-from iris_triton.compile_only import TARGETS, assembly, compile_for
+from iris_triton.testing import selftest
+from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
 I32, I64 = torch.int32, torch.int64
 KERNELS = {

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from iris_triton import language
-from iris_triton.compile_only import TARGETS, assembly, compile_for
+from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
 VECTOR = {"sm_90": r"st\.global\.v4\.b32", "gfx942": r"global_store_dwordx4", "gfx950": r"global_store_dwordx4"}
 SINGLE = {"sm_90": r"st\.global\.b32", "gfx942": r"global_store_dword ", "gfx950": r"global_store_dword "}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.errors import PeerLostError, UnsupportedError
-from iris_core.heap import SymmetricHeap
-from iris_core.tensors import TensorFactories
+from iris_core.heap.heap import SymmetricHeap
+from iris_core.heap.tensors import TensorFactories
 from iris_core.types import Capability, PeerMapping, PluginInfo, PluginKind, Segment
 
 if TYPE_CHECKING:

@@ -11,15 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iris_core.agreement import HISTORY_LENGTH, History, Op
 from iris_core.errors import HeapExhaustedError, SymmetryError
+from iris_core.heap.symmetry import HISTORY_LENGTH, History, Op
 
 from .fakes import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iris_core.heap import SymmetricHeap
+    from iris_core.heap.heap import SymmetricHeap
 
 F32 = torch.float32
 KEPT: list[Any] = []  # tensors that must not be dropped while a test runs
@@ -195,7 +195,7 @@ def test_the_digest_sees_order_and_every_field(calls: list[Any], which: int, fie
 
 def test_the_digest_is_the_same_in_every_process() -> None:
     code = (
-        "from iris_core.agreement import History\nh = History()\n"
+        "from iris_core.heap.symmetry import History\nh = History()\n"
         f"for call in {[tuple(map(int, call)) for call in CALLS]}: h.record(*call, label=('zeros', 'float32'))\n"
         "print(h.digest)"
     )

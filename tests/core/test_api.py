@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from iris_core import Iris
-from iris_core.device_context import STATUS_WAIT_TIMEOUT, Status, stamp
+from iris_core.device.context_words import STATUS_WAIT_TIMEOUT, Status, stamp
 from iris_core.errors import (
     DeviceError,
     DeviceTimeoutError,

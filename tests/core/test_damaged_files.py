@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from iris_core import documents
 from iris_core.bench import Report
-from iris_core.ccl import tables as ccl_tables
-from iris_core.ccl.choice import Chooser
-from iris_core.ccl.tables import Tables, read_table
 from iris_core.cli import main
+from iris_core.dispatch import tables as ccl_tables
+from iris_core.dispatch.choice import Chooser
+from iris_core.dispatch.tables import Tables, read_table
 from iris_core.errors import BenchmarkError, SettingsError
 from iris_core.ops.tables import FusedTables, read_fused_table
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType, FusedRequest

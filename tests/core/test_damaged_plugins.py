@@ -12,9 +12,9 @@ import sys
 import pytest
 
 from iris_core.errors import PluginError, PluginLoadError
-from iris_core.observers import Observers
 from iris_core.registry import Registry
-from iris_core.selection import select
+from iris_core.registry.observers import Observers
+from iris_core.registry.select import select
 from iris_core.settings import PluginSettings, load_settings
 from iris_core.testing.dist_info import install_distribution, provider_source
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType, PluginKind, PluginState

@@ -16,8 +16,8 @@ from iris_core.errors import (
     PeerLostError,
     UnsupportedError,
 )
-from iris_core.heap import SymmetricHeap
-from iris_core.stream_order import HostStreams
+from iris_core.heap.heap import SymmetricHeap
+from iris_core.heap.streams import HostStreams
 from iris_core.types import Block
 
 from .fakes import Cluster

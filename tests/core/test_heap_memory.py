@@ -22,8 +22,8 @@ from iris_core.errors import (
     SymmetryError,
     UnsupportedError,
 )
-from iris_core.stream_order import HostStreams
-from iris_core.system_area import SystemArea
+from iris_core.heap.streams import HostStreams
+from iris_core.heap.system_area import SystemArea
 from iris_core.types import Capability, Segment
 
 from .fakes import Cluster, Hub, ThreadWorld
@@ -31,7 +31,7 @@ from .fakes import Cluster, Hub, ThreadWorld
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iris_core.heap import SymmetricHeap
+    from iris_core.heap.heap import SymmetricHeap
 
 F32 = torch.float32
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from iris_core.errors import HeapError, NotOnHeapError, SymmetryError
-from iris_core.stream_order import StreamOrder, _Fences
+from iris_core.heap.streams import StreamOrder, _Fences
 from iris_core.types import Capability
 
 from .fakes import Cluster
 
 if TYPE_CHECKING:
-    from iris_core.heap import SymmetricHeap
+    from iris_core.heap.heap import SymmetricHeap
 
 U8 = torch.uint8
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from iris_core.errors import RankMismatchError
-from iris_core.opening import plan_facts
+from iris_core.open_context import plan_facts
 from iris_core.types import DeviceTarget, DeviceType
 from iris_core.world.failures import check_agreement
 

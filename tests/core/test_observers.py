@@ -7,10 +7,9 @@ import sys
 
 import pytest
 
-from iris_core import observers
 from iris_core.hooks import OBSERVER_HOOKS
-from iris_core.observers import Observers
-from iris_core.registry import default_registry
+from iris_core.registry import default_registry, observers
+from iris_core.registry.observers import Observers
 
 SOURCE = """
 from iris_core.hooks import hookimpl

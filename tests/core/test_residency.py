@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iris_core.residency import RangeSet, Residency
+from iris_core.heap.residency import RangeSet, Residency
 from iris_core.types import Capability
 
 from .fakes import MemoryAllocator

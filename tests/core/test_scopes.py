@@ -15,7 +15,7 @@ from iris_core.errors import (
 from .fakes import Cluster
 
 if TYPE_CHECKING:
-    from iris_core.heap import SymmetricHeap
+    from iris_core.heap.heap import SymmetricHeap
 
 F32 = torch.float32
 

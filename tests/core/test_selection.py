@@ -14,7 +14,7 @@ from iris_core.errors import (
     PluginLoadError,
     PluginNotFoundError,
 )
-from iris_core.selection import select
+from iris_core.registry.select import select
 from iris_core.settings import load_settings
 from iris_core.types import DeviceTarget, DeviceType
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iris_core.errors import HeapError, HeapExhaustedError
-from iris_core.suballocator import SubAllocator
+from iris_core.heap.offsets import SubAllocator
 
 NBYTES = 1 << 14
 

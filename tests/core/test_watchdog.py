@@ -2,8 +2,8 @@
 
 import pytest
 
-from iris_core import watchdog
-from iris_core.watchdog import LongWait, Watchdog
+from iris_core.device import watchdog
+from iris_core.device.watchdog import LongWait, Watchdog
 
 
 class Log:

@@ -12,7 +12,7 @@ import pytest
 import iris_triton
 from iris_core import Iris, errors
 from iris_core.ccl.api import Collectives
-from iris_core.heap import SymmetricHeap
+from iris_core.heap.heap import SymmetricHeap
 from iris_core.ops.api import Operations
 from iris_core.settings import IrisSettings
 from iris_triton.context import DeviceContext
@@ -59,8 +59,8 @@ def test_ours_in_the_tables():
 
 
 def test_the_message_is_the_real_one():
-    from iris_core.device_context import STATUS_WAIT_TIMEOUT, STATUS_WORDS, Status
-    from iris_core.reports import Meaning, Report, timeout_text
+    from iris_core.device.context_words import STATUS_WAIT_TIMEOUT, STATUS_WORDS, Status
+    from iris_core.device.reports import Meaning, Report, timeout_text
 
     words = [0] * STATUS_WORDS
     values = {"CODE": STATUS_WAIT_TIMEOUT, "RANK": 2, "PROGRAM": 5, "ADDRESS": 0x7F3C12000400, "EXPECTED": 3, "LAST": 2}

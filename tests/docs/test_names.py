@@ -50,11 +50,11 @@ def test_dotted_names(page):
 
 
 def test_a_name_that_is_not_there_is_noticed():
-    assert is_there("iris_core.heap.SymmetricHeap.translate")
-    assert is_there("iris_triton.sync")
-    assert not is_there("iris_core.heap.SymmetricHeap.teleport")
+    assert is_there("iris_core.heap.heap.SymmetricHeap.translate")
+    assert is_there("iris_triton.language.sync")
+    assert not is_there("iris_core.heap.heap.SymmetricHeap.teleport")
     assert not is_there("iris_core.heaps")
-    assert not is_there("iris_core.heap.Teleport")
+    assert not is_there("iris_core.heap.heap.Teleport")
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -62,7 +62,7 @@ def test_a_module_with_public_names_is_public():
 
 
 def test_every_error_has_a_place():
-    assert "iris_triton.cpu.errors.DeadlockError" in inventory.errors()
+    assert "iris_triton.interpreter.errors.DeadlockError" in inventory.errors()
     assert len(inventory.errors()) > 25
     homes = {inventory.home(name) for name in inventory.shown()}
     assert set(inventory.errors()) <= homes
@@ -70,7 +70,7 @@ def test_every_error_has_a_place():
 
 def test_what_users_get_has_a_place():
     """Classes in the annotations of what is public."""
-    assert {"iris_core.ccl.choice.Explanation", "iris_core.tracing.events.Events"} <= inventory.annotated()
+    assert {"iris_core.dispatch.choice.Explanation", "iris_core.tracing.events.Events"} <= inventory.annotated()
     assert inventory.annotated() <= {inventory.home(name) for name in inventory.shown()}
 
 

@@ -5,7 +5,7 @@ import os
 import pathlib
 import sys
 
-from iris_triton.compile_only import TARGETS, record
+from iris_triton.testing.compile_only import TARGETS, record
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton
 
-from iris_triton.compile_only import assembly, compile_for
+from iris_triton.testing.compile_only import assembly, compile_for
 
 EXAMPLES = jobs_examples.EXAMPLES
 TARGETS = ("sm_90", "gfx942")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from iris_core.errors import IrisError
-from iris_triton.compile_only import assembly, compile_for
+from iris_triton.testing.compile_only import assembly, compile_for
 
 EXAMPLES = jobs_examples.EXAMPLES
 
@@ -69,7 +69,7 @@ def test_tracing(pool, tmp_path, num_ranks):
 
 def test_every_call_of_ccl_and_ops_is_shown():
     from iris_core import nn
-    from iris_core.ccl.calls import OPS as COLLECTIVES
+    from iris_core.dispatch.requests import OPS as COLLECTIVES
     from iris_core.ops.calls import OPS as PRODUCTS
 
     shown = (EXAMPLES / "35_collectives.py").read_text()

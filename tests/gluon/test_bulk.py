@@ -12,7 +12,7 @@ from triton.compiler.errors import CompilationError
 from iris_core import Iris
 from iris_core.tracing.layout import TraceEvent
 from iris_gluon import IrisDeviceCtx
-from iris_triton.compile_only import TARGETS, assembly, compile_for
+from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
 INT64 = torch.int64
 

@@ -26,9 +26,9 @@ from iris_gluon._plugin import GLUON_INFO
 from iris_gluon.collectives import collectives
 from iris_gluon.collectives.algorithms import WithScratch, is_wide
 from iris_gluon.collectives.push_bulk import push_bulk
-from iris_triton.collectives.geometry import columns_first, layout_of
-from iris_triton.compile_only import assembly, compile_for
+from iris_triton.collectives.parts.sizes import columns_first, layout_of
 from iris_triton.launcher import BoundKernel
+from iris_triton.testing.compile_only import assembly, compile_for
 
 
 def ours(cases):

@@ -12,8 +12,8 @@ from targets import case_targets
 from iris_core.types import DeviceType
 from iris_gluon import IrisDeviceCtx, language
 from iris_gluon.cases import compile_cases
-from iris_triton import cases as triton_cases
-from iris_triton.compile_only import TARGETS, assembly, compile_for
+from iris_triton.testing import cases as triton_cases
+from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
 CASES = {case.name: case for case in compile_cases()}
 KINDS = {"cuda": DeviceType.CUDA, "hip": DeviceType.HIP}

@@ -13,16 +13,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-import iris_gluon.cpu  # noqa: F401
+import iris_gluon.interpreter  # noqa: F401
 from iris_gluon._compat import tma_load, tma_store
-from iris_gluon.cpu.errors import MBarrierError, RaceError, UninitializedMemoryError
-from iris_triton import cpu
-from iris_triton.compile_only import assembly, compile_for
+from iris_gluon.interpreter.errors import MBarrierError, RaceError, UninitializedMemoryError
+from iris_triton import interpreter
+from iris_triton.testing.compile_only import assembly, compile_for
 
 
 @pytest.fixture(autouse=True)
 def _executor():
-    cpu.enable()
+    interpreter.enable()
 
 
 @gluon.jit
@@ -181,19 +181,23 @@ BUGS = {
     "no full wait": (UninitializedMemoryError, RaceError, "never been written|may still be writing"),
     "wrong full parity": (UninitializedMemoryError, RaceError, "never been written|may still be writing"),
     "no empty wait": (MBarrierError, RaceError, "wait for the phase before arriving again|overwrites"),
-    "wrong empty parity": (cpu.DeadlockError, None, r"'empty\[0\]' with phase=0.*lacks 1 of 1 arrivals"),
+    "wrong empty parity": (interpreter.DeadlockError, None, r"'empty\[0\]' with phase=0.*lacks 1 of 1 arrivals"),
     "empty parity never changes": (MBarrierError, RaceError, "wait for the phase|overwrites"),
-    "expects too much": (cpu.DeadlockError, None, r"'full\[0\]'.*16 bytes that mbarrier.expect announced and no copy"),
+    "expects too much": (
+        interpreter.DeadlockError,
+        None,
+        r"'full\[0\]'.*16 bytes that mbarrier.expect announced and no copy",
+    ),
     "expects too little": (MBarrierError, None, r"'full\[0\]' brought 16 bytes more"),
     "no expect": (
-        cpu.DeadlockError,
+        interpreter.DeadlockError,
         None,
         r"'full\[0\]'.*lacks 1 of 1 arrivals and an mbarrier.expect for 16384 bytes",
     ),
-    "half is loaded": (cpu.DeadlockError, None, r"8192 bytes that mbarrier.expect announced"),
+    "half is loaded": (interpreter.DeadlockError, None, r"8192 bytes that mbarrier.expect announced"),
     "arrives too early": (RaceError, None, "TMA load overwrites '[ab]_bufs.*warpgroup_mma_wait first"),
     "no arrival": (
-        cpu.DeadlockError,
+        interpreter.DeadlockError,
         None,
         r"(partition 1 \(produce\)|the default partition) waits for mbarrier 'empty\[0\]' with phase=0",
     ),
@@ -210,7 +214,7 @@ BUGS = {
 def test_mistake_is_found_whoever_runs_first(bug, first):
     first, second, message = BUGS[bug]
     raised = pytest.raises((first, second or first), match=f"(?s){message}")
-    with cpu.configured(timeout_s=1e6), raised:  # not after the bound of polls
+    with interpreter.configured(timeout_s=1e6), raised:  # not after the bound of polls
         multiply(128, 128, 512, bug=bug, first=first, stages=3, programs=1)
 
 

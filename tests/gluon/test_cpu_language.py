@@ -7,16 +7,16 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-import iris_gluon.cpu  # noqa: F401
+import iris_gluon.interpreter  # noqa: F401
 from iris_core.errors import UnsupportedError
 from iris_gluon import _compat, blocked_layout, default_layout, warp_size
-from iris_triton import cpu
-from iris_triton.compile_only import compile_for
+from iris_triton import interpreter
+from iris_triton.testing.compile_only import compile_for
 
 
 @pytest.fixture(autouse=True)
 def _executor():
-    cpu.enable()
+    interpreter.enable()
 
 
 # -- layouts ----------------------------------------------------------------------------------------------------------
@@ -411,7 +411,7 @@ def out_of_bounds(x):
 
 
 def test_accesses_are_checked():
-    with pytest.raises(cpu.OutOfBoundsError, match="lane 100"):
+    with pytest.raises(interpreter.OutOfBoundsError, match="lane 100"):
         out_of_bounds[(1,)](torch.zeros(100))
 
 

@@ -11,18 +11,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-import iris_gluon.cpu
+import iris_gluon.interpreter
 from iris_core.errors import UnsupportedError
 from iris_gluon._compat import tma_load, tma_store
-from iris_gluon.cpu.errors import MBarrierError, RaceError
+from iris_gluon.interpreter.errors import MBarrierError, RaceError
 from iris_triton import _compat as _triton
-from iris_triton import cpu
-from iris_triton.compile_only import compile_for
+from iris_triton import interpreter
+from iris_triton.testing.compile_only import compile_for
 
 
 @pytest.fixture(autouse=True)
 def _executor():
-    cpu.enable()
+    interpreter.enable()
 
 
 # -- three partitions: load, add, store -------------------------------------------------------------------------------
@@ -154,7 +154,9 @@ FOUND = {
 @pytest.mark.parametrize("bug", FOUND)
 @pytest.mark.parametrize("count", [1, 2])
 def test_mistakes_are_found(bug, count):
-    with pytest.raises((RaceError, MBarrierError, iris_gluon.cpu.errors.UninitializedMemoryError), match=FOUND[bug]):
+    with pytest.raises(
+        (RaceError, MBarrierError, iris_gluon.interpreter.errors.UninitializedMemoryError), match=FOUND[bug]
+    ):
         add(8, 32 * 12, 1, count, count, bug)
 
 
@@ -367,7 +369,10 @@ def test_several_partitions_poll():
 
 
 def test_a_poll_in_vain_is_a_deadlock_after_the_bound():
-    with cpu.configured(timeout_s=0.3), pytest.raises(cpu.DeadlockError, match="all programs of the launch"):
+    with (
+        interpreter.configured(timeout_s=0.3),
+        pytest.raises(interpreter.DeadlockError, match="all programs of the launch"),
+    ):
         talk[(1,)](torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32), 3)
 
 
@@ -399,13 +404,13 @@ def mutual(what: gl.constexpr):
 
 
 def test_a_deadlock_names_partitions_and_barriers():
-    with pytest.raises(cpu.DeadlockError) as caught:
+    with pytest.raises(interpreter.DeadlockError) as caught:
         mutual[(3,)]("deadlock")
     text = str(caught.value)
     assert "the default partition waits for mbarrier 'first' with phase=0" in text
     assert "partition 1 (wait_for) waits for mbarrier 'second' with phase=0" in text
     assert caught.value.kernel == "mutual"
-    with pytest.raises(cpu.DeadlockError, match=r"partition 1 \(wait_for\) waits for mbarrier 'second'"):
+    with pytest.raises(interpreter.DeadlockError, match=r"partition 1 \(wait_for\) waits for mbarrier 'second'"):
         mutual[(1,)]("workers alone")
 
 

@@ -9,11 +9,11 @@ from triton.experimental.gluon.language.nvidia import blackwell
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-import iris_gluon.cpu  # noqa: F401
+import iris_gluon.interpreter  # noqa: F401
 from iris_core.errors import UnsupportedError
-from iris_gluon.cpu.errors import RaceError
-from iris_triton import cpu
-from iris_triton.compile_only import assembly, compile_for
+from iris_gluon.interpreter.errors import RaceError
+from iris_triton import interpreter
+from iris_triton.testing.compile_only import assembly, compile_for
 
 ELEMENTS = {
     torch.int8: gl.int8,
@@ -27,7 +27,7 @@ ELEMENTS = {
 
 @pytest.fixture(autouse=True)
 def _executor():
-    cpu.enable()
+    interpreter.enable()
 
 
 @gluon.jit
@@ -352,7 +352,7 @@ def test_buffer_loads_and_stores():
     assert not out[100:128].any()
     assert torch.equal(out[128:228], 2 * x)
     assert (out[228:] == 9).all()
-    with pytest.raises(cpu.OutOfBoundsError, match="load"):
+    with pytest.raises(interpreter.OutOfBoundsError, match="load"):
         buffers[(1,)](x, out, 128, 128)
 
 

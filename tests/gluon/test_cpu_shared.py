@@ -6,12 +6,12 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-import iris_gluon.cpu  # noqa: F401
+import iris_gluon.interpreter  # noqa: F401
 from iris_core.errors import UnsupportedError
 from iris_gluon import _compat
-from iris_gluon.cpu.errors import SharedMemoryError, UninitializedMemoryError
-from iris_triton import cpu
-from iris_triton.compile_only import compile_for
+from iris_gluon.interpreter.errors import SharedMemoryError, UninitializedMemoryError
+from iris_triton import interpreter
+from iris_triton.testing.compile_only import compile_for
 
 GATHERS = hasattr(_compat.core.shared_memory_descriptor, "gather")
 SCATTER_ATOMICS = hasattr(_compat.core.shared_memory_descriptor, "atomic_scatter_add")
@@ -21,7 +21,7 @@ needs_atomics = pytest.mark.skipif(not SCATTER_ATOMICS, reason="this Triton has 
 
 @pytest.fixture(autouse=True)
 def _executor():
-    cpu.enable()
+    interpreter.enable()
 
 
 @gluon.jit

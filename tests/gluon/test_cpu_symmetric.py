@@ -11,7 +11,7 @@ from iris_core.errors import ArgumentError
 from iris_gluon import IrisDeviceCtx
 from iris_gluon._compat import tma_store
 from iris_gluon.bulk import await_bulk_stores, peer_descriptor
-from iris_triton.cpu import OutOfBoundsError
+from iris_triton.interpreter import OutOfBoundsError
 
 ROWS = gl.constexpr(gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0]))
 

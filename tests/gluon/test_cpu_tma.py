@@ -11,12 +11,12 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor as TritonDescriptor
 
-import iris_gluon.cpu  # noqa: F401
+import iris_gluon.interpreter  # noqa: F401
 from iris_gluon._compat import tma_load, tma_store
-from iris_gluon.cpu.cta import complete_stores
-from iris_gluon.cpu.errors import MBarrierError, RaceError, UninitializedMemoryError
-from iris_triton import cpu
-from iris_triton.compile_only import assembly, compile_for
+from iris_gluon.interpreter.cta import complete_stores
+from iris_gluon.interpreter.errors import MBarrierError, RaceError, UninitializedMemoryError
+from iris_triton import interpreter
+from iris_triton.testing.compile_only import assembly, compile_for
 
 copy_to_shared = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 WAITS_FOR_WRITES = "read_only" in tma.store_wait.signature.parameters if hasattr(tma.store_wait, "signature") else False
@@ -25,7 +25,7 @@ HAS_REDUCTIONS = hasattr(tma, "async_atomic_add")
 
 @pytest.fixture(autouse=True)
 def _executor():
-    cpu.enable()
+    interpreter.enable()
 
 
 ELEMENTS = {
@@ -179,9 +179,9 @@ def test_outside_the_tensors_of_the_launch():
     x = torch.randn(64, 64)
     wrong = describe(x, [32, 32])
     wrong.shape = [128, 64]  # as if it had more rows
-    with pytest.raises(cpu.OutOfBoundsError, match="TMA load"):
+    with pytest.raises(interpreter.OutOfBoundsError, match="TMA load"):
         copy_boxes[(1,)](wrong, describe(x, [32, 32]), 64, 0, 0, 0)
-    with pytest.raises(cpu.OutOfBoundsError, match="TMA store"):
+    with pytest.raises(interpreter.OutOfBoundsError, match="TMA store"):
         copy_boxes[(1,)](describe(x, [32, 32]), wrong, 0, 0, 64, 0)
 
 
@@ -218,7 +218,7 @@ def full_wait():
     tma.store_wait(0)
 
 
-@cpu.cpu_entry(full_wait)
+@interpreter.cpu_entry(full_wait)
 def _full_wait(program):
     complete_stores()
 
@@ -320,8 +320,14 @@ WRONG = {
     "too many": (MBarrierError, "3 arrival.* waits for 2 of 2 only"),
     "phase": (ValueError, "0 or 1, not 2"),
     "invalid": (MBarrierError, "mbarrier.wait of mbarrier 'bar', which"),
-    "deadlock": (cpu.DeadlockError, "'bar' with phase=0; 0 phases are complete, and phase 0 lacks 1 of 2 arrivals"),
-    "next phase": (cpu.DeadlockError, "'bar' with phase=1; 1 phases are complete, and phase 1 lacks 2 of 2 arrivals"),
+    "deadlock": (
+        interpreter.DeadlockError,
+        "'bar' with phase=0; 0 phases are complete, and phase 0 lacks 1 of 2 arrivals",
+    ),
+    "next phase": (
+        interpreter.DeadlockError,
+        "'bar' with phase=1; 1 phases are complete, and phase 1 lacks 2 of 2 arrivals",
+    ),
 }
 
 
@@ -604,5 +610,5 @@ def test_copies_of_less_than_four_bytes_per_thread(vector, skipped, fits):
 
 
 def test_the_bounds_of_copies_are_checked():
-    with pytest.raises(cpu.OutOfBoundsError, match="lane 60"):
+    with pytest.raises(interpreter.OutOfBoundsError, match="lane 60"):
         copies_and_barrier[(1,)](torch.randn(60), torch.ones(128), "")

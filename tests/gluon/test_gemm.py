@@ -19,7 +19,7 @@ from iris_gluon import IrisDeviceCtx, gemm
 from iris_gluon._compat import aggregate
 from iris_gluon.gemm import launch
 from iris_gluon.gemm.hopper import gemm_kernel
-from iris_triton.compile_only import TARGETS, assembly, compile_for
+from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
 BF16 = torch.bfloat16
 LARGE = gemm.GemmConfig()
@@ -225,9 +225,9 @@ def test_choice_of_what_is_not_given(given, chosen):
 
 def place_all(tiles_m, tiles_n, group):
     """RowGroups on the CPU executor."""
-    from iris_triton import cpu
+    from iris_triton import interpreter
 
-    cpu.enable()
+    interpreter.enable()
     out = torch.full((tiles_m * tiles_n, 2), -1, dtype=torch.int32)
     note_places[(1,)](out, tiles_m, tiles_n, GROUP=group)
     return [tuple(place) for place in out.tolist()]
@@ -304,9 +304,9 @@ def test_out_of_another_shape():
 # -- on the CPU: the executor computes TMA and wgmma -------------------------------------------------------------------
 def core_on_the_cpu(shape, dtype, parts, programs, turned):
     """How many elements of A @ B are wrong, computed by the executor."""
-    from iris_triton import cpu
+    from iris_triton import interpreter
 
-    cpu.enable()
+    interpreter.enable()
     m, n, k = shape
     config = gemm.GemmConfig(block_m=64, block_n=64, parts=parts, stages=3, num_warps=4, group=2)
     a, b = gemm_jobs.matrix(m, k, 1, k, dtype), gemm_jobs.matrix(k, n, 2, k, dtype)

@@ -10,7 +10,7 @@ import torch
 
 import iris_gluon
 from iris_core import Iris
-from iris_core.device_context import ContextSpec
+from iris_core.device.context_words import ContextSpec
 from iris_core.errors import CapabilityError
 from iris_core.registry import Registry
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType, PluginKind
@@ -84,7 +84,7 @@ def test_a_triton_without_a_compiler_for_the_vendor_is_a_reason(monkeypatch, tmp
 
 def test_the_package_and_its_plugin_are_light():
     code = (
-        "import sys, iris_gluon, iris_gluon.cpu, iris_gluon._plugin as p; t = p.plugin.iris_plugin_probe;"
+        "import sys, iris_gluon, iris_gluon.interpreter, iris_gluon._plugin as p; t = p.plugin.iris_plugin_probe;"
         "from iris_core.types import DeviceTarget, DeviceType; assert t(DeviceTarget(DeviceType.CUDA, 0, 'sm_90'));"
         "p.plugin.iris_plugin_settings(); print([m for m in ('torch', 'triton') if m in sys.modules])"
     )
@@ -104,9 +104,9 @@ def test_settings_are_those_of_the_executor(monkeypatch):
         GluonSettings(cpu_timeout=0)
     monkeypatch.setenv("IRIS_GLUON__CPU_TIMEOUT", "7")
     with Iris("1MiB", device="cpu", backend="gluon"):
-        from iris_triton import cpu
+        from iris_triton import interpreter
 
-        assert cpu.configuration().timeout_s == 7
+        assert interpreter.configuration().timeout_s == 7
 
 
 def test_crooked_heaps_are_refused():

@@ -12,7 +12,7 @@ import iris_triton.language
 from iris_core.testing.conformance import device_functions, triton_programs
 from iris_gluon import IrisDeviceCtx
 from iris_triton import DeviceContext
-from iris_triton.compile_only import TARGETS, assembly, compile_for
+from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
 INT32, INT64 = torch.int32, torch.int64
 NS = 10**9

@@ -12,7 +12,7 @@ import triton.language as tl
 
 import iris_triton as iris
 from iris_core import Iris
-from iris_core.device_barrier import Place
+from iris_core.device.barrier import Place
 from iris_core.errors import DeviceTimeoutError, IrisError, UnsupportedError
 
 

@@ -11,7 +11,7 @@ import triton.language as tl
 
 import iris_triton as iris
 from iris_core import Iris
-from iris_triton.cpu import DeadlockError, configured
+from iris_triton.interpreter import DeadlockError, configured
 
 
 @triton.jit

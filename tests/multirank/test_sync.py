@@ -17,7 +17,7 @@ from jobs_sync import (
     wait_for_a_dead_peer,
 )
 
-import iris_triton.cpu
+import iris_triton.interpreter
 from iris_core.errors import PeerLostError
 
 
@@ -89,8 +89,8 @@ def test_every_comparison(pool, dtype, num_ranks, device):
 
 @pytest.mark.parametrize("cmp", COMPARISONS)
 def test_an_unbounded_wait_is_ended_by_the_cpu_executor(cmp):
-    iris_triton.cpu.enable()
+    iris_triton.interpreter.enable()
     flag, out = torch.tensor([5]), torch.zeros(1, dtype=torch.int64)
     _, fails = COMPARISONS[cmp]
-    with iris_triton.cpu.configured(timeout_s=0.2), pytest.raises(TimeoutError, match="compare"):
+    with iris_triton.interpreter.configured(timeout_s=0.2), pytest.raises(TimeoutError, match="compare"):
         compare[(1,)](flag, fails, out, 0, cmp=cmp)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from iris_core import Iris
-from iris_core.ccl.choice import Chooser
+from iris_core.dispatch.choice import Chooser
 from iris_core.errors import ArgumentError, SettingsError, UnsupportedError
 from iris_core.ops import FusedConfig, FusedWorkspace
 from iris_core.ops.calls import OPS, Call, request_of
@@ -18,9 +18,9 @@ from iris_core.ops.samples import FusedSample
 from iris_core.ops.tables import FusedTable, FusedTables, Measured, read_fused_table, write_fused_table
 from iris_core.ops.unfused import unfused_operations
 from iris_core.types import DeviceTarget, DeviceType, FusedRequest
-from iris_triton.ops import TABLES, operations
-from iris_triton.ops.copy_engine import neighbours, runs
-from iris_triton.ops.shapes import tiling
+from iris_triton.gemm import TABLES, operations
+from iris_triton.gemm.shapes import tiling
+from iris_triton.gemm.side_stream import neighbours, runs
 from iris_triton.rocm_iris.configs import FusedConfig as ScriptsConfig
 
 CPU = DeviceTarget(DeviceType.CPU)

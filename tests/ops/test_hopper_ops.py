@@ -14,11 +14,10 @@ from jobs_sequences_ops import asynchronous, back_to_back, captured, equal_bits,
 
 from iris_core.types import DeviceTarget, DeviceType, FusedRequest
 from iris_gluon.gemm import GemmConfig
-from iris_gluon.ops import operations
-from iris_gluon.ops.algorithms import _BESIDE_MEETING
-from iris_gluon.ops.kernels import await_product, push_product, put_product, reduce_product
-from iris_triton.collectives.meeting import meet_alone
-from iris_triton.compile_only import assembly, compile_for
+from iris_gluon.gemm.fused_algorithms import _BESIDE_MEETING, operations
+from iris_gluon.gemm.fused_kernels import await_product, push_product, put_product, reduce_product
+from iris_triton.collectives.parts.barrier import meet_alone
+from iris_triton.testing.compile_only import assembly, compile_for
 
 BF16, I32, I64 = torch.bfloat16, torch.int32, torch.int64
 END = (0, 1 << 40)  # timeout, status
@@ -225,7 +224,7 @@ def serving(op):
 @pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter"])
 def test_members_that_own_64_rows(op, monkeypatch):
     """512 rows of 8 ranks: without a config, and with every launch that is worth measuring."""
-    monkeypatch.setattr("iris_gluon.ops.algorithms.copies_obstacle", lambda device: "")
+    monkeypatch.setattr("iris_gluon.gemm.fused_algorithms.copies_obstacle", lambda device: "")
     for algorithm in serving(op):
         request = asked_of_layer(op, 512, 28672, 8192, 8)
         assert algorithm.supports(request)
@@ -242,7 +241,7 @@ def test_members_that_own_64_rows(op, monkeypatch):
 @pytest.mark.parametrize("op", SHAPES)
 def test_configs_do_not_depend_on_processors(op, config, monkeypatch):
     """What `supports` accepts, `prepare` can launch, on devices of any size, whatever the shape."""
-    monkeypatch.setattr("iris_gluon.ops.algorithms.copies_obstacle", lambda device: "")
+    monkeypatch.setattr("iris_gluon.gemm.fused_algorithms.copies_obstacle", lambda device: "")
     for algorithm in serving(op):
         for m, n in ((8192, 8192), (66 * 128, 384 * 8), (2048, 4096)):
             request = asked_of_layer(op, m, n, 4096, 8, config) if op != "matmul_all_gather" else None

@@ -5,10 +5,17 @@ import contextlib
 import pytest
 import torch
 
-from iris_gluon.ops.algorithms import HopperCopyEngine, _CopyPlan
-from iris_triton.ops import copy_engine
-from iris_triton.ops.copy_engine import CopyEngineGather, CopyEngineReduce, _Carried, _GatherPlan, _Product, _ReducePlan
-from iris_triton.ops.shards import Shard, Shards, Side, Words
+from iris_gluon.gemm.fused_algorithms import HopperCopyEngine, _CopyPlan
+from iris_triton.gemm import side_stream
+from iris_triton.gemm.shards import Shard, Shards, Side, Words
+from iris_triton.gemm.side_stream import (
+    CopyEngineGather,
+    CopyEngineReduce,
+    _Carried,
+    _GatherPlan,
+    _Product,
+    _ReducePlan,
+)
 
 
 class Stream:
@@ -70,13 +77,13 @@ class Kernel:
 def multiplied(streams, monkeypatch):
     """Products are written down with the first row that they multiply."""
     log, *_ = streams
-    real = copy_engine.multiply
+    real = side_stream.multiply
 
     def multiply(left, *rest):
         log.append((torch.cuda.current_stream().name, "multiplies", left.storage_offset() // 3))
         real(left, *rest)
 
-    monkeypatch.setattr(copy_engine, "multiply", multiply)
+    monkeypatch.setattr(side_stream, "multiply", multiply)
 
 
 RAW = Stream.cuda_stream

@@ -52,13 +52,13 @@ def test_listing_settings_imports_nothing_heavy():
 def test_choosing_plugins_imports_nothing_heavy():
     program = """
 from iris_core.registry import default_registry
-from iris_core.selection import select
+from iris_core.registry.select import select
 from iris_core.settings import load_settings
 from iris_core.types import DeviceTarget, DeviceType
 select(default_registry(), load_settings(), targets=[DeviceTarget(DeviceType.CPU)])
 """
     loaded = modules_after(program)
-    assert "iris_core.selection" in loaded
+    assert "iris_core.registry.select" in loaded
     assert not loaded & set(HEAVY)
 
 

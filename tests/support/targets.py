@@ -2,7 +2,7 @@
 
 import pytest
 
-from iris_triton.compile_only import TARGETS
+from iris_triton.testing.compile_only import TARGETS
 
 
 def case_targets(names, each_vendor=True):

@@ -7,13 +7,13 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-import iris_gluon.cpu  # noqa: F401 - the executor knows Gluon
+import iris_gluon.interpreter  # noqa: F401 - the executor knows Gluon
 import iris_triton
 from iris_core import Iris
 from iris_core.errors import NotOnHeapError
 from iris_gluon import IrisDeviceCtx, default_layout
-from iris_triton import DeviceContext, cpu, tiles, x
-from iris_triton.compile_only import compile_for
+from iris_triton import DeviceContext, interpreter, tiles, x
+from iris_triton.testing.compile_only import compile_for
 from iris_triton.tiles import (
     AllReduceConfig,
     TensorView,
@@ -36,7 +36,7 @@ M, N, BM, BN = 11, 21, 4, 8
 
 @pytest.fixture(autouse=True)
 def executor():
-    cpu.enable()
+    interpreter.enable()
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from trace_kernels import MINE, by_function, by_method, everything, record, reco
 
 from iris_core.tracing import TraceEvent
 from iris_gluon import IrisDeviceCtx
-from iris_triton.compile_only import assembly, compile_for
+from iris_triton.testing.compile_only import assembly, compile_for
 
 EXPECTED = [int(TraceEvent.COMPUTE), int(TraceEvent.LOAD), int(TraceEvent.STORE), int(TraceEvent.ATOMIC_ADD), MINE]
 

@@ -7,7 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from iris_triton import DeviceContext, language
-from iris_triton.tracing import TraceEvent
+from iris_triton.language.trace import TraceEvent
 
 MINE = 4242
 _MINE = tl.constexpr(MINE)

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from iris_core.device_context import STATUS_WORDS, ContextSpec, encode
+from iris_core.device.context_words import STATUS_WORDS, ContextSpec, encode
 from iris_core.types import Block
-from iris_triton import cpu
-from iris_triton.translation import HEAP_ALIGNMENT
+from iris_triton import interpreter
+from iris_triton.language.address import HEAP_ALIGNMENT
 
 FAR = 5 << 30
 """Bytes between two heaps: more than 32 bits can count."""
@@ -37,8 +37,8 @@ class World:
         self.status = torch.zeros(STATUS_WORDS, dtype=torch.int64)
         self._next = 0
         self.rank, self.version, self.heap_bases = 0, 0, tuple(self.bases.tolist())
-        self._tokens = [cpu.register_memory(self)]
-        self._tokens.append(cpu.allow_region(self.status.data_ptr(), STATUS_WORDS * 8, "status"))
+        self._tokens = [interpreter.register_memory(self)]
+        self._tokens.append(interpreter.allow_region(self.status.data_ptr(), STATUS_WORDS * 8, "status"))
 
     def live_blocks(self) -> list[Block]:
         """One block, the whole heap."""
@@ -80,13 +80,13 @@ class World:
     def close(self) -> None:
         """Forget the heaps."""
         for token in self._tokens:
-            cpu.unregister_memory(token)
+            interpreter.unregister_memory(token)
 
 
 @pytest.fixture
 def make_world() -> Iterator:
     """A function that opens worlds (world_size, nbytes), which are closed at the end of the test."""
-    cpu.enable()
+    interpreter.enable()
     opened: list[World] = []
 
     def make(world_size: int = 2, nbytes: int = 1 << 20) -> World:

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from iris_core.errors import PeerLostError
 from iris_core.types import Block
-from iris_triton import cpu
+from iris_triton import interpreter
 
 NBYTES, PAGE = 1 << 20, 4096
 ROUNDS = 400
@@ -116,9 +116,9 @@ def run_case(heap, page, case):
 
 def main(rank, world, alive_fd, fds, cases):
     torch.set_num_threads(1)
-    cpu.enable()
+    interpreter.enable()
     heap = Heap(rank, fds, alive_fd)
-    cpu.register_memory(heap)
+    interpreter.register_memory(heap)
     arrived = heap.words(0, NBYTES - PAGE, len(cases), torch.int32)
     for number, case in enumerate(cases):
         # All ranks begin a case together, or the fast one would be done before the other starts.

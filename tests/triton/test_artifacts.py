@@ -7,12 +7,12 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core.device_context import ContextSpec
+from iris_core.device.context_words import ContextSpec
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType
-from iris_triton.artifacts import Artifacts
 from iris_triton.backend import TritonBackend
-from iris_triton.compile_only import assembly, compile_for
 from iris_triton.settings import TritonSettings
+from iris_triton.testing.artifacts import Artifacts
+from iris_triton.testing.compile_only import assembly, compile_for
 
 
 @triton.jit

@@ -5,13 +5,13 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_triton import cpu
+from iris_triton import interpreter
 from iris_triton._compat import aggregate
 
 
 @pytest.fixture(autouse=True)
 def executor():
-    cpu.enable()
+    interpreter.enable()
 
 
 @aggregate

@@ -7,12 +7,12 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_triton import cpu
+from iris_triton import interpreter
 
 
 @pytest.fixture(autouse=True)
 def executor():
-    cpu.enable()
+    interpreter.enable()
 
 
 INTS = [torch.int32, torch.int64, torch.uint32, torch.uint64]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import triton.language as tl
 
-from iris_triton.cpu.calls import triton_dialect
-from iris_triton.cpu.typefacts import block_type
-from iris_triton.cpu.values import numpy_dtype, wrap
+from iris_triton.interpreter.frontend.calls import triton_dialect
+from iris_triton.interpreter.frontend.typefacts import block_type
+from iris_triton.interpreter.frontend.values import numpy_dtype, wrap
 
 DIALECT = triton_dialect()
 TYPES = [tl.int1, tl.int8, tl.int32, tl.int64, tl.uint8, tl.uint32, tl.float16, tl.bfloat16, tl.float32, tl.float64]

@@ -13,14 +13,14 @@ import triton
 import triton.language as tl
 
 from iris_core.errors import UnsupportedError
-from iris_triton import _compat, cpu
-from iris_triton.cpu import dialects
-from iris_triton.cpu import launch as launch_module
+from iris_triton import _compat, interpreter
+from iris_triton.interpreter import dialects
+from iris_triton.interpreter import launch as launch_module
 
 
 @pytest.fixture(autouse=True)
 def executor():
-    cpu.enable()
+    interpreter.enable()
 
 
 @triton.jit
@@ -105,14 +105,14 @@ def pair_kernel(x, out):
 
 def test_enabling_is_idempotent_and_disabling_restores():
     original = launch_module._originals[_compat.JITFunction]
-    cpu.enable()
-    assert cpu.is_enabled()
+    interpreter.enable()
+    assert interpreter.is_enabled()
     assert launch_module._originals[_compat.JITFunction] is original
-    cpu.disable()
-    cpu.disable()
-    assert not cpu.is_enabled()
+    interpreter.disable()
+    interpreter.disable()
+    assert not interpreter.is_enabled()
     assert _compat.JITFunction.run is original
-    cpu.enable()
+    interpreter.enable()
     out = torch.zeros(4)
     fill_kernel[(1,)](out, 4)
     assert (out == 1).all()
@@ -217,7 +217,7 @@ def test_an_entry_replaces_a_device_function():
     x, out = torch.arange(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
     seen = []
 
-    @cpu.cpu_entry(vendor_function)
+    @interpreter.cpu_entry(vendor_function)
     def entry(program, value, k, flag=None):
         seen.append((program.pid, program.grid, program.linear_id, value.dtype, k, flag))
         return value * np.int32(k) + np.int32(program.linear_id)
@@ -246,7 +246,7 @@ def types_kernel(p, flag, real, out):
 def test_values_that_entries_get_and_give():
     source, out = torch.tensor([1.5]), torch.zeros(4)
 
-    @cpu.cpu_entry(many_types)
+    @interpreter.cpu_entry(many_types)
     def entry(program, a, b, c, d, e):
         assert (a, a.dtype) == (1.5, np.float32)
         assert b is np.True_
@@ -273,7 +273,7 @@ def timer_kernel(out):
 
 
 def test_timers_and_registered_assembly():
-    cpu.cpu_assembly("two.results")(lambda program: (program.linear_id, 40.0))
+    interpreter.cpu_assembly("two.results")(lambda program: (program.linear_id, 40.0))
     out = torch.zeros(3, 4, dtype=torch.int64)
     timer_kernel[(3,)](out)
     assert out[:, 0].tolist() == [0, 1, 2]
@@ -336,20 +336,20 @@ def test_kernels_see_neither_cuda_nor_hip(monkeypatch):
 
 # -- other Tritons, other processes -----------------------------------------------------------------------------------
 def test_an_untested_triton_version_is_said(monkeypatch):
-    cpu.disable()
+    interpreter.disable()
     monkeypatch.setattr(_compat.triton, "__version__", "9.4.1")
     try:
         with pytest.warns(RuntimeWarning, match=r"Triton 9\.4\.1 is not one of the versions.*3\.6, 3\.7, 3\.8, 3\.9"):
-            cpu.enable()
+            interpreter.enable()
     finally:
-        cpu.disable()
+        interpreter.disable()
 
 
 def test_the_installed_triton_is_in_the_table():
-    cpu.disable()
+    interpreter.disable()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        cpu.enable()
+        interpreter.enable()
 
 
 def run_script(tmp_path, source, **environment):
@@ -361,7 +361,8 @@ def run_script(tmp_path, source, **environment):
 
 @pytest.mark.parametrize("order", ["triton first", "iris first"])
 def test_triton_interpret_has_no_effect(tmp_path, order):
-    imports = ["import triton, triton.language as tl", "from iris_triton import cpu; import iris_triton._compat"]
+    ours = "from iris_triton import interpreter; import iris_triton._compat"
+    imports = ["import triton, triton.language as tl", ours]
     script = "\n".join(imports if order == "triton first" else imports[::-1])
     script += textwrap.dedent("""
         import torch
@@ -371,7 +372,7 @@ def test_triton_interpret_has_no_effect(tmp_path, order):
         @triton.jit
         def kernel(x, out, N: tl.constexpr):
             tl.store(out, helper(tl.load(x + tl.arange(0, N)).to(tl.bfloat16)).to(tl.float32))
-        cpu.enable()
+        interpreter.enable()
         out = torch.zeros(1)
         kernel[(1,)](torch.arange(4.0), out, N=4)
         assert out.item() == 5, out
@@ -387,8 +388,8 @@ def test_importing_the_package_pulls_in_neither_torch_nor_triton(tmp_path):
         tmp_path,
         """
         import sys
-        from iris_triton import cpu
-        from iris_triton.cpu import cpu_entry, configure
+        from iris_triton import interpreter
+        from iris_triton.interpreter import cpu_entry, configure
         configure(timeout_s=5)
         print(sorted({"torch", "triton", "numpy"} & set(sys.modules)))
         """,
@@ -404,9 +405,9 @@ def test_a_triton_that_lacks_something_is_refused_with_the_versions_that_fit(tmp
         import triton
         sys.modules["triton.runtime.interpreter"] = None
         from iris_core.errors import UnsupportedError
-        from iris_triton import cpu
+        from iris_triton import interpreter
         try:
-            cpu.enable()
+            interpreter.enable()
         except UnsupportedError as error:
             print(error)
         """,
@@ -420,8 +421,8 @@ def test_a_process_with_the_executor_still_ends_cleanly(tmp_path):
         tmp_path,
         """
         import torch, triton, triton.language as tl
-        from iris_triton import cpu
-        cpu.enable()
+        from iris_triton import interpreter
+        interpreter.enable()
         @triton.jit
         def kernel(flag):
             if tl.program_id(0) == 0:
@@ -443,12 +444,12 @@ def test_a_language_that_nothing_loaded_runs_is_refused_by_name(monkeypatch):
     def gluon_kernel(x):
         pass
 
-    with pytest.raises(UnsupportedError, match=r"'gluon_kernel' is written in Gluon.*import iris_gluon.cpu"):
+    with pytest.raises(UnsupportedError, match=r"'gluon_kernel' is written in Gluon.*import iris_gluon.interpreter"):
         gluon_kernel[(1,)](torch.zeros(1))
 
 
 def test_public_names_exist():
-    for name in cpu.__all__:
-        assert getattr(cpu, name) is not None
+    for name in interpreter.__all__:
+        assert getattr(interpreter, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        cpu.nothing  # noqa: B018
+        interpreter.nothing  # noqa: B018

@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 
 from iris_core.types import Block
-from iris_triton import cpu
-from iris_triton.cpu import OutOfBoundsError, hints
-from iris_triton.cpu.memory import BoundsChecker, current_regions
+from iris_triton import interpreter
+from iris_triton.interpreter import OutOfBoundsError, hints
+from iris_triton.interpreter.memory.regions import BoundsChecker, current_regions
 
 
 @dataclasses.dataclass
@@ -53,7 +53,7 @@ class FakeHeap:
 
 @pytest.fixture(autouse=True)
 def executor():
-    cpu.enable()
+    interpreter.enable()
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def heap():
     heap = FakeHeap()
     heap.allocate(256, 400, "x")
     heap.allocate(1024, 64)
-    token = cpu.register_memory(heap)
+    token = interpreter.register_memory(heap)
     yield heap
-    cpu.unregister_memory(token)
+    interpreter.unregister_memory(token)
 
 
 @triton.jit
@@ -161,18 +161,18 @@ def test_addresses_from_memory_need_a_named_region():
     values = [torch.tensor([5.0]), torch.tensor([7.0])]
     addresses = torch.tensor([v.data_ptr() for v in values])
     out = torch.zeros(2)
-    first = cpu.allow_region(values[0].data_ptr(), 4, "first")
+    first = interpreter.allow_region(values[0].data_ptr(), 4, "first")
     with pytest.raises(OutOfBoundsError, match="allow_region"):
         indirect_kernel[(1,)](addresses, out, N=2)
-    second = cpu.allow_region(values[1].data_ptr(), 4)
+    second = interpreter.allow_region(values[1].data_ptr(), 4)
     indirect_kernel[(1,)](addresses, out, N=2)
     assert out.tolist() == [5, 7]
-    cpu.unregister_memory(second)
+    interpreter.unregister_memory(second)
     with pytest.raises(OutOfBoundsError):
         indirect_kernel[(1,)](addresses, out, N=2)
-    cpu.unregister_memory(first)
-    cpu.unregister_memory(first)
-    with cpu.configured(bounds_check=False):
+    interpreter.unregister_memory(first)
+    interpreter.unregister_memory(first)
+    with interpreter.configured(bounds_check=False):
         indirect_kernel[(1,)](addresses, out.zero_(), N=2)
     assert out.tolist() == [5, 7]
 
@@ -188,17 +188,17 @@ def test_pointers_to_pointers():
     values = torch.arange(4.0)
     pointers = torch.tensor([values[k:].data_ptr() for k in (2, 0, 3, 1)])
     table, out = torch.tensor([pointers.data_ptr()]), torch.zeros(4)
-    tokens = [cpu.allow_region(t.data_ptr(), t.nbytes) for t in (values, pointers)]
+    tokens = [interpreter.allow_region(t.data_ptr(), t.nbytes) for t in (values, pointers)]
     pointers_kernel[(1,)](table, out, N=4)
     for token in tokens:
-        cpu.unregister_memory(token)
+        interpreter.unregister_memory(token)
     assert out.tolist() == [2, 0, 3, 1]
 
 
 @pytest.mark.parametrize(("address", "nbytes"), [(0, 8), (100, 0), (100, -1), (2**64 - 4, 8)])
 def test_impossible_regions_are_refused(address, nbytes):
     with pytest.raises(ValueError, match="give a positive address"):
-        cpu.allow_region(address, nbytes)
+        interpreter.allow_region(address, nbytes)
 
 
 @triton.jit
@@ -300,10 +300,10 @@ def promise(x, out, apart, what: tl.constexpr, number: tl.constexpr):
     ],
 )
 def test_promises_about_addresses(what, skipped, apart, number, message):
-    cpu.enable()
+    interpreter.enable()
     x, out = torch.randn(512), torch.zeros(16)
     if message:
-        with cpu.configured(hints="raise"), pytest.raises(AssertionError, match=message):
+        with interpreter.configured(hints="raise"), pytest.raises(AssertionError, match=message):
             promise[(1,)](x[skipped:], out, apart, what, number)
         hints._refuted.clear()
         with pytest.warns(RuntimeWarning, match=rf"'promise', line \d+ of test_cpu_memory.py.*{message}") as caught:

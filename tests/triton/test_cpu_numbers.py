@@ -10,13 +10,13 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iris_triton import cpu
-from iris_triton.cpu import numerics
+from iris_triton import interpreter
+from iris_triton.interpreter.frontend import numerics
 
 
 @pytest.fixture(autouse=True)
 def executor():
-    cpu.enable()
+    interpreter.enable()
 
 
 TRITON = {

@@ -7,14 +7,14 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_triton import cpu
+from iris_triton import interpreter
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
 @pytest.fixture(autouse=True)
 def executor():
-    cpu.enable()
+    interpreter.enable()
 
 
 def randn(*shape, dtype=torch.float32, seed=0):

@@ -10,13 +10,13 @@ import triton.language as tl
 
 from iris_core.errors import PeerLostError
 from iris_core.types import Block
-from iris_triton import cpu
-from iris_triton.cpu import DeadlockError
+from iris_triton import interpreter
+from iris_triton.interpreter import DeadlockError
 
 
 @pytest.fixture(autouse=True)
 def executor():
-    cpu.enable()
+    interpreter.enable()
 
 
 def flags(n):
@@ -102,7 +102,7 @@ def stuck_kernel(flag, POLL: tl.constexpr):
 def test_a_deadlock_is_an_error_that_says_where(poll):
     flag = flags(2)
     flag.fill_(-5)
-    with cpu.configured(timeout_s=0.2), pytest.raises(DeadlockError) as info:
+    with interpreter.configured(timeout_s=0.2), pytest.raises(DeadlockError) as info:
         stuck_kernel[(5,)](flag, POLL=poll)
     error = info.value
     assert isinstance(error, TimeoutError)
@@ -140,23 +140,23 @@ class Peers:
 
 def test_a_waiting_kernel_notices_that_a_peer_has_ended():
     heap = Peers(lost_after=1)
-    token = cpu.register_memory(heap)
+    token = interpreter.register_memory(heap)
     try:
         with pytest.raises(PeerLostError, match="rank 1"):
             stuck_kernel[(3,)](heap.memory[128:136].view(torch.int32), POLL=poll_volatile)
     finally:
-        cpu.unregister_memory(token)
+        interpreter.unregister_memory(token)
     assert heap.calls == 2
 
 
 def test_a_deadlock_on_a_heap_names_block_and_rank():
     heap = Peers(lost_after=10**9)
-    token = cpu.register_memory(heap)
+    token = interpreter.register_memory(heap)
     try:
-        with cpu.configured(timeout_s=0.3), pytest.raises(DeadlockError, match="on rank 3") as info:
+        with interpreter.configured(timeout_s=0.3), pytest.raises(DeadlockError, match="on rank 3") as info:
             stuck_kernel[(1,)](heap.memory[128:136].view(torch.int32), POLL=poll_volatile)
     finally:
-        cpu.unregister_memory(token)
+        interpreter.unregister_memory(token)
     assert "(byte 0 of block 'flag' of 8 bytes at offset 128 of the heap of rank 0)" in str(info.value)
     assert heap.calls >= 1
 
@@ -176,7 +176,7 @@ def slow_neighbour_kernel(flag, x, N: tl.constexpr):
 
 def test_computation_of_other_programs_is_not_waiting():
     flag, x = flags(1), torch.ones(1)
-    with cpu.configured(timeout_s=0.05):
+    with interpreter.configured(timeout_s=0.05):
         slow_neighbour_kernel[(2,)](flag, x, N=30000)
     assert flag.item() == 1
 
@@ -194,12 +194,12 @@ def test_a_word_that_keeps_changing_is_no_deadlock():
         def check_peers(self, address=0):  # about five times a second, while all programs wait
             word.add_(1)
 
-    token = cpu.register_memory(Writes(lost_after=0))
+    token = interpreter.register_memory(Writes(lost_after=0))
     try:
-        with cpu.configured(timeout_s=0.6):  # the whole takes more than a second of waiting
+        with interpreter.configured(timeout_s=0.6):  # the whole takes more than a second of waiting
             countdown_kernel[(1,)](word, 6)
     finally:
-        cpu.unregister_memory(token)
+        interpreter.unregister_memory(token)
     assert word.item() == 6
 
 
@@ -212,7 +212,7 @@ def polling_worker_kernel(stop, out, N: tl.constexpr):
 
 def test_a_worker_that_polls_and_stores_is_not_deadlocked():
     out = flags(4000)
-    with cpu.configured(timeout_s=0.01):
+    with interpreter.configured(timeout_s=0.01):
         polling_worker_kernel[(1,)](flags(1), out, N=4000)
     assert torch.equal(out, torch.arange(4000, dtype=torch.int32))
 
@@ -295,12 +295,12 @@ def test_an_interrupt_ends_the_launch(interruptible, programs):
                 _thread.interrupt_main()
 
     heap = Interrupts(lost_after=0)
-    token = cpu.register_memory(heap)
+    token = interpreter.register_memory(heap)
     try:
         with pytest.raises(KeyboardInterrupt):
             forever_kernel[(programs,)](flags(1))
     finally:
-        cpu.unregister_memory(token)
+        interpreter.unregister_memory(token)
     assert heap.calls >= 1
     reverse_kernel[(3,)](flags(8), flags(3), 3, POLL=poll_atomic)
 
@@ -308,5 +308,5 @@ def test_an_interrupt_ends_the_launch(interruptible, programs):
 def test_timeouts_must_be_positive():
     for value in (0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="must be positive"):
-            cpu.configure(timeout_s=value)
-    assert cpu.configuration().timeout_s == 60
+            interpreter.configure(timeout_s=value)
+    assert interpreter.configuration().timeout_s == 60

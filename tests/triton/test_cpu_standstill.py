@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 
 from iris_core import Iris
+from iris_core.device.standstill import Standstill
 from iris_core.errors import DeviceTimeoutError
-from iris_core.standstill import Standstill
-from iris_triton import cpu
-from iris_triton.cpu import DeadlockError
-from iris_triton.intrinsics import clock_ns
+from iris_triton import interpreter
+from iris_triton.interpreter import DeadlockError
+from iris_triton.language.asm import clock_ns
 
 NEVER = 1e6
 """Seconds; a test in which only the bound of time ends a wait does not end."""
@@ -47,10 +47,10 @@ def words(n=8):
 
 @pytest.mark.parametrize("heap", [False, True])
 def test_alone_a_deadlock_is_an_error_at_once(heap):
-    cpu.enable()
+    interpreter.enable()
     with contextlib.ExitStack() as stack:
         flag = stack.enter_context(Iris("1MiB", device="cpu")).zeros(8, dtype=torch.int32) if heap else words()
-        stack.enter_context(cpu.configured(timeout_s=NEVER))
+        stack.enter_context(interpreter.configured(timeout_s=NEVER))
         with pytest.raises(DeadlockError) as caught:
             wait_kernel[(3,)](flag, words(), "volatile")
     assert caught.value.kernel == "wait_kernel"
@@ -60,15 +60,15 @@ def test_alone_a_deadlock_is_an_error_at_once(heap):
 
 @pytest.mark.parametrize("how", ["plain", "two plain", "block"])
 def test_loops_of_plain_loads_end(how):
-    cpu.enable()
-    with cpu.configured(timeout_s=0.5), pytest.raises(DeadlockError) as caught:
+    interpreter.enable()
+    with interpreter.configured(timeout_s=0.5), pytest.raises(DeadlockError) as caught:
         wait_kernel[(2,)](words(), words(), how)
     assert caught.value.last_value == 0
 
 
 @pytest.mark.parametrize("how", ["plain", "volatile"])
 def test_another_thread_may_end_the_wait(how):
-    cpu.enable()
+    interpreter.enable()
     flag, out, go = words(), words(), threading.Event()
 
     def write():
@@ -77,16 +77,16 @@ def test_another_thread_may_end_the_wait(how):
 
     writer = threading.Thread(target=write)
     writer.start()
-    with cpu.configured(timeout_s=NEVER):
+    with interpreter.configured(timeout_s=NEVER):
         wait_kernel[(2,)](flag, out, how)
     writer.join()
     assert out[0] == 1
 
 
 def test_a_wait_that_looks_at_the_clock_ends_by_itself():
-    cpu.enable()
+    interpreter.enable()
     out = words()
-    with cpu.configured(timeout_s=NEVER):
+    with interpreter.configured(timeout_s=NEVER):
         wait_kernel[(1,)](words(), out, "clock")
     assert out[0] == 1
 
@@ -99,7 +99,7 @@ def test_bounded_waits_end_by_their_bound(monkeypatch):
         iris.DeviceContext.initialize(context, 0, 1).wait(flag, 1)
 
     monkeypatch.setenv("IRIS_DEVICE_TIMEOUT", "1.5")
-    with Iris("1MiB", device="cpu") as ctx, cpu.configured(timeout_s=NEVER):
+    with Iris("1MiB", device="cpu") as ctx, interpreter.configured(timeout_s=NEVER):
         bounded[(2,)](ctx.get_device_context(), ctx.zeros(1, dtype=torch.int64))
         with pytest.raises(DeviceTimeoutError):
             ctx.barrier()

@@ -8,10 +8,10 @@ import triton.language as tl
 import iris_triton as iris
 from iris_core import Iris
 from iris_core.errors import ArgumentError
-from iris_triton import cpu
+from iris_triton import interpreter
 from iris_triton import x as tiles
-from iris_triton.cpu import OutOfBoundsError
-from iris_triton.translation import translate
+from iris_triton.interpreter import OutOfBoundsError
+from iris_triton.language.address import translate
 
 
 @triton.jit
@@ -116,7 +116,7 @@ def test_a_table_of_other_memory_will_do_if_it_is_accessible(tmp_path):
     table, out = torch.tensor([each.data_ptr() for each in files]), torch.zeros(4, dtype=torch.int64)
     with pytest.raises(ArgumentError, match=r"allow_region makes accessible"):
         move[(1,)](files[0][8:], table, out, 1, 4, BLOCK=4)
-    tokens = [cpu.allow_region(each.data_ptr(), each.nbytes, "file") for each in files]
+    tokens = [interpreter.allow_region(each.data_ptr(), each.nbytes, "file") for each in files]
     try:
         move[(1,)](files[0][8:], table, out, 1, 4, BLOCK=4)
         assert out.tolist() == [10008, 10009, 10010, 10011]
@@ -127,7 +127,7 @@ def test_a_table_of_other_memory_will_do_if_it_is_accessible(tmp_path):
             move[(1,)](files[0], table, out, 1, 4, BLOCK=4)
     finally:
         for token in tokens:
-            cpu.unregister_memory(token)
+            interpreter.unregister_memory(token)
 
 
 def test_elements_that_are_masked_off_may_lie_anywhere(make_world):

@@ -7,7 +7,7 @@ import triton.language as tl
 
 import iris_triton as iris
 from iris_core import Iris
-from iris_triton.cpu import OutOfBoundsError
+from iris_triton.interpreter import OutOfBoundsError
 
 DTYPES = [
     torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,

@@ -10,13 +10,14 @@ import triton
 import triton.language as tl
 
 import iris_triton as iris
-from iris_core.device_context import ContextSpec, decode
+from iris_core.device.context_words import ContextSpec, decode
 from iris_core.errors import CapabilityError, PluginNotFoundError, UnsupportedError
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType, PluginKind
-from iris_triton import context, cpu, intrinsics, language
+from iris_triton import context, interpreter, language
 from iris_triton.backend import TritonBackend
-from iris_triton.compile_only import TARGETS, compile_for
+from iris_triton.language import asm
 from iris_triton.settings import TritonSettings
+from iris_triton.testing.compile_only import TARGETS, compile_for
 
 ATOMIC = "pointer val from_rank to_rank heap_bases mask sem scope hint"
 MOVE = "mask other load_cache_modifier store_cache_modifier hint"
@@ -118,16 +119,16 @@ def test_fields_compile(how, target):
 # -- intrinsics -------------------------------------------------------------------------------------------------------
 @triton.jit
 def measure(out, BLOCK: tl.constexpr):
-    tl.store(out, intrinsics.clock_ns())
-    tl.store(out + 1, intrinsics.read_realtime())
-    tl.store(out + 2, intrinsics.uniform_clock_ns())
-    tl.store(out + 3, intrinsics.get_cu_id())
-    tl.store(out + 4, intrinsics.get_xcc_id())
-    intrinsics.wait_stores()
+    tl.store(out, asm.clock_ns())
+    tl.store(out + 1, asm.read_realtime())
+    tl.store(out + 2, asm.uniform_clock_ns())
+    tl.store(out + 3, asm.get_cu_id())
+    tl.store(out + 4, asm.get_xcc_id())
+    asm.wait_stores()
 
 
 def test_intrinsics_on_the_cpu():
-    cpu.enable()
+    interpreter.enable()
     out = torch.full((5,), -1, dtype=torch.int64)
     measure[(1,)](out, BLOCK=4)
     first, second, third = out[:3].tolist()
@@ -183,21 +184,21 @@ def test_backend_refuses_heaps_that_are_not_aligned():
 
 def test_backend_lets_the_executor_know_the_heap_until_it_is_detached():
     memory, backend = torch.zeros(256, dtype=torch.uint8), make_backend(cpu_timeout=12.5)
-    before = cpu.configuration()
+    before = interpreter.configuration()
     backend.attach(Heap(memory))
     try:
-        assert cpu.configuration().timeout_s == 12.5
+        assert interpreter.configuration().timeout_s == 12.5
         address = torch.tensor([memory.data_ptr() + 64])
         store_at[(1,)](address, 7)
         assert memory.view(torch.int32)[16].item() == 7
-        with pytest.raises(cpu.OutOfBoundsError, match="middle"):
+        with pytest.raises(interpreter.OutOfBoundsError, match="middle"):
             store_at[(1,)](address + 64, 7)
         backend.detach()
-        with pytest.raises(cpu.OutOfBoundsError):
+        with pytest.raises(interpreter.OutOfBoundsError):
             store_at[(1,)](address, 8)
         backend.detach()
     finally:
-        cpu.configure(bounds_check=before.bounds_check, timeout_s=before.timeout_s)
+        interpreter.configure(bounds_check=before.bounds_check, timeout_s=before.timeout_s)
 
 
 def test_backend_offers_the_device_functions():

@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 
 import iris_triton as iris
-from iris_core.device_context import STATUS_WORDS, Status, code_of
-from iris_core.reports import Meaning, Report, timeout_text
-from iris_triton import cpu
+from iris_core.device.context_words import STATUS_WORDS, Status, code_of
+from iris_core.device.reports import Meaning, Report, timeout_text
+from iris_triton import interpreter
 
 FLAGS = [torch.int32, torch.int64, torch.uint32, torch.uint64]
 
@@ -79,20 +79,20 @@ def wait_alone(flag, value, out, cmp: tl.constexpr, sem: tl.constexpr, scope: tl
 ])  # fmt: skip
 @pytest.mark.parametrize("flag", FLAGS)
 def test_comparisons(cmp, holds, fails, flag):
-    cpu.enable()
+    interpreter.enable()
     word, out = torch.tensor([5], dtype=flag), torch.zeros(1, dtype=flag)
     for value in holds:
         out.zero_()
         wait_alone[(1,)](word, value, out, cmp, "acquire", "sys")
         assert out.item() == 5
-    with cpu.configured(timeout_s=0.05):
+    with interpreter.configured(timeout_s=0.05):
         for value in fails:
             with pytest.raises(TimeoutError, match="wait_alone"):
                 wait_alone[(1,)](word, value, out, cmp, "acquire", "sys")
 
 
 def test_unsigned_flags_compare_unsigned():
-    cpu.enable()
+    interpreter.enable()
     word, out = torch.tensor([2**32 - 1], dtype=torch.uint32), torch.zeros(1, dtype=torch.uint32)
     wait_alone[(1,)](word, 7, out, "gt", "relaxed", "gpu")
     assert out.item() == 2**32 - 1
@@ -109,7 +109,7 @@ def wait_for_all(flags, values, out, n, N: tl.constexpr):
 
 
 def test_a_block_of_flags_waits_for_the_last_one():
-    cpu.enable()
+    interpreter.enable()
     n = 8
     flags, out = torch.zeros(n, dtype=torch.int64), torch.full((n,), -1, dtype=torch.int64)
     wait_for_all[(2,)](flags, torch.arange(1, n + 1), out, n, N=n)
@@ -132,7 +132,7 @@ def serve_any(flags, data, out, order, n, N: tl.constexpr):
 
 
 def test_wait_any_returns_the_first_flag_that_holds():
-    cpu.enable()
+    interpreter.enable()
     n = 8
     flags, data, out = (torch.zeros(n, dtype=torch.int64) for _ in range(3))
     serve_any[(n + 1,)](flags, data, out, torch.tensor([3, 1, 7, 0, 2, 6, 5, 4]), n, N=n)
@@ -152,7 +152,7 @@ def look_once(flags, values, out, cmp: tl.constexpr, N: tl.constexpr):
 
 @pytest.mark.parametrize("flag", FLAGS)
 def test_looking_does_not_wait(flag):
-    cpu.enable()
+    interpreter.enable()
     flags, values = torch.tensor([5, 6, 7, 8], dtype=flag), torch.tensor([5, 6, 7, 8])
     for values, cmp, wanted in (
         ([5, 6, 7, 8], "eq", [1, 1, 0]),
@@ -230,7 +230,7 @@ class Clock:
 def test_one_report_and_no_second_full_wait(make_world, monkeypatch):
     """After the first timeout the other waits give up early: what they compute is lost anyway."""
     clock = Clock()
-    monkeypatch.setattr("iris_triton.cpu.entries.time", clock)
+    monkeypatch.setattr("iris_triton.interpreter.entries.time", clock)
     world = make_world(1)
     (flag,), out = world.zeros(1, dtype=torch.int64), torch.full((24,), -1, dtype=torch.int64)
     context = world.context(0, timeout_ns=200_000_000)  # 20 looks
@@ -254,7 +254,7 @@ def wait_where(flag, status, pids, timeout_ns, x, y, z):
 
 
 def test_program_and_rank_of_the_report(make_world):
-    cpu.enable()
+    interpreter.enable()
     flag, status = torch.zeros(1, dtype=torch.int64), torch.zeros(STATUS_WORDS, dtype=torch.int64)
     wait_where[(2, 3, 4)](flag, status, flag, 10_000_000, 1, 2, 3)
     assert status[Status.PROGRAM] == 1 + 2 * (2 + 3 * 3)
@@ -361,7 +361,7 @@ def arrive_alone(flags, context, world_size: tl.constexpr):
 def test_barrier_does_not_pass_while_a_rank_is_missing(make_world):
     world = make_world(2)
     flags = world.zeros(3, dtype=torch.int64)
-    with cpu.configured(timeout_s=0.05), pytest.raises(TimeoutError, match="arrive_alone"):
+    with interpreter.configured(timeout_s=0.05), pytest.raises(TimeoutError, match="arrive_alone"):
         arrive_alone[(1,)](flags[0], world.context(0), world_size=2)
     assert flags[1].tolist() == [1, 0, 0]  # rank 0 has announced itself there
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iris_allocators.host import HostAllocator
-    from iris_allocators.torch_pool import TorchAllocator
-    from iris_allocators.vmem import VmemAllocator
+    from iris_allocators.torch_ipc import TorchAllocator
+    from iris_allocators.vmem.allocator import VmemAllocator
     from iris_core.diagnosis import Finding
     from iris_core.settings import PluginSettings
     from iris_core.types import CreateRequest, DeviceTarget
@@ -114,7 +114,7 @@ class TorchPlugin:
     @hookimpl
     def iris_plugin_create(self, request: CreateRequest) -> TorchAllocator:
         """Create one rank's allocator."""
-        from iris_allocators.torch_pool import TorchAllocator
+        from iris_allocators.torch_ipc import TorchAllocator
 
         return TorchAllocator(request)
 
@@ -150,7 +150,7 @@ class VmemPlugin:
     @hookimpl
     def iris_plugin_create(self, request: CreateRequest) -> VmemAllocator:
         """Create one rank's allocator."""
-        from iris_allocators.vmem import VmemAllocator
+        from iris_allocators.vmem.allocator import VmemAllocator
 
         return VmemAllocator(request)
 

@@ -6,8 +6,8 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from iris_allocators._driver import topology_command
-from iris_allocators._driver.facts import DeviceFacts, PeerFacts, device_facts, peer_facts
+from iris_allocators.driver import topology_command
+from iris_allocators.driver.facts import DeviceFacts, PeerFacts, device_facts, peer_facts
 from iris_core.diagnosis import Finding, Verdict
 from iris_core.types import CreateRequest
 

@@ -1,6 +1,7 @@
 """The host API: one `Iris` per rank opens the world, owns the heap and closes everything again.
 
-The path of a context: open the heap (`iris_core.opening`) -> collectives and operations -> (tensors, kernels, barriers)
+The path of a context: open the heap (`iris_core.open_context`) -> collectives and operations -> (tensors, kernels,
+barriers)
 -> close.
 """
 
@@ -13,18 +14,19 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from iris_core import devices, opening, world
+from iris_core import open_context, world
 from iris_core.ccl.api import Collectives
-from iris_core.ccl.binding import Binder
+from iris_core.device import targets
+from iris_core.dispatch.bind import Binder
 from iris_core.errors import DeviceError, HeapClosedError, PeerLostError
+from iris_core.heap.reclaim import NOT_FINISHED
+from iris_core.heap.tensors import TensorFactories
 from iris_core.logs import rank_logger, set_logger_level
-from iris_core.observers import notify
 from iris_core.ops.api import Operations
 from iris_core.ops.binding import OperationBinder
-from iris_core.reclaiming import NOT_FINISHED
 from iris_core.registry import default_registry
+from iris_core.registry.observers import notify
 from iris_core.settings import load_settings, warn_unknown_variables
-from iris_core.tensors import TensorFactories
 from iris_core.tracing.recorder import Tracing
 from iris_core.world.failures import on_all_ranks
 
@@ -117,7 +119,7 @@ class Iris(TensorFactories):
         # a weak method: the heap must not keep a dropped context alive
         on_allocated = weakref.WeakMethod(self._allocated)
         with contextlib.ExitStack() as undo:
-            opened = opening.open_heap(
+            opened = open_context.open_heap(
                 settings,
                 options,
                 arrival,
@@ -208,7 +210,7 @@ class Iris(TensorFactories):
 
     def get_cu_count(self) -> int:
         """Return the number of the device's compute units (SMs, CUs); on the CPU, of cores this process may use."""
-        return devices.num_compute_units(self.target)
+        return targets.num_compute_units(self.target)
 
     def get_heap_bases(self) -> torch.Tensor:
         """Return every rank's heap base as this process sees it: int64[num_ranks] on the device.
@@ -336,7 +338,7 @@ class Iris(TensorFactories):
         if stream is not None and not hasattr(stream, "synchronize"):
             raise TypeError(f"device_barrier: stream must be a torch stream or None, not {type(stream).__name__}")
         self._reports.watch()
-        with devices.on_device(self.target):
+        with targets.on_device(self.target):
             if self._reports.alarm[0] != self._reports.heard:
                 self._reports.raise_new()
             self._device_barriers.bind(group, sem).launch(stream)
@@ -473,7 +475,7 @@ class Iris(TensorFactories):
         """
         self._check_open()
         if self._mem_pool is None:
-            from iris_core.mempool import make_mem_pool
+            from iris_core.heap.mempool import make_mem_pool
 
             self._mem_pool = make_mem_pool(self.heap, self.target)
         return self._mem_pool
@@ -498,7 +500,7 @@ class Iris(TensorFactories):
             with ctx.use_mem_pool():
                 y = torch.nn.functional.relu(x @ w)    # y is on the heap
         """
-        from iris_core import mempool
+        from iris_core.heap import mempool
 
         with mempool.use_mem_pool(self.mem_pool(), self.target):
             yield

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import torch
 
     from iris_core.api import Iris
-    from iris_core.device_barrier import BarrierSlot
-    from iris_core.device_context import ContextSpec
+    from iris_core.device.barrier import BarrierSlot
+    from iris_core.device.context_words import ContextSpec
     from iris_core.diagnosis import PairCheck
     from iris_core.ops.host import Host
     from iris_core.tracing.clocks import Offset

@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from iris_gluon.context import GluonDeviceTracing as GluonDeviceTracing
     from iris_gluon.context import IrisDeviceCtx as IrisDeviceCtx
     from iris_gluon.host import iris as iris
-    from iris_gluon.lanes import blocked_layout as blocked_layout
-    from iris_gluon.lanes import default_layout as default_layout
-    from iris_gluon.lanes import warp_size as warp_size
-    from iris_triton.tracing import TraceEvent as TraceEvent
+    from iris_gluon.layouts import blocked_layout as blocked_layout
+    from iris_gluon.layouts import default_layout as default_layout
+    from iris_gluon.layouts import warp_size as warp_size
+    from iris_triton.language.trace import TraceEvent as TraceEvent
 
 __version__ = "0.2.0"
 
 _HOMES = {
     "GluonDeviceTracing": "iris_gluon.context",
     "IrisDeviceCtx": "iris_gluon.context",
-    "TraceEvent": "iris_triton.tracing",
-    "blocked_layout": "iris_gluon.lanes",
-    "default_layout": "iris_gluon.lanes",
+    "TraceEvent": "iris_triton.language.trace",
+    "blocked_layout": "iris_gluon.layouts",
+    "default_layout": "iris_gluon.layouts",
     "iris": "iris_gluon.host",
-    "warp_size": "iris_gluon.lanes",
+    "warp_size": "iris_gluon.layouts",
 }
 
 __all__ = [

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def prepare(*, on_cpu: bool) -> None:
     """Let kernels in Gluon run: in the CPU executor, or with scratch memory on a GPU."""
-    import iris_gluon.cpu  # noqa: F401
+    import iris_gluon.interpreter  # noqa: F401
     from iris_gluon import _compat
 
     if not on_cpu:
@@ -23,7 +23,7 @@ def prepare(*, on_cpu: bool) -> None:
 
 
 class GluonBackend(TritonBackend):
-    """Kernels in Gluon; on the CPU they run in the executor of `iris_triton.cpu`.
+    """Kernels in Gluon; on the CPU they run in the executor of `iris_triton.interpreter`.
 
     The context tensor, the heap in the executor, and the kernels that the host launches by itself (barriers between
     devices, the self-test of `iris doctor`) are those of the Triton backend.
@@ -49,7 +49,7 @@ class GluonBackend(TritonBackend):
 
     def operations(self) -> Sequence[FusedOperation]:
         """The algorithms for `ctx.ops`: those of Triton, and those in Gluon."""
-        from iris_gluon.ops import operations
+        from iris_gluon.gemm.fused_algorithms import operations
 
         return [*super().operations(), *operations()]
 

@@ -11,9 +11,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.target_info import cuda_capability_geq, is_cuda, is_hip
 
 from iris_gluon._compat import barrier, tma_load, tma_store
-from iris_gluon.lanes import default_layout
-from iris_triton.cpu.entries import cpu_entry
-from iris_triton.translation import translate
+from iris_gluon.layouts import default_layout
+from iris_triton.interpreter.entries import cpu_entry
+from iris_triton.language.address import translate
 
 _ROW_BYTES = gl.constexpr(128)
 """Memory is described as rows of so many bytes: what one line of the widest swizzle holds."""
@@ -237,6 +237,6 @@ def _cpu_fence_async_global(program, WHOLE_PROGRAM=True):
 
 @cpu_entry(await_bulk_stores)
 def _cpu_await_bulk_stores(program):
-    from iris_gluon.cpu.cta import complete_stores
+    from iris_gluon.interpreter.cta import complete_stores
 
     complete_stores()

@@ -16,8 +16,8 @@ from iris_core.types import CompileCase
 from iris_gluon import language
 from iris_gluon.collectives import cases as _collectives
 from iris_gluon.context import IrisDeviceCtx
-from iris_gluon.lanes import default_layout
-from iris_triton import cases as _triton
+from iris_gluon.layouts import default_layout
+from iris_triton.testing import cases as _triton
 from iris_triton.tiles import cases as _tiles
 from iris_triton.tiles import views as _views
 

@@ -6,17 +6,17 @@ import hashlib
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-import iris_gluon.cpu  # noqa: F401 - so that kernels with this context run on the CPU, too
-from iris_core import device_context as _layout
+import iris_gluon.interpreter  # noqa: F401 - so that kernels with this context run on the CPU, too
+from iris_core.device import context_words as _layout
 from iris_gluon import bulk, language
 from iris_gluon._compat import aggregate
-from iris_triton import tracing as tracing_events
-from iris_triton.sync import ACQUIRE, GE, RELEASE, SET, SYS
+from iris_triton.language import trace as tracing_events
+from iris_triton.language.address import check_context
+from iris_triton.language.sync import ACQUIRE, GE, RELEASE, SET, SYS
+from iris_triton.language.trace import DeviceTracing
 from iris_triton.tiles import moves, reductions
 from iris_triton.tiles.protocol import World, await_end
 from iris_triton.tiles.views import number_of
-from iris_triton.tracing import DeviceTracing
-from iris_triton.translation import check_context
 
 _HEADER_WORDS = gl.constexpr(_layout.HEADER_WORDS)
 _TIMEOUT_WORD = gl.constexpr(_layout.TIMEOUT_WORD)
@@ -45,7 +45,7 @@ class IrisDeviceCtx:
         cur_rank: the caller (int32).
         num_ranks: number of ranks (int32).
         heap_bases: pointer to int64[num_ranks], the address of every rank's heap in this process.
-        tracing: records events, if the context was made with tracing; see `iris_triton.tracing.DeviceTracing`.
+        tracing: records events, if the context was made with tracing; see `iris_triton.language.trace.DeviceTracing`.
 
     Arguments that the methods share:
         pointer, from_ptr, to_ptr, src_ptr, dst_ptr: pointer, or block of pointers of any shape, into the caller's heap;

@@ -23,7 +23,7 @@ copies are the ones of `iris_triton.language`.
 
 # mypy: ignore-errors
 
-from iris_triton.atomics import (
+from iris_triton.language.atomics import (
     atomic_add,
     atomic_and,
     atomic_cas,
@@ -34,8 +34,8 @@ from iris_triton.atomics import (
     atomic_xchg,
     atomic_xor,
 )
-from iris_triton.memory import copy, get, load, put, store
-from iris_triton.sync import barrier, load_acquire, put_signal, signal, test, wait, wait_any
+from iris_triton.language.memory import copy, get, load, put, store
+from iris_triton.language.sync import barrier, load_acquire, put_signal, signal, test, wait, wait_any
 
 __all__ = [
     "atomic_add",

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from iris_triton.language import test as test
     from iris_triton.language import wait as wait
     from iris_triton.language import wait_any as wait_any
+    from iris_triton.language.trace import TraceEvent as TraceEvent
     from iris_triton.rocm_iris.context import Iris as Iris
     from iris_triton.rocm_iris.engines import quiet as quiet
     from iris_triton.rocm_iris.host import get_device_id_for_rank as get_device_id_for_rank
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
     from iris_triton.tiles import Tile as Tile
     from iris_triton.tiles import TileView as TileView
     from iris_triton.tiles import make_tensor_view as make_tensor_view
-    from iris_triton.tracing import TraceEvent as TraceEvent
 
 __version__ = "0.2.0"
 

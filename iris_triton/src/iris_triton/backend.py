@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iris_core.device_context import STATUS_WORDS, TRACE_WORDS, encode
+from iris_core.device.context_words import STATUS_WORDS, TRACE_WORDS, encode
 from iris_core.errors import CapabilityError
 from iris_core.types import DeviceType
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     import torch
 
     from iris_core.api import Iris
-    from iris_core.device_barrier import BarrierSlot
-    from iris_core.device_context import ContextSpec
+    from iris_core.device.barrier import BarrierSlot
+    from iris_core.device.context_words import ContextSpec
     from iris_core.diagnosis import PairCheck
     from iris_core.protocols import Collective, FusedOperation, MemoryMap
     from iris_core.tracing.clocks import Offset
     from iris_core.types import CompileCase, CreateRequest, Demo, PluginInfo
-    from iris_triton.artifacts import Artifacts
     from iris_triton.launcher import BoundKernel
+    from iris_triton.testing.artifacts import Artifacts
 
 
 class TritonBackend:
-    """Kernels in Triton; on the CPU they run in the executor of `iris_triton.cpu`."""
+    """Kernels in Triton; on the CPU they run in the executor of `iris_triton.interpreter`."""
 
     def __init__(self, request: CreateRequest) -> None:
         """Prepare the backend of one rank.
@@ -57,7 +57,7 @@ class TritonBackend:
         """
         import torch
 
-        from iris_triton.translation import HEAP_ALIGNMENT
+        from iris_triton.language.address import HEAP_ALIGNMENT
 
         crooked = [f"rank {rank} at {base:#x}" for rank, base in enumerate(spec.heap_bases) if base % HEAP_ALIGNMENT]
         if crooked:
@@ -66,11 +66,11 @@ class TritonBackend:
                 f"allocator placed {', '.join(crooked)}; choose another allocator"
             )
         if self._on_cpu and spec.status_ptr:
-            from iris_triton import cpu
+            from iris_triton import interpreter
 
-            self._tokens.append(cpu.allow_region(spec.status_ptr, STATUS_WORDS * 8, "status words"))
+            self._tokens.append(interpreter.allow_region(spec.status_ptr, STATUS_WORDS * 8, "status words"))
             if spec.report_range[0]:
-                self._tokens.append(cpu.allow_region(*spec.report_range, "reports"))
+                self._tokens.append(interpreter.allow_region(*spec.report_range, "reports"))
         self._spec = spec
         return torch.tensor(encode(spec), dtype=torch.int64, device=spec.device)
 
@@ -79,12 +79,12 @@ class TritonBackend:
         if not self._on_cpu:
             self._keep_artifacts()
             return
-        from iris_triton import cpu
+        from iris_triton import interpreter
 
-        cpu.enable()
+        interpreter.enable()
         settings = self.settings
-        cpu.configure(bounds_check=settings.bounds_check, timeout_s=settings.cpu_timeout, hints=settings.hints)
-        self._tokens.append(cpu.register_memory(memory))
+        interpreter.configure(bounds_check=settings.bounds_check, timeout_s=settings.cpu_timeout, hints=settings.hints)
+        self._tokens.append(interpreter.register_memory(memory))
 
     def detach(self) -> None:
         """Take the heap away from the CPU executor, which stays enabled for other contexts.  Idempotent."""
@@ -99,7 +99,7 @@ class TritonBackend:
 
         folder = load_settings().kernel_artifacts_dir
         if folder is not None:
-            from iris_triton.artifacts import Artifacts
+            from iris_triton.testing.artifacts import Artifacts
 
             assert self._spec is not None
             self._artifacts = Artifacts(Path(folder), self._spec.rank)
@@ -109,9 +109,9 @@ class TritonBackend:
     def _forget(tokens: list[int]) -> None:
         """Take memory away from the CPU executor."""
         while tokens:
-            from iris_triton import cpu
+            from iris_triton import interpreter
 
-            cpu.unregister_memory(tokens.pop())
+            interpreter.unregister_memory(tokens.pop())
 
     @property
     def ticks_per_second(self) -> float:
@@ -125,12 +125,12 @@ class TritonBackend:
         import torch
 
         if self._on_cpu:
-            from iris_triton import cpu
+            from iris_triton import interpreter
 
             self._forget(self._trace_tokens)
             for number, each in enumerate(buffers):
                 nbytes = each.numel() * each.element_size()
-                self._trace_tokens.append(cpu.allow_region(each.data_ptr(), nbytes, f"tracing buffer {number}"))
+                self._trace_tokens.append(interpreter.allow_region(each.data_ptr(), nbytes, f"tracing buffer {number}"))
         trace = torch.tensor(tuple(words) or (0,) * TRACE_WORDS, dtype=torch.int64)
         context[-TRACE_WORDS:].copy_(trace)
 
@@ -163,13 +163,13 @@ class TritonBackend:
 
     def operations(self) -> Sequence[FusedOperation]:
         """The algorithms for `ctx.ops`."""
-        from iris_triton.ops import operations
+        from iris_triton.gemm import operations
 
         return operations()
 
     def operation_tables(self) -> Sequence[Path]:
         """Where measured tables of fused operations lie."""
-        from iris_triton.ops import TABLES
+        from iris_triton.gemm import TABLES
 
         return [TABLES]
 
@@ -183,13 +183,13 @@ class TritonBackend:
 
     def compile_cases(self) -> Sequence[CompileCase]:
         """Kernels that must compile for every GPU target, without a GPU."""
-        from iris_triton.cases import compile_cases
+        from iris_triton.testing.cases import compile_cases
 
         return compile_cases()
 
     def compile_only(self, case: CompileCase, target: str) -> str:
         """Compile a case without a GPU and return its assembly; see `iris_core.protocols.SupportsCompileOnly`."""
-        from iris_triton.compile_only import assembly, compile_for
+        from iris_triton.testing.compile_only import assembly, compile_for
 
         return assembly(compile_for(case.kernel, case.args, {**case.kwargs, **case.options}, target))
 
@@ -201,7 +201,7 @@ class TritonBackend:
 
     def self_test(self, context: Iris, begin: Callable[[str, int | None], None]) -> Iterator[PairCheck]:
         """Test remote access between all ranks; see `iris_core.protocols.SupportsSelfTest`."""
-        from iris_triton.selftest import self_test
+        from iris_triton.testing.selftest import self_test
 
         return self_test(context, begin)
 

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from iris_core.tracing.clocks import Offset, offset_of
 from iris_triton.context import DeviceContext
-from iris_triton.intrinsics import read_realtime
+from iris_triton.language.asm import read_realtime
 
 ROUNDS = 64
 _TICK_NS = {"cuda": 1, "hip": 10, "cpu": 1}
@@ -93,5 +93,5 @@ def _read(out):
 
 
 def ticks_per_second(device_type: str) -> float:
-    """Ticks of `iris_triton.intrinsics.read_realtime` in a second."""
+    """Ticks of `iris_triton.language.asm.read_realtime` in a second."""
     return 1e9 / _TICK_NS[device_type]

@@ -4,16 +4,16 @@
 import triton
 import triton.language as tl
 
-from iris_core import device_context as _layout
+from iris_core.device import context_words as _layout
 from iris_triton import language
-from iris_triton import tracing as tracing_events
 from iris_triton._compat import aggregate
-from iris_triton.sync import ACQUIRE, GE, RELEASE, SET, SYS
+from iris_triton.language import trace as tracing_events
+from iris_triton.language.address import check_context
+from iris_triton.language.sync import ACQUIRE, GE, RELEASE, SET, SYS
+from iris_triton.language.trace import DeviceTracing
 from iris_triton.tiles import moves, reductions
 from iris_triton.tiles.protocol import World, await_end
 from iris_triton.tiles.views import number_of
-from iris_triton.tracing import DeviceTracing
-from iris_triton.translation import check_context
 
 _HEADER_WORDS = tl.constexpr(_layout.HEADER_WORDS)
 _TIMEOUT_WORD = tl.constexpr(_layout.TIMEOUT_WORD)
@@ -38,7 +38,7 @@ class DeviceContext:
         rank: the caller; a constexpr, or a run-time value if the context was made from one.
         world_size: number of ranks (constexpr).
         heap_bases: pointer to int64[world_size], the address of every rank's heap in this process.
-        tracing: records events, if the context was made with tracing; see `iris_triton.tracing.DeviceTracing`.
+        tracing: records events, if the context was made with tracing; see `iris_triton.language.trace.DeviceTracing`.
 
     Arguments that the methods share:
         pointer, from_ptr, to_ptr, src_ptr, dst_ptr: pointer, or block of pointers of any shape, into the caller's heap;

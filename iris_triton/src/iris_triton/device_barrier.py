@@ -6,8 +6,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from iris_triton.flags import await_flags, lanes_for, set_flags
-from iris_triton.intrinsics import follow, let_next_start
+from iris_triton.language.asm import follow, let_next_start
+from iris_triton.language.flags import await_flags, lanes_for, set_flags
 from iris_triton.launcher import BoundKernel, early_launch
 
 
@@ -23,11 +23,11 @@ def device_barrier(
     them over as well.  Barriers with the same words do not overlap on a device.
 
     Args:
-        words, targets, size: see `iris_core.device_barrier.BarrierSlot`.
-        timeout_ns, status, rank: see `iris_triton.flags.await_flag`.
+        words, targets, size: see `iris_core.device.barrier.BarrierSlot`.
+        timeout_ns, status, rank: see `iris_triton.language.flags.await_flag`.
         sem: "release" or "relaxed".
         LANES: a power of two, at least `size`.
-        EARLY: see `iris_triton.intrinsics.follow`.
+        EARLY: see `iris_triton.language.asm.follow`.
     """
     follow(EARLY)
     status = tl.cast(status, tl.int64)

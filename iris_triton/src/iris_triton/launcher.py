@@ -22,7 +22,7 @@ _FIRST_WITH_EARLY_LAUNCH = 9  # compute capability
 def early_launch(device: str) -> dict[str, Any]:
     """Return compiler options with which a kernel comes up while the one before it on the stream still runs.
 
-    Only for kernels that begin with `iris_triton.intrinsics.follow(True)`.
+    Only for kernels that begin with `iris_triton.language.asm.follow(True)`.
 
     Args:
         device: torch's name of the device.

@@ -5,10 +5,10 @@ import dataclasses
 
 import torch
 
-from iris_core.device_context import encode
+from iris_core.device.context_words import encode
 from iris_core.errors import IrisError
 from iris_triton.backend import TritonBackend
-from iris_triton.cases import compile_cases
+from iris_triton.testing.cases import compile_cases
 from kit_mutants import device
 
 

@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from iris_allocators.vmem import VmemAllocator
+from iris_allocators.vmem.allocator import VmemAllocator
 
 sys.path.append(str(pathlib.Path(__file__).parents[2]))  # behind everything else: its folders are called as packages
 from allocators.fake_driver import GRANULE, Expandable, FakeVmm, as_bytes

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.ccl.binding import Binder, Question
-from iris_core.ccl.calls import ALIGNMENT_NBYTES, OPS, TORCH, reach
-from iris_core.ccl.work import DoneWork
-from iris_core.devices import on_device
+from iris_core.device.targets import on_device
+from iris_core.dispatch.bind import Binder, Question
+from iris_core.dispatch.requests import ALIGNMENT_NBYTES, OPS, TORCH, reach
+from iris_core.dispatch.work import DoneWork
 from iris_core.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from iris_core.ccl.choice import Explanation
     from iris_core.ccl.config import Config
     from iris_core.ccl.reduce_op import ReduceOp
-    from iris_core.ccl.team import Team
+    from iris_core.dispatch.choice import Explanation
+    from iris_core.dispatch.team import Team
     from iris_core.protocols import Work
 
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)

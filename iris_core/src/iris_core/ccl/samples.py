@@ -67,7 +67,7 @@ class Sample:
 
     @property
     def looked_up_nbytes(self) -> int:
-        """Bytes by which the tables know such a call (`iris_core.ccl.tables.size_of`)."""
+        """Bytes by which the tables know such a call (`iris_core.dispatch.tables.size_of`)."""
         shared = self.op in ("all_gather", "gather", "scatter")
         return (self.part if shared else self.length) * self.dtype.itemsize
 

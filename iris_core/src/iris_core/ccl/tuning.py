@@ -1,6 +1,6 @@
 """Measuring the algorithms of collectives on this machine, for a table from which `ctx.ccl` chooses.
 
-The points are sizes of the full buffer; `iris_core.tuning` measures them.
+The points are sizes of the full buffer; `iris_core.dispatch.tune` measures them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from iris_core.ccl.config import Config
 from iris_core.ccl.samples import OPS, SPOILED, Sample
-from iris_core.ccl.tables import ANY_DTYPE, Entry
+from iris_core.dispatch.tables import ANY_DTYPE, Entry
+from iris_core.dispatch.tune import Series, Tuned, Tuner, tuner_of_this_rank
 from iris_core.errors import ArgumentError
-from iris_core.tuning import Series, Tuned, Tuner, tuner_of_this_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from iris_core import Iris
     from iris_core.bench import RunOptions
-    from iris_core.ccl.choice import Explanation
+    from iris_core.dispatch.choice import Explanation
 
 DTYPES = ("bfloat16", "float16", "float32", "float64", "int8", "int32", "int64")
 """Element types that can be measured: they can hold the samples."""

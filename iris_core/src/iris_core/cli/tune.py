@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from iris_core.bench import RunOptions
-    from iris_core.ccl.tables import Entry, OfDevice
+    from iris_core.dispatch.tables import Entry, OfDevice
+    from iris_core.dispatch.tune import Tuned
     from iris_core.ops.tables import Measured
-    from iris_core.tuning import Tuned
 
 T = TypeVar("T", bound="OfDevice")
 
@@ -78,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tune_collectives(args: argparse.Namespace) -> int:
-    from iris_core.ccl.tables import read_table, write_table
     from iris_core.ccl.tuning import TuneOptions, merged, tune_on_this_rank
+    from iris_core.dispatch.tables import read_table, write_table
     from iris_core.errors import ArgumentError
 
     if args.shape:
@@ -160,8 +160,8 @@ def _measure(job: Callable[..., Tuned[Any]], wanted: object, options: RunOptions
 
 def _path(args: argparse.Namespace, found: Tuned[Any], folder: str, ranks: int) -> Path | None:
     """Where the table is to be; None if there is none."""
+    from iris_core.dispatch.tune import file_name
     from iris_core.settings import load_settings
-    from iris_core.tuning import file_name
 
     if not found.entries:
         print("iris tune: there is nothing to choose from, no table was written", file=sys.stderr)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from iris_core.ccl.api import current_device
-from iris_core.devices import on_device
+from iris_core.device.targets import on_device
 from iris_core.errors import ArgumentError
 from iris_core.ops.binding import OperationBinder, Question
 from iris_core.ops.calls import OPS, check_apart
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from iris_core.ccl.choice import Explanation
+    from iris_core.dispatch.choice import Explanation
     from iris_core.ops.binding import BoundOperation
     from iris_core.ops.config import FusedConfig
     from iris_core.protocols import Work

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import torch
 
-from iris_core.ccl.binding import Bound, Nothing, refuse_capture
-from iris_core.ccl.calls import reach
-from iris_core.ccl.choice import Chooser
-from iris_core.ccl.kinds import Launches
+from iris_core.dispatch.bind import Bound, Nothing, refuse_capture
+from iris_core.dispatch.choice import Chooser
+from iris_core.dispatch.launches import Launches
+from iris_core.dispatch.requests import reach
 from iris_core.errors import ArgumentError
 from iris_core.ops import calls
 from iris_core.ops.calls import OPS, Call
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from iris_core.ccl.binding import Binder
-    from iris_core.ccl.choice import Explanation
-    from iris_core.ccl.tables import Tables
-    from iris_core.ccl.team import Team
+    from iris_core.dispatch.bind import Binder
+    from iris_core.dispatch.choice import Explanation
+    from iris_core.dispatch.tables import Tables
+    from iris_core.dispatch.team import Team
     from iris_core.protocols import Collective, FusedOperation, SupportsOperations
     from iris_core.types import CollectiveRequest, FusedRequest
 

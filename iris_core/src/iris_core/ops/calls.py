@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iris_core.ccl.calls import check_tensor, check_written, config_text, share_memory
+from iris_core.dispatch.requests import check_tensor, check_written, config_text, share_memory
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.ops.precision import torch_allows_tf32
 from iris_core.types import DeviceType, FusedRequest

@@ -9,8 +9,8 @@ import torch
 from iris_core.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from iris_core.ccl.binding import Binder, Bound
-    from iris_core.ccl.team import Region, Team
+    from iris_core.dispatch.bind import Binder, Bound
+    from iris_core.dispatch.team import Region, Team
     from iris_core.types import CollectiveRequest
 
 _STEP = 16 << 20

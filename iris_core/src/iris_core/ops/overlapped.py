@@ -17,7 +17,7 @@ from iris_core.ops.unfused import Unfused, collective_request, dense, multiply, 
 from iris_core.types import Availability, DeviceType
 
 if TYPE_CHECKING:
-    from iris_core.ccl.binding import Bound
+    from iris_core.dispatch.bind import Bound
     from iris_core.ops.host import Host
     from iris_core.types import FusedRequest
 

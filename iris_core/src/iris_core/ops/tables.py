@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field, TypeAdapter
 
-from iris_core.ccl.tables import (
+from iris_core.dispatch.tables import (
     ANY_DTYPE,
     MAX_SIZE,
     Entry,
@@ -83,7 +83,7 @@ class FusedTable:
     Attributes:
         device: torch's name of the device; "cpu" for the CPU.
         group_size: ranks that took part.
-        measured: as in `iris_core.ccl.tables.Entry`, like `note`.
+        measured: as in `iris_core.dispatch.tables.Entry`, like `note`.
         rows: what was measured.
         source: the file.
     """
@@ -228,8 +228,8 @@ class FusedTables:
         """Return what the tables say of a request, the fastest first.
 
         The nearest point counts; what its table does not know at all comes from the next ones, see
-        `iris_core.ccl.tables.joined`, as far as their products are about as long: what a launch, a copy or a meeting
-        costs is much of a short one and little of a long one.
+        `iris_core.dispatch.tables.joined`, as far as their products are about as long: what a launch, a copy or a
+        meeting costs is much of a short one and little of a long one.
         """
         points = [point for tables in self._by_size.values() for table in tables for point in table.points(request)]
         points.sort(key=lambda point: (point.distance, point.rank_of_dtype))  # else as the folders lie

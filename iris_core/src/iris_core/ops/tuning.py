@@ -1,6 +1,6 @@
 """Measuring the algorithms of `ctx.ops` on this machine, for a table from which it chooses.
 
-The points are shapes; `iris_core.tuning` measures them.
+The points are shapes; `iris_core.dispatch.tune` measures them.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.ccl.tuning import check_names
+from iris_core.dispatch.tune import Series, Tuned, tuner_of_this_rank
 from iris_core.errors import ArgumentError
 from iris_core.ops.calls import FP8, OPS, PLAIN
 from iris_core.ops.config import FusedConfig
 from iris_core.ops.samples import KINDS, SPOILED, FusedSample
 from iris_core.ops.tables import TF32, Measured
-from iris_core.tuning import Series, Tuned, tuner_of_this_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from iris_core import Iris
     from iris_core.bench import RunOptions
-    from iris_core.ccl.choice import Explanation
+    from iris_core.dispatch.choice import Explanation
 
 DTYPES = (*PLAIN, TF32, *FP8)
 """Element types that can be measured; "tf32" is float32 where TF32 is allowed."""

@@ -19,7 +19,7 @@ from iris_core.ops.precision import float32_products
 from iris_core.types import Availability, CollectiveRequest, DeviceType, PluginInfo, PluginKind
 
 if TYPE_CHECKING:
-    from iris_core.ccl.binding import Bound
+    from iris_core.dispatch.bind import Bound
     from iris_core.ops.host import Host
     from iris_core.types import FusedRequest
 
@@ -279,7 +279,7 @@ def collective_request(
     direct_out: bool,
     options: dict[str, Any] | None = None,
 ) -> CollectiveRequest:
-    """Describe the collective; see `iris_core.ccl.calls.request_of`."""
+    """Describe the collective; see `iris_core.dispatch.requests.request_of`."""
     dtype = request.dtype if request.op == "all_gather_matmul" else request.out_dtype
     count = 1
     for size in in_shape:

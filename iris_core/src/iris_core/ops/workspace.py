@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from iris_core.ccl.kinds import Launches
+from iris_core.dispatch.launches import Launches
 from iris_core.ops.host import Scratch
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Where kernels write events: one buffer for each column, and the words of the context tensor that name them.
 
-The tracing words of a context tensor (`iris_core.device_context`):
+The tracing words of a context tensor (`iris_core.device.context_words`):
 
     0       1 if tracing is on
     1       events that the buffers hold
@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from iris_core.device_context import TRACE_WORDS
+from iris_core.device.context_words import TRACE_WORDS
 
 
 class TraceEvent(enum.IntEnum):

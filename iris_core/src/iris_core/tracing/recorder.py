@@ -8,7 +8,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from iris_core.device_context import TRACE_WORDS
+from iris_core.device.context_words import TRACE_WORDS
 from iris_core.errors import ArgumentError, HeapClosedError, IrisError, UnsupportedError
 from iris_core.tracing.layout import (
     CAPACITY_WORD,

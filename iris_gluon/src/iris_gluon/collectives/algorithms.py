@@ -19,7 +19,8 @@ from iris_gluon._plugin import GLUON_INFO
 from iris_gluon.collectives.push import push
 from iris_gluon.collectives.push_bulk import push_bulk
 from iris_gluon.collectives.reduce import one_shot, two_shot
-from iris_triton.collectives.geometry import (
+from iris_triton.collectives.parts.portable import Plan, Portable
+from iris_triton.collectives.parts.sizes import (
     MOST_PROGRAMS,
     VECTOR_NBYTES,
     Blocks,
@@ -31,14 +32,13 @@ from iris_triton.collectives.geometry import (
     pieces,
     rounded_up,
 )
-from iris_triton.collectives.portable import Plan, Portable
 from iris_triton.collectives.pull import PER_CALL
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iris_core.ccl.team import Region, Team
+    from iris_core.dispatch.team import Region, Team
     from iris_core.types import CollectiveRequest, PluginInfo
 
 _LANDING = "gluon landing"

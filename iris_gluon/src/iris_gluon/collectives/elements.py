@@ -11,8 +11,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.target_info import is_cuda, is_hip
 
-from iris_gluon.lanes import default_layout
-from iris_triton.collectives.elements import combine, item_nbytes, strided, widened
+from iris_gluon.layouts import default_layout
+from iris_triton.collectives.parts.elements import combine, item_nbytes, strided, widened
 
 _NARROW_BLOCK = 1024
 """Elements that a program on a GPU handles at a time where each is an access of its own: few registers suffice."""
@@ -140,7 +140,7 @@ def copy(
 # -- reducing ---------------------------------------------------------------------------------------------------------
 @gluon.jit
 def _finished(value, OP: gl.constexpr, SIZE: gl.constexpr):
-    """The end of a reduction, as `iris_triton.collectives.elements.finished`; a new block needs a layout here."""
+    """The end of a reduction, as `iris_triton.collectives.parts.elements.finished`; a new block needs a layout here."""
     if OP == "avg":
         divisor = gl.full(value.shape, SIZE, value.dtype, layout=value.type.layout)
         if value.dtype.is_fp32():

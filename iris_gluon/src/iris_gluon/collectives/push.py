@@ -15,8 +15,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from iris_gluon.collectives.elements import copy
-from iris_triton.collectives.elements import as_words, item_nbytes
-from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
+from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
+from iris_triton.collectives.parts.elements import as_words, item_nbytes
 from iris_triton.collectives.pull import PER_CALL, RUNTIME
 
 _ROUNDS_AT = gl.constexpr(43)

@@ -9,8 +9,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from iris_gluon.bulk import put_bulk
-from iris_triton.collectives.elements import as_words, item_nbytes
-from iris_triton.collectives.meeting import last_epoch, leave, meet, members_of, row_of, tell, told
+from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell, told
+from iris_triton.collectives.parts.elements import as_words, item_nbytes
 from iris_triton.collectives.pull import PER_CALL
 
 _RUNTIME = ("me", "rank", "count", "apart", "timeout_ns", "status")

@@ -4,7 +4,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_gluon.lanes import blocked_layout, default_layout
+from iris_gluon.layouts import blocked_layout, default_layout
 from iris_triton._compat import SemanticFunction
 
 

@@ -18,9 +18,9 @@ def collectives(*, emulate_fast: bool = False) -> list[Collective]:
     Args:
         emulate_fast: let those for NVIDIA serve ranks on the CPU, too, if they are named.
     """
-    from iris_triton.collectives.engine import ENGINE_OPS, CopyEngine
-    from iris_triton.collectives.fast import fast_collectives
+    from iris_triton.collectives.copy_engine import ENGINE_OPS, CopyEngine
     from iris_triton.collectives.moves import FORMS, MOVES, PUSHED, Pull, Push
+    from iris_triton.collectives.packets import fast_collectives
     from iris_triton.collectives.point_to_point import Mail
     from iris_triton.collectives.reductions import PullReduce, PullTiles, PushReduce, TwoShot
     from iris_triton.collectives.variants import Atomic, Ring, Spinlock

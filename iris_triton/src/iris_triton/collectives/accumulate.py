@@ -18,15 +18,7 @@ program has for this owner.  Words of a lock: the number that is drawn next, the
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.elements import (
-    combine,
-    copy,
-    finished,
-    load_block,
-    store_block,
-    widened,
-)
-from iris_triton.collectives.meeting import (
+from iris_triton.collectives.parts.barrier import (
     compare_kinds,
     last_epoch,
     leave,
@@ -37,9 +29,17 @@ from iris_triton.collectives.meeting import (
     tell_kind,
     told,
 )
+from iris_triton.collectives.parts.elements import (
+    combine,
+    copy,
+    finished,
+    load_block,
+    store_block,
+    widened,
+)
 from iris_triton.collectives.pull import PER_CALL, RUNTIME
-from iris_triton.flags import await_flag, set_flag
-from iris_triton.intrinsics import wait_stores
+from iris_triton.language.asm import wait_stores
+from iris_triton.language.flags import await_flag, set_flag
 
 LOCK_WORDS = 2
 """Words of a lock."""

@@ -7,7 +7,7 @@ receives.  Words of a rank, for each peer and part:
 
     0       pieces that the peer has put into the inbox here (the peer counts)
     1       pieces that the peer has taken out of its own inbox (the peer counts)
-    2       pieces that this rank has sent to the peer, see `iris_triton.collectives.meeting.take`
+    2       pieces that this rank has sent to the peer, see `iris_triton.collectives.parts.barrier.take`
     3       pieces that this rank has received from the peer, likewise
     4, 5    of the piece in the first place: elements of the whole message; type of them, and above 16 bits how many
             pieces of the message follow in this part (the peer writes)
@@ -24,11 +24,11 @@ lowest one that is not done is always being worked on by both.
 import triton
 import triton.language as tl
 
-from iris_core.device_context import MismatchCode
-from iris_triton.collectives.elements import as_words, copy_part
-from iris_triton.collectives.meeting import count_of, report_difference, report_overlap, take, uses_of
-from iris_triton.flags import await_flag, set_flag
-from iris_triton.intrinsics import wait_stores
+from iris_core.device.context_words import MismatchCode
+from iris_triton.collectives.parts.barrier import count_of, report_difference, report_overlap, take, uses_of
+from iris_triton.collectives.parts.elements import as_words, copy_part
+from iris_triton.language.asm import wait_stores
+from iris_triton.language.flags import await_flag, set_flag
 
 ARRIVED, TAKEN, SENT, RECEIVED, HEADERS = (tl.constexpr(n) for n in range(5))
 WORDS = 8

@@ -1,6 +1,6 @@
 """all_gather, all_to_all, broadcast, gather and scatter by pulling, the first two by pushing, too.
 
-The kernels are in `iris_triton.collectives.pull` and `iris_triton.collectives.pushing`.
+The kernels are in `iris_triton.collectives.pull` and `iris_triton.collectives.push`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 
 from iris_core.errors import UnsupportedError
 from iris_core.types import Availability, DeviceType
-from iris_triton.collectives.geometry import (
+from iris_triton.collectives.parts.portable import Plan, Portable
+from iris_triton.collectives.parts.sizes import (
     MOST_PROGRAMS,
     Blocks,
     blocks_for,
@@ -23,15 +24,14 @@ from iris_triton.collectives.geometry import (
     layout_of,
     pieces,
 )
-from iris_triton.collectives.portable import Plan, Portable
 from iris_triton.collectives.pull import PER_CALL, pull
-from iris_triton.collectives.pushing import push_direct, push_staged
+from iris_triton.collectives.push import push_direct, push_staged
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iris_core.ccl.team import Team
+    from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
 
 MOVES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.ccl.mismatch import ELEMENT_TYPES
+from iris_core.dispatch.mismatch import ELEMENT_TYPES
 from iris_core.errors import UnsupportedError
 from iris_core.types import DeviceType
-from iris_triton.collectives.geometry import blocks_for, carrier_of, layout_of
 from iris_triton.collectives.mail import WORDS, receive, send
-from iris_triton.collectives.portable import Plan, Portable
+from iris_triton.collectives.parts.portable import Plan, Portable
+from iris_triton.collectives.parts.sizes import blocks_for, carrier_of, layout_of
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
-    from iris_core.ccl.team import Team
+    from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
 
 _GPU_PARTS = 16

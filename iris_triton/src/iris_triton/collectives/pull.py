@@ -16,9 +16,8 @@ as many rounds as the longest needs.
 import triton
 import triton.language as tl
 
-from iris_core.device_context import MismatchCode
-from iris_triton.collectives.elements import as_words, copy, item_nbytes
-from iris_triton.collectives.meeting import (
+from iris_core.device.context_words import MismatchCode
+from iris_triton.collectives.parts.barrier import (
     compare_kinds,
     last_epoch,
     leave,
@@ -31,6 +30,7 @@ from iris_triton.collectives.meeting import (
     told,
     told_second,
 )
+from iris_triton.collectives.parts.elements import as_words, copy, item_nbytes
 
 RUNTIME = (
     "me", "rank", "kind", "capacity", "timeout_ns", "status", "in_sizes", "in_strides", "out_sizes", "out_strides",

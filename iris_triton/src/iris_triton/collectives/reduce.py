@@ -11,8 +11,7 @@ Direct and staged as in `iris_triton.collectives.pull`.
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.elements import are_aligned, combine, copy, finished, item_nbytes, strided, widened
-from iris_triton.collectives.meeting import (
+from iris_triton.collectives.parts.barrier import (
     compare_kinds,
     last_epoch,
     leave,
@@ -24,6 +23,7 @@ from iris_triton.collectives.meeting import (
     told,
     told_second,
 )
+from iris_triton.collectives.parts.elements import are_aligned, combine, copy, finished, item_nbytes, strided, widened
 from iris_triton.collectives.pull import PER_CALL, RUNTIME
 
 _RUNTIME = (*RUNTIME, "count", "wanted", "apart", "shard", "tiles")

@@ -1,6 +1,6 @@
 """all_reduce, reduce_scatter and reduce by reading the others' inputs; reduce_scatter by pushing parts, too.
 
-The kernels are in `iris_triton.collectives.reduce` and `iris_triton.collectives.pushing`.
+The kernels are in `iris_triton.collectives.reduce` and `iris_triton.collectives.push`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_triton.collectives.geometry import Carrier, blocks_for, layout_of, pieces, rounded_up
-from iris_triton.collectives.portable import Plan, Portable
+from iris_triton.collectives.parts.portable import Plan, Portable
+from iris_triton.collectives.parts.sizes import Carrier, blocks_for, layout_of, pieces, rounded_up
 from iris_triton.collectives.pull import PER_CALL
-from iris_triton.collectives.pushing import push_reduce
+from iris_triton.collectives.push import push_reduce
 from iris_triton.collectives.reduce import pull_reduce, two_shot_direct, two_shot_staged
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
-    from iris_core.ccl.team import Team
+    from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
 
 _BOOL = {"sum": "max", "product": "min", "min": "min", "max": "max", "band": "min", "bor": "max", "bxor": "bxor"}

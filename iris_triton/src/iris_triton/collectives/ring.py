@@ -28,7 +28,8 @@ slots.
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.elements import (
+from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, row_of, tell_kind
+from iris_triton.collectives.parts.elements import (
     combine,
     finished,
     load_block,
@@ -36,10 +37,9 @@ from iris_triton.collectives.elements import (
     wide_type,
     widened,
 )
-from iris_triton.collectives.meeting import last_epoch, leave, meet, row_of, tell_kind
 from iris_triton.collectives.pull import PER_CALL, RUNTIME
-from iris_triton.flags import await_flag, set_flag
-from iris_triton.intrinsics import wait_stores
+from iris_triton.language.asm import wait_stores
+from iris_triton.language.flags import await_flag, set_flag
 
 WORDS = 4
 """Words of a program; the last one is not used."""

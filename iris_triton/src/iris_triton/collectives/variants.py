@@ -13,15 +13,15 @@ import torch
 from iris_core.errors import UnsupportedError
 from iris_core.types import Availability, DeviceType
 from iris_triton.collectives.accumulate import LOCK_WORDS, accumulate
-from iris_triton.collectives.geometry import MOST_PROGRAMS, VECTOR_NBYTES, blocks_for, layout_of, rounded_up
-from iris_triton.collectives.portable import Plan, Portable
+from iris_triton.collectives.parts.portable import Plan, Portable
+from iris_triton.collectives.parts.sizes import MOST_PROGRAMS, VECTOR_NBYTES, blocks_for, layout_of, rounded_up
 from iris_triton.collectives.pull import PER_CALL
 from iris_triton.collectives.reductions import Reduction
 from iris_triton.collectives.ring import WORDS, ring
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
-    from iris_core.ccl.team import Team
+    from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
 
 _HALVES = ("float16", "bfloat16")

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from iris_core.types import DemoResult
 from iris_triton.context import DeviceContext
-from iris_triton.intrinsics import wait_stores
+from iris_triton.language.asm import wait_stores
 
 ROWS, COLUMNS = 8, 16  # of a band
 BANDS_PER_RANK = 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from iris_core.ccl.api import Collectives
-from iris_core.ccl.calls import COLUMNS, TILES, TORCH
+from iris_core.dispatch.requests import COLUMNS, TILES, TORCH
 from iris_core.errors import UnsupportedError
 from iris_triton.rocm_iris.configs import Obliging
 from iris_triton.rocm_iris.pending import Handle, UnderWay
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from iris_core.ccl.binding import Binder
-    from iris_core.ccl.choice import Explanation
     from iris_core.ccl.config import Config
     from iris_core.ccl.reduce_op import ReduceOp
+    from iris_core.dispatch.bind import Binder
+    from iris_core.dispatch.choice import Explanation
     from iris_core.protocols import Work
 
 _ENDING_TOGETHER = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")

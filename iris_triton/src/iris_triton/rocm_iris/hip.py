@@ -17,7 +17,7 @@ _UNITS_PER_DIE = {"gfx942": 38, "gfx950": 32}
 """Compute units in use on each accelerator die, from AMD's documents (CDNA 3 and CDNA 4 architecture)."""
 
 _WALL_CLOCK_KHZ = {True: 100_000, False: 1_000_000}
-"""Rate of `iris_triton.intrinsics.read_realtime`: on AMD (True), and on NVIDIA and the CPU."""
+"""Rate of `iris_triton.language.asm.read_realtime`: on AMD (True), and on NVIDIA and the CPU."""
 
 _HANDLE_NBYTES = 64
 """Of an IPC handle, by CUDA's and by HIP's headers."""
@@ -97,7 +97,7 @@ def get_num_xcc(device_id: int | None = None) -> int:
 
 
 def get_wall_clock_rate(device_id: int | None = None) -> int:
-    """Return the rate in kHz of the constant clock that kernels read (`iris_triton.intrinsics.read_realtime`).
+    """Return the rate in kHz of the constant clock that kernels read (`iris_triton.language.asm.read_realtime`).
 
     Args:
         device_id: the GPU; the current one if None.
@@ -166,7 +166,7 @@ def get_address_range(ptr: int) -> tuple[int, int]:
         UnsupportedError: there is no GPU.
         DriverError: there is no such allocation.
     """
-    from iris_allocators._driver import ipc_driver
+    from iris_allocators.driver import ipc_driver
     from iris_core.types import DeviceType
 
     if not count_devices():

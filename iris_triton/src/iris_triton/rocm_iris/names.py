@@ -50,7 +50,7 @@ TABLE = (
     ("iris_triton.tiles", "chiplet_transform_chunked", "iris.ccl.utils"),
     ("iris_triton.rocm_iris.x", "*", "iris.x"),
     (
-        "iris_triton.intrinsics",
+        "iris_triton.language.asm",
         "read_realtime get_cu_id get_xcc_id wait_cnt=wait_stores",
         "iris.mem.utils iris.device.utils iris.device_utils",
     ),
@@ -100,7 +100,7 @@ TABLE = (
         "iris iris.host.logging iris.host.logging.logging iris.logging",
     ),
     ("iris_core.logs", "IrisFormatter=RankFormatter", "iris.host.logging.logging iris.logging"),
-    ("iris_triton.tracing", "TraceEvent", "iris iris.host.tracing iris.host.tracing.events iris.tracing.events"),
+    ("iris_triton.language.trace", "TraceEvent", "iris iris.host.tracing iris.host.tracing.events iris.tracing.events"),
     ("iris_core.tracing.layout", "EVENT_NAMES", "iris.host.tracing iris.host.tracing.events iris.tracing.events"),
     ("iris_triton.rocm_iris.tracing", "Tracing", "iris.host.tracing iris.host.tracing.core iris.tracing.core"),
     (
@@ -109,7 +109,7 @@ TABLE = (
         "iris.host.tracing.kernel_artifacts iris.tracing.kernel_artifacts",
     ),
     (
-        "iris_triton.tracing",
+        "iris_triton.language.trace",
         "DeviceTracing Tracing=DeviceTracing",
         "iris.mem.triton.tracing iris.device.triton.tracing",
     ),

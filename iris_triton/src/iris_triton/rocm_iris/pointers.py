@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.errors import ArgumentError
-from iris_core.peers import tensor_at
+from iris_core.heap.backing import tensor_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

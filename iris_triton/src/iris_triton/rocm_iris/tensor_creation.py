@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.arguments import Device, same_device
-from iris_core.tensors import TensorFactories
+from iris_core.heap.arguments import Device, same_device
+from iris_core.heap.tensors import TensorFactories
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iris_core.heap import SymmetricHeap
+    from iris_core.heap.heap import SymmetricHeap
 
 _FACTORIES = (
     "arange", "empty", "full", "linspace", "ones", "rand", "randint", "randn", "uniform", "zeros", "zeros_like"

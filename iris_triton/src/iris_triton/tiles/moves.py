@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from iris_triton.memory import load, store
+from iris_triton.language.memory import load, store
 
 
 @triton.constexpr_function

@@ -23,14 +23,14 @@ two launches the host zeroes the words behind a barrier, because a word that is 
 import triton
 import triton.language as tl
 
-from iris_core import device_context as _layout
+from iris_core.device import context_words as _layout
 from iris_triton._compat import aggregate
-from iris_triton.atomics import atomic_add
-from iris_triton.flags import await_flag, await_flags, lanes_for, set_flag, set_flags
-from iris_triton.intrinsics import wait_stores
+from iris_triton.language.address import translate
+from iris_triton.language.asm import wait_stores
+from iris_triton.language.atomics import atomic_add
+from iris_triton.language.flags import await_flag, await_flags, lanes_for, set_flag, set_flags
 from iris_triton.tiles.locks import FIXED_WORDS
 from iris_triton.tiles.views import _number
-from iris_triton.translation import translate
 
 # Kinds of calls, by what ends them.
 ONE_READS = tl.constexpr(1)

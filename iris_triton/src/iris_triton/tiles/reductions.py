@@ -20,15 +20,15 @@ import triton
 import triton.language as tl
 
 from iris_triton._compat import aggregate
-from iris_triton.atomics import atomic_add, atomic_xchg
-from iris_triton.collectives.elements import as_words, widened
-from iris_triton.flags import await_flag, is_counter
-from iris_triton.memory import load, store
-from iris_triton.sync import signal
+from iris_triton.collectives.parts.elements import as_words, widened
+from iris_triton.language.address import translate
+from iris_triton.language.atomics import atomic_add, atomic_xchg
+from iris_triton.language.flags import await_flag, is_counter
+from iris_triton.language.memory import load, store
+from iris_triton.language.sync import signal
 from iris_triton.tiles.locks import VARIANTS
 from iris_triton.tiles.protocol import ALL_READ, AT_RETURN, ONE_READS, await_raised, begin, gather_stores
 from iris_triton.tiles.views import Tile, number_of
-from iris_triton.translation import translate
 
 
 @triton.constexpr_function

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from iris_triton._compat import aggregate
-from iris_triton.lanes import axis_for, axis_of
+from iris_triton.language.blocks import axis_for, axis_of
 
 
 @triton.constexpr_function

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.device_context import encode
+from iris_core.device.context_words import encode
 from iris_core.errors import UnsupportedError
 from iris_example_backend._plugin import BACKEND_INFO
 from iris_example_backend.heaps import AttachedHeap
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from iris_core.api import Iris
-    from iris_core.device_barrier import BarrierSlot
-    from iris_core.device_context import ContextSpec
+    from iris_core.device.barrier import BarrierSlot
+    from iris_core.device.context_words import ContextSpec
     from iris_core.diagnosis import PairCheck
     from iris_core.protocols import MemoryMap
     from iris_core.types import CompileCase, CreateRequest, Demo, PluginInfo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from iris_core.device_context import HEADER_WORDS
+from iris_core.device.context_words import HEADER_WORDS
 from iris_example_backend import language
 from iris_example_backend.kernels import Pointer
 

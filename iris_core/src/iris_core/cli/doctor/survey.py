@@ -185,9 +185,9 @@ def _block(registry: Any) -> None:
 
 def _choice(survey: Survey) -> None:
     """What Iris() would choose here."""
-    from iris_core.devices import device_targets
+    from iris_core.device.targets import device_targets
     from iris_core.registry import default_registry
-    from iris_core.selection import select
+    from iris_core.registry.select import select
     from iris_core.settings import load_settings
 
     if not survey.torch:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from iris_core import protocols
-from iris_core.device_context import ContextSpec
+from iris_core.device.context_words import ContextSpec
 from iris_core.protocols import DeviceBackend
 from iris_core.testing.conformance.plugin import PluginConformance
 from iris_core.testing.conformance.signatures import member_problems, parameter_problems
@@ -79,8 +79,8 @@ METHODS: Mapping[str, str] = {
 }
 """The methods of DeviceContext in the same form, without self."""
 
-# Written by hand from the layout on the first page of iris_core.device_context, and not by its encode(): a backend may
-# use encode, and then the two would be wrong together.
+# Written by hand from the layout on the first page of iris_core.device.context_words, and not by its encode(): a
+# backend may use encode, and then the two would be wrong together.
 _NO_TRACE = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
 _TRACE = [101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117]
 _MAGIC_AND_LAYOUT = 0x4952_4953_0001  # "IRIS", layout 1

@@ -254,7 +254,7 @@ class CollectiveConformance(PluginConformance):
         return answer
 
     def _target(self, setup: Setup, rank: int) -> DeviceTarget:
-        from iris_core.devices import device_targets
+        from iris_core.device.targets import device_targets
 
         return device_targets(setup.device, rank)[0]
 

@@ -108,7 +108,7 @@ def outlive_close(name: str, device: str, nbytes: int) -> tuple[bytes, bytes, in
 def _create(
     kind: PluginKind, name: str, device: str, nbytes: int, rank: int, world_size: int
 ) -> tuple[Any, DeviceTarget]:
-    from iris_core.devices import device_targets
+    from iris_core.device.targets import device_targets
     from iris_core.registry import Registry
 
     registry = Registry()
@@ -384,7 +384,7 @@ def diagnose(kind: PluginKind, name: str) -> list[list[tuple[str, str, str, str]
     """
     import json
 
-    from iris_core.devices import device_targets
+    from iris_core.device.targets import device_targets
     from iris_core.registry import Registry
 
     registry = Registry()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from iris_core.devices import device_targets
+from iris_core.device.targets import device_targets
 from iris_core.errors import PluginError, SettingsError
 from iris_core.hooks import PROVIDER_HOOKS, ProviderHooks
 from iris_core.registry import Registry

@@ -1,0 +1,229 @@
+"""The "torch" allocator: a symmetric heap in one block of torch's caching allocator, mapped into peers by IPC handles.
+
+The whole heap is one tensor, so opening costs one allocation and one handle per peer, and the memory shows up in
+torch's own statistics.  torch's expandable segments have no IPC handle; where they are on, they are switched off for
+this one allocation, and torch's settings are as before afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris_allocators._plugin import TORCH_INFO
+from iris_allocators.driver import IpcDriver, ipc_driver, topology_command
+from iris_allocators.driver.transaction import Transaction
+from iris_core.errors import DriverError, HeapClosedError, HeapError, PeerAccessError, UnsupportedError
+from iris_core.types import PeerMapping, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from iris_core.types import CreateRequest, PluginInfo
+
+ALIGNMENT = 4096
+"""Bytes of which the heap's base is a multiple; the device functions build on it."""
+
+_OFFSET_NBYTES = 8  # of a segment's payload, before the handle: where the heap begins in what the handle stands for
+
+
+class Block:
+    """A range of the pool as torch takes it in: `__cuda_array_interface__`, version 3.
+
+    Args:
+        pool: what has to live as long as the storage.
+        ptr: address of the range.
+        nbytes: its size.
+    """
+
+    def __init__(self, pool: torch.Tensor, ptr: int, nbytes: int) -> None:
+        self._pool = pool
+        self.ptr = ptr
+        self.nbytes = nbytes
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (ptr, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+class TorchAllocator:
+    """One rank's heap in torch's caching allocator; satisfies `iris_core.protocols.Allocator`.
+
+    Args:
+        request: rank, device and size of the heap in bytes.
+        driver: calls into the GPU's driver; that of the device by default.
+        as_bytes: makes a 1-D uint8 tensor of a `Block` and keeps the block alive as long as its storage;
+            torch.as_tensor on the device by default.
+
+    Raises:
+        HeapError: the device has not that much memory.
+        UnsupportedError: this system cannot share GPU memory by IPC handle.
+    """
+
+    def __init__(
+        self,
+        request: CreateRequest,
+        driver: IpcDriver | None = None,
+        as_bytes: Callable[[Block], torch.Tensor] | None = None,
+    ) -> None:
+        self._driver = driver or ipc_driver(request.target.type)
+        self._device = request.target.torch_device
+        self._topology = topology_command(request.target.type)
+        self._as_bytes = as_bytes or partial(torch.as_tensor, device=self._device)
+        self._nbytes = max(1, -(-request.heap_nbytes // ALIGNMENT)) * ALIGNMENT
+        self._peers: dict[int, tuple[int, PeerMapping]] = {}  # rank -> (what the driver opened, mapping)
+        try:
+            pool, handle = self._allocate()
+            # Never the address of the pool itself: torch knows its own blocks by address, and a memory pool on the heap
+            # (ctx.mem_pool) gives it addresses from the heap's beginning on.
+            self._base_ptr = (pool.data_ptr() // ALIGNMENT + 1) * ALIGNMENT
+            allocation, _ = self._driver.address_range(self._base_ptr)
+        except torch.OutOfMemoryError as e:
+            raise HeapError(f"{self._device} has no room for a heap of {self._nbytes} bytes: {e}") from e
+        except DriverError as e:
+            raise UnsupportedError(
+                f"{self._device}: this system does not share torch's memory by IPC handle ({e}): some containers do "
+                "not, nor does torch's backend cudaMallocAsync; allocator='vmem' shares memory by file descriptor"
+            ) from e
+        self._pool: torch.Tensor | None = pool
+        self._payload = (self._base_ptr - allocation).to_bytes(_OFFSET_NBYTES, "little") + handle
+
+    @property
+    def info(self) -> PluginInfo:
+        """The plugin's description."""
+        return TORCH_INFO
+
+    @property
+    def base_ptr(self) -> int:
+        """Address of this rank's heap."""
+        return self._base_ptr
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the heap in bytes."""
+        return self._nbytes
+
+    @property
+    def granularity(self) -> int:
+        """What the size is a multiple of; all of it is there from the beginning."""
+        return ALIGNMENT
+
+    @property
+    def generation(self) -> int:
+        """Always 1: the whole heap is exported at once and never grows."""
+        return 1
+
+    def commit(self, offset_bytes: int, nbytes: int) -> None:
+        """Nothing to do: the memory is there."""
+
+    def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
+        """Return a 1-D uint8 tensor over a range; its storage keeps the pool alive.
+
+        Raises:
+            HeapClosedError: the allocator is closed.
+        """
+        if self._pool is None:
+            raise HeapClosedError("the heap is closed")
+        block = Block(self._pool, self._base_ptr + offset_bytes, nbytes)
+        out = self._as_bytes(block)
+        guard = weakref.finalize(block, on_release)
+        guard.atexit = False
+        return out
+
+    def owns(self, ptr: int) -> bool:
+        """Whether an address lies in this rank's own heap."""
+        return self._base_ptr <= ptr < self._base_ptr + self._nbytes
+
+    def export(self) -> Sequence[Segment]:
+        """The heap as one IPC handle and the heap's offset in what the handle stands for.
+
+        Raises:
+            HeapClosedError: the allocator is closed.
+        """
+        if self._pool is None:
+            raise HeapClosedError("the heap is closed")
+        return (Segment(offset_bytes=0, nbytes=self._nbytes, payload=self._payload),)
+
+    def import_peer(self, rank: int, segments: Sequence[Segment]) -> PeerMapping:
+        """Map a peer's heap.
+
+        Raises:
+            HeapClosedError: the allocator is closed.
+            HeapError: the segments do not describe one heap of this kind.
+            PeerAccessError: this device cannot map that memory.
+        """
+        try:
+            if self._pool is None:
+                raise HeapClosedError("the heap is closed")
+            if rank in self._peers:
+                return self._peers[rank][1]
+            if len(segments) != 1 or segments[0].fd is not None or len(segments[0].payload) <= _OFFSET_NBYTES:
+                raise HeapError(f"rank {rank} did not send one IPC handle: its allocator is not 'torch'")
+            return self._open(rank, segments[0])
+        finally:
+            for segment in segments:
+                if segment.fd is not None:
+                    os.close(segment.fd)
+
+    def _open(self, rank: int, segment: Segment) -> PeerMapping:
+        inside = int.from_bytes(segment.payload[:_OFFSET_NBYTES], "little")
+        try:
+            opened = self._driver.ipc_open(segment.payload[_OFFSET_NBYTES:])
+        except DriverError as e:
+            raise PeerAccessError(
+                f"{self._device} cannot map the memory of rank {rank} ({e}); `{self._topology}` shows which devices "
+                "reach each other, and all ranks must run on one host, in one IPC namespace (containers: the same "
+                "container, or --ipc=host). allocator='vmem' needs no IPC namespace"
+            ) from e
+        mapping = PeerMapping(rank=rank, base_ptr=opened + inside, nbytes=segment.nbytes)
+        self._peers[rank] = opened, mapping
+        return mapping
+
+    def close(self) -> None:
+        """Unmap peers, then drop the pool; tensors that still live keep it.  Idempotent.
+
+        Raises:
+            DriverError: a peer's memory could not be unmapped; that of the others is.
+        """
+        peers, self._peers = self._peers, {}
+        self._pool = None
+        with Transaction() as each:
+            for opened, _ in peers.values():
+                each.add(self._driver.ipc_close, opened)
+
+    def _allocate(self) -> tuple[torch.Tensor, bytes]:
+        """The pool and its handle."""
+        with _without_expandable_segments():
+            pool = torch.empty(self._nbytes + ALIGNMENT, dtype=torch.uint8, device=self._device)  # room to align
+        return pool, self._driver.ipc_export(pool.data_ptr())
+
+
+@contextlib.contextmanager
+def _without_expandable_segments() -> Iterator[None]:
+    """Switch torch's expandable segments off where they are on; afterwards all settings are as before."""
+    before = _allocator_settings()
+    if "expandable_segments" not in before:
+        yield
+        return
+    # all of it again: what is left out would get its default
+    torch._C._accelerator_setAllocatorSettings(f"{before.rstrip(' ,')},expandable_segments:False")
+    try:
+        yield
+    finally:
+        torch._C._accelerator_setAllocatorSettings(before)
+
+
+def _allocator_settings() -> str:
+    """The settings of torch's allocator, from the environment or set since."""
+    get: Any = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    if get is None:  # before torch 2.12
+        return str(torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"])
+    return str(get())

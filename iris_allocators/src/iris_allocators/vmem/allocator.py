@@ -1,0 +1,453 @@
+"""The "vmem" allocator: a symmetric heap of virtual addresses, backed by physical memory granule by granule.
+
+Opening reserves one range of addresses for the heaps of all ranks and nothing else, so a heap may be larger than any
+device.  `commit` creates physical memory for the granules in use and maps it; peers receive a descriptor per granule,
+once, and map the same memory at the same offset of that rank's part of their range.
+
+Giving memory back needs no exchange.  The heap calls `decommit` on every rank with the same range, after an agreement
+of all ranks that nobody uses it; each rank then unmaps its own memory there and what it sees of the peers'.  The
+physical memory is free when the last rank has done so, and an address is never mapped anew before that, because a
+granule that is committed again is announced in a later exchange of all ranks.
+
+`as_symmetric` maps the memory of an existing tensor a second time, at an offset of the heap.  What a kernel writes at
+one of the two addresses is seen at the other one from the next kernel on.
+
+Lifetime: a tensor's storage holds a lease; mappings and addresses go when the allocator is closed and the last lease
+is gone.  The device is idle before anything is unmapped then; if it does not become idle (a kernel that waits for
+a dead peer), everything stays as it is until the process ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from iris_allocators._plugin import VMEM_INFO
+from iris_allocators.driver import VmmDriver, topology_command, vmm_driver
+from iris_allocators.driver.transaction import Transaction
+from iris_allocators.settings import VmemSettings
+from iris_allocators.vmem.external import External, retain
+from iris_allocators.vmem.lease import Lease, Range, idle
+from iris_allocators.vmem.pieces import AddressSpace, Piece
+from iris_core.errors import (
+    DriverError,
+    HeapClosedError,
+    HeapError,
+    HeapExhaustedError,
+    PeerAccessError,
+    SettingsError,
+)
+from iris_core.logs import logger
+from iris_core.types import PeerMapping, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from iris_core.types import CreateRequest, PluginInfo
+
+MAX_DEFAULT_GRANULE = 64 << 20
+"""Bytes beyond which the default granule does not grow with the heap."""
+
+_GRANULES_PER_HEAP = 64  # what a small heap is divided into by default
+_MAX_ADDRESSES = 1 << 56  # more than any device can address
+_MAX_OPEN_FDS = 256  # descriptors that one exchange opens in a process, its own and those received
+_TAG = struct.Struct("<8sQQQ")  # magic, serial, size of the heap, granule
+_MAGIC = b"irisvmem"
+
+
+class VmemAllocator:
+    """One rank's heap in virtual memory; satisfies `Allocator`, `SupportsGrowth` and `SupportsImportTensor`.
+
+    Args:
+        request: rank, world size, device, size of the heap in bytes and `VmemSettings`.
+        driver: the device's virtual memory management; found by the device's type by default.
+        as_bytes: makes a 1-D uint8 tensor of a `Range` and keeps the range alive as long as its storage;
+            torch.as_tensor on the device by default.
+
+    Raises:
+        SettingsError: the granule does not fit this device.
+        HeapError: there are not enough addresses.
+        UnsupportedError: the device has no virtual memory management.
+    """
+
+    def __init__(
+        self,
+        request: CreateRequest,
+        driver: VmmDriver | None = None,
+        as_bytes: Callable[[Range], torch.Tensor] | None = None,
+    ) -> None:
+        self._rank = request.rank
+        self._world_size = request.world_size
+        self._device = request.target.torch_device
+        self._topology = topology_command(request.target.type)
+        self._as_bytes = as_bytes or partial(torch.as_tensor, device=self._device)
+        self._driver = driver or vmm_driver(request.target)
+        self._granule = _granule(request, self._driver.granularity())
+        self._nbytes = max(1, -(-request.heap_nbytes // self._granule)) * self._granule
+        self._generation = 0
+        self._serials = itertools.count(1)
+        self._fresh: dict[int, Piece] = {}  # by serial: what some peer may not have mapped yet
+        self._offered: list[Piece] = []  # of these, what the last `export` described
+        self._imported: dict[int, tuple[int, Piece]] = {}  # by handle: external memory, with its block's offset
+        self._space = self._reserve()
+        self._own = self._space.tables[self._rank]
+        self._lease: Lease | None = Lease(self._driver, self._space, self._device)
+
+    def _reserve(self) -> AddressSpace:
+        total = self._world_size * self._nbytes
+        what = f"addresses for {self._world_size} heaps of {self._nbytes} bytes"
+        if total > _MAX_ADDRESSES:
+            raise HeapError(f"there are no {what}: choose a smaller heap_size")
+        try:
+            return AddressSpace(self._driver, self._world_size, self._nbytes, self._granule)
+        except DriverError as e:
+            raise HeapError(f"{self._device} cannot reserve {what} ({e}): choose a smaller heap_size") from e
+
+    # -- description --------------------------------------------------------------------------------------------------
+    @property
+    def info(self) -> PluginInfo:
+        """The plugin's description."""
+        return VMEM_INFO
+
+    @property
+    def base_ptr(self) -> int:
+        """Address of this rank's heap."""
+        return self._own.base_ptr
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the heap's address range in bytes: whole granules."""
+        return self._nbytes
+
+    @property
+    def granularity(self) -> int:
+        """Bytes by which memory is committed and given back."""
+        return self._granule
+
+    @property
+    def generation(self) -> int:
+        """Counts commits and imports."""
+        return self._generation
+
+    @property
+    def committed_bytes(self) -> int:
+        """Bytes backed by memory now, that of imported tensors included."""
+        self._check_open()
+        return self._own.nbytes
+
+    def owns(self, ptr: int) -> bool:
+        """Whether an address lies in this rank's own heap."""
+        return 0 <= ptr - self._own.base_ptr < self._nbytes
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+    def commit(self, offset_bytes: int, nbytes: int) -> None:
+        """Back the granules that a range touches with memory, where they are not yet; none of them if it raises.
+
+        Raises:
+            HeapExhaustedError: the device has no room.
+            DriverError: the driver refuses for another reason.
+            HeapClosedError: the allocator is closed.
+        """
+        self._check_open()
+        granule, own = self._granule, self._own
+        offsets = range(offset_bytes // granule * granule, offset_bytes + nbytes, granule)
+        own.clear_doomed(offsets.start, -(-offsets.stop // granule) * granule)
+        missing = [offset for offset in offsets if own.at(offset) is None]
+        if not missing:
+            return
+        pieces: list[Piece] = []
+        try:
+            with Transaction() as undo:
+                for offset in missing:
+                    handle = self._driver.create(granule)
+                    undo.add(self._space.handles.release, handle)
+                    pieces.append(Piece(offset, granule, next(self._serials), handle))
+                own.map([(piece, cast("int", piece.handle)) for piece in pieces], undo)
+                undo.commit()
+        except DriverError as e:
+            if "outofmemory" not in e.name.replace("_", "").lower():
+                raise
+            raise self._exhausted(len(missing) * granule, e) from e
+        self._take_in(pieces)
+
+    def decommit(self, offset_bytes: int, nbytes: int) -> None:
+        """Give a range of whole granules back, the own memory and what is mapped of the peers' there.
+
+        Raises:
+            DriverError: the driver refuses; what could be given back is, the rest when the range is committed again.
+            HeapClosedError: the allocator is closed.
+        """
+        self._check_open()
+        end = offset_bytes + nbytes
+        for piece in self._own.within(offset_bytes, end):
+            self._fresh.pop(piece.serial, None)
+        self._offered = [piece for piece in self._offered if piece.serial in self._fresh]
+        self._imported = {h: (b, piece) for h, (b, piece) in self._imported.items() if not offset_bytes <= b < end}
+        with Transaction() as each:
+            for table in self._space.tables:
+                pieces = table.within(offset_bytes, end)
+                for piece in pieces:
+                    piece.doomed = True
+                each.add(table.drop, pieces)
+
+    def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
+        """Return a 1-D uint8 tensor over a range; its storage keeps the mappings alive.
+
+        Raises:
+            HeapClosedError: the allocator is closed.
+        """
+        self._check_open()
+        return self._wrap(offset_bytes, nbytes, on_release)
+
+    # -- existing tensors ---------------------------------------------------------------------------------------------
+    def import_extent(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """Return how much of the heap the memory behind a tensor needs, and where the tensor will begin in it.
+
+        Raises:
+            UnsupportedError: the driver cannot share this memory; the message says what can be done.
+            DeviceError: the tensor is on another device.
+        """
+        with Transaction() as references:
+            external = self._find(tensor, references)
+            return -(-external.nbytes // self._granule) * self._granule, external.start_bytes
+
+    def imported_at(self, tensor: torch.Tensor) -> int | None:
+        """Return at which offset of the heap the tensor lies already, because its memory has been imported before.
+
+        Raises:
+            UnsupportedError: the driver cannot share this memory.
+        """
+        with Transaction() as references:
+            place = self._place(self._find(tensor, references))
+            return None if place is None else place[1]
+
+    def import_tensor(self, offset_bytes: int, tensor: torch.Tensor, on_release: Callable[[], None]) -> torch.Tensor:
+        """Map the memory behind a tensor at an offset of the heap, unless it is mapped there already.
+
+        Args:
+            offset_bytes: a multiple of `granularity`; the range from there on holds nothing else.
+            tensor: any strided tensor with at least one element on this rank's device.
+            on_release: called when the result's storage is gone.
+
+        Returns:
+            A tensor of the same shape, strides and dtype; its storage begins with its first element and keeps the
+            storage of `tensor` alive.
+
+        Raises:
+            UnsupportedError: the driver cannot share this memory.
+            HeapError: the memory is larger than the rest of the heap.
+            DriverError: the driver refuses.
+        """
+        self._check_open()
+        with Transaction() as undo:
+            external = self._find(tensor, undo)
+            pieces: list[Piece] = []
+            block, start = self._place(external) or (-1, 0)
+            if block != offset_bytes:
+                pieces = self._map_external(offset_bytes, external, undo)
+                start = offset_bytes + external.start_bytes
+            raw = self._wrap(start, external.extent_bytes, on_release, tensor)
+            out = torch.empty(0, dtype=tensor.dtype, device=raw.device)
+            out.set_(raw.untyped_storage(), 0, tensor.shape, tensor.stride())
+            if pieces:
+                undo.commit()  # the pieces hold the references from now on; those of memory found here are let go
+        if pieces:
+            self._take_in(pieces)
+            self._imported.update((cast("int", piece.handle), (offset_bytes, piece)) for piece in pieces)
+        return out
+
+    def _map_external(self, offset_bytes: int, external: External, undo: Transaction) -> list[Piece]:
+        if offset_bytes + external.nbytes > self._nbytes:
+            raise HeapError(f"{external.nbytes} bytes of memory do not fit at offset {offset_bytes} of the heap")
+        self._own.clear_doomed(offset_bytes, offset_bytes + external.nbytes)
+        pieces = []
+        for handle, nbytes in external.handles:
+            pieces.append(Piece(offset_bytes, nbytes, next(self._serials), handle))
+            offset_bytes += nbytes
+        self._own.map([(piece, cast("int", piece.handle)) for piece in pieces], undo)
+        return pieces
+
+    def _find(self, tensor: torch.Tensor, references: Transaction) -> External:
+        self._check_open()
+        return retain(self._driver, self._space.handles, tensor, self._device, references)
+
+    def _place(self, external: External) -> tuple[int, int] | None:
+        """(block, where the tensor begins), if all pieces are in one block of the heap, one behind the other."""
+        found = [self._imported.get(handle) for handle, _ in external.handles]
+        if None in found:
+            return None
+        blocks, pieces = zip(*cast("list[tuple[int, Piece]]", found), strict=True)
+        follow = all(one.end == other.offset_bytes for one, other in itertools.pairwise(pieces))
+        return (blocks[0], pieces[0].offset_bytes + external.start_bytes) if follow and len(set(blocks)) == 1 else None
+
+    # -- peers --------------------------------------------------------------------------------------------------------
+    def export(self) -> Sequence[Segment]:
+        """Describe memory that some peer may not have mapped yet, one descriptor per piece; see `has_more`.
+
+        Raises:
+            HeapClosedError: the allocator is closed.
+            DriverError: the driver cannot export.
+        """
+        self._check_open()
+        pieces = sorted(self._fresh.values(), key=lambda piece: piece.offset_bytes)
+        if self._world_size > 1:
+            pieces = pieces[: max(1, _MAX_OPEN_FDS // self._world_size)]
+            with Transaction() as undo:
+                for piece in pieces:
+                    if piece.fd is None:
+                        piece.fd = self._driver.export_fd(cast("int", piece.handle))
+                        undo.add(piece.close_fd)
+                undo.commit()
+        self._offered = pieces
+        return [Segment(piece.offset_bytes, piece.nbytes, self._tag(piece.serial), piece.fd) for piece in pieces]
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the last `export` left something out, so that not too many descriptors are open at a time."""
+        return len(self._fresh) > len(self._offered)
+
+    def exchanged(self) -> None:
+        """Every peer has mapped what the last `export` described: it is not described again."""
+        for piece in self._offered:
+            del self._fresh[piece.serial]
+            piece.close_fd()
+        self._offered = []
+
+    def import_peer(self, rank: int, segments: Sequence[Segment]) -> PeerMapping:
+        """Map new memory of a peer; what is mapped already stays.  All of it, or none if it raises.
+
+        Raises:
+            HeapError: the segments do not describe a heap like this one.
+            PeerAccessError: this device cannot map that memory.
+            HeapClosedError: the allocator is closed.
+        """
+        try:
+            self._check_open()
+            if not 0 <= rank < self._world_size:
+                raise HeapError(f"there is no rank {rank} in a world of {self._world_size}")
+            self._map_peer(rank, segments)
+        except DriverError as e:
+            raise PeerAccessError(
+                f"{self._device} cannot map the memory of rank {rank} ({e}); `{self._topology}` shows which devices "
+                "reach each other, and all ranks must run on one host"
+            ) from e
+        finally:
+            for segment in segments:
+                if segment.fd is not None:
+                    os.close(segment.fd)
+        return PeerMapping(rank, self._space.tables[rank].base_ptr, self._nbytes)
+
+    def _map_peer(self, rank: int, segments: Sequence[Segment]) -> None:
+        table = self._space.tables[rank]
+        new: list[tuple[Piece, Segment]] = []
+        for segment in segments:
+            piece = self._read(rank, segment)
+            table.clear_doomed(piece.offset_bytes, piece.end)
+            there = table.overlapping(piece.offset_bytes, piece.end)
+            if not there:
+                new.append((piece, segment))
+            elif [known.serial for known in there] != [piece.serial]:
+                raise HeapError(f"rank {rank} replaced its memory at offset {piece.offset_bytes} without an agreement")
+        with Transaction() as undo:
+            with Transaction() as handles:  # never committed: once it is mapped, the mapping keeps the memory
+                memory = []
+                for piece, segment in new:
+                    handle = self._driver.import_fd(cast("int", segment.fd))
+                    handles.add(self._space.handles.release, handle)
+                    memory.append((piece, handle))
+                table.map(memory, undo)
+            undo.commit()
+        table.add([piece for piece, _ in new])
+
+    def _read(self, rank: int, segment: Segment) -> Piece:
+        if len(segment.payload) != _TAG.size or segment.fd is None or not segment.payload.startswith(_MAGIC):
+            raise HeapError(f"rank {rank} did not send a descriptor of virtual memory: its allocator is not 'vmem'")
+        _, serial, nbytes, granule = _TAG.unpack(segment.payload)
+        if (nbytes, granule) != (self._nbytes, self._granule):
+            raise HeapError(
+                f"rank {rank}'s heap has {nbytes} bytes in granules of {granule}, this rank's {self._nbytes} in "
+                f"granules of {self._granule}: open all ranks with the same heap_size and IRIS_VMEM__GRANULE"
+            )
+        if segment.offset_bytes < 0 or segment.offset_bytes + segment.nbytes > self._nbytes:
+            raise HeapError(f"rank {rank} described memory outside of its heap, at offset {segment.offset_bytes}")
+        return Piece(segment.offset_bytes, segment.nbytes, serial)
+
+    def _tag(self, serial: int) -> bytes:
+        return _TAG.pack(_MAGIC, serial, self._nbytes, self._granule)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Unmap everything and give the addresses back once the last tensor is gone.  Idempotent.
+
+        Peers' memory is unmapped at once, unless the device does not become idle.
+        """
+        if self._lease is None:
+            return
+        for piece in self._own.within(0, self._nbytes):
+            piece.close_fd()
+        self._fresh.clear()
+        self._offered.clear()
+        self._imported.clear()
+        if self._lease.is_ours:
+            try:
+                self._space.handles.release_refused()
+            except DriverError as e:
+                logger.warning("%s: memory that the driver did not take back: %s", self._device, e)
+        peers = [table for table in self._space.tables if table is not self._own and len(table)]
+        if peers and self._lease.is_ours and idle(self._driver, self._device):
+            for table in peers:
+                try:
+                    table.drop(table.within(0, self._nbytes))
+                except DriverError as e:
+                    logger.warning("%s: a peer's memory stays mapped: %s", self._device, e)
+        self._lease = None
+
+    def _check_open(self) -> None:
+        if self._lease is None:
+            raise HeapClosedError("the heap is closed")
+
+    # -- small change -------------------------------------------------------------------------------------------------
+    def _take_in(self, pieces: Sequence[Piece]) -> None:
+        self._own.add(pieces)
+        self._fresh.update((piece.serial, piece) for piece in pieces)
+        self._generation += 1
+
+    def _wrap(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None], *keep: object) -> torch.Tensor:
+        part = Range(self._own.base_ptr + offset_bytes, nbytes, (self._lease, *keep), on_release)
+        try:
+            return self._as_bytes(part)
+        except BaseException:
+            part.cancel()
+            raise
+
+    def _exhausted(self, wanted: int, e: DriverError) -> HeapExhaustedError:
+        free, total = self._driver.memory_info()
+        return HeapExhaustedError(
+            f"rank {self._rank}: {self._device} has no room for {wanted} more bytes of the heap ({e.name}): {free} of "
+            f"its {total} bytes are free. torch.cuda.empty_cache() gives back what torch holds but does not use",
+            requested_bytes=wanted,
+            free_bytes=free,
+            largest_free_bytes=free,
+        )
+
+
+def _granule(request: CreateRequest, smallest: int) -> int:
+    """The granule in bytes: as set, or a 64th of the heap within limits."""
+    settings = request.settings
+    chosen = settings.granule if isinstance(settings, VmemSettings) else None
+    if chosen is not None:
+        if chosen < smallest:
+            raise SettingsError(
+                f"IRIS_VMEM__GRANULE is {int(chosen)} bytes, but this device has no smaller pieces of memory than "
+                f"{smallest}"
+            )
+        return int(chosen)
+    granule = smallest
+    while granule < min(request.heap_nbytes // _GRANULES_PER_HEAP, MAX_DEFAULT_GRANULE):
+        granule *= 2
+    return granule

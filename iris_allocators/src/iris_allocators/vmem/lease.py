@@ -1,0 +1,119 @@
+"""How long a heap's addresses and mappings live: until the allocator is closed and the last tensor is gone."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from iris_core.errors import DriverError
+from iris_core.logs import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from iris_allocators.driver import VmmDriver
+    from iris_allocators.vmem.pieces import AddressSpace
+
+IDLE_TIMEOUT_S = 5.0
+"""How long closing waits for the device; the time after which a kernel is taken for one that never ends."""
+
+
+class Lease:
+    """Held by the allocator and by every storage on the heap; when it is gone, everything is unmapped.
+
+    Args:
+        driver: the device's.
+        space: what to release.
+        device: torch's name of the device, for messages.
+    """
+
+    def __init__(self, driver: VmmDriver, space: AddressSpace, device: str) -> None:
+        self._pid = os.getpid()
+        weakref.finalize(self, _release, driver, space, device, self._pid).atexit = False
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process made the heap; a forked one has its objects, but not the device."""
+        return os.getpid() == self._pid
+
+
+class Range:
+    """A range of the heap as torch takes it in: `__cuda_array_interface__`, version 3.
+
+    Args:
+        ptr: its address.
+        nbytes: its size.
+        keep: what has to live as long as the storage.
+        on_release: called when the storage is gone.
+    """
+
+    def __init__(self, ptr: int, nbytes: int, keep: tuple[object, ...], on_release: Callable[[], None]) -> None:
+        self._keep = keep
+        self.ptr = ptr
+        self.nbytes = nbytes
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (ptr, False),
+            "strides": None,
+            "version": 3,
+        }
+        self._guard = weakref.finalize(self, on_release)
+        self._guard.atexit = False
+
+    def cancel(self) -> None:
+        """There is no storage after all: nobody is told."""
+        self._guard.detach()
+
+
+class _Waiter:
+    """One thread, kept, that waits for devices: the driver's own wait has no bound and cannot be interrupted."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[VmmDriver, str, threading.Event]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def wait(self, driver: VmmDriver, device: str, timeout_s: float) -> bool:
+        """Whether the device became idle in time."""
+        done = threading.Event()
+        self._jobs.put((driver, device, done))
+        if self._thread is None or not self._thread.is_alive():  # a forked process has no threads
+            self._thread = threading.Thread(target=self._run, name="iris-vmem-idle", daemon=True)
+            self._thread.start()
+        return done.wait(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            driver, device, done = self._jobs.get()
+            try:
+                driver.synchronize()
+            except DriverError as e:  # the device has failed: nothing runs there any more
+                logger.warning("%s: %s", device, e)
+            done.set()
+            del driver, done  # not until the next one comes
+
+
+_waiter = _Waiter()
+
+
+def idle(driver: VmmDriver, device: str) -> bool:
+    """Wait until the device runs nothing; False if that takes too long, for then nothing may be unmapped."""
+    if _waiter.wait(driver, device, IDLE_TIMEOUT_S):
+        return True
+    logger.warning(
+        "%s is still busy after %g s: memory of a closed heap stays until the process ends", device, IDLE_TIMEOUT_S
+    )
+    return False
+
+
+def _release(driver: VmmDriver, space: AddressSpace, device: str, pid: int) -> None:
+    """The last lease is gone.  Called by a finalizer, whose errors nobody could catch."""
+    if os.getpid() != pid or not idle(driver, device):
+        return
+    try:
+        space.release()
+    except DriverError as e:
+        logger.warning("%s: memory of a closed heap stays until the process ends: %s", device, e)

@@ -1,0 +1,225 @@
+"""Pieces of physical memory mapped into a heap's addresses, and the addresses themselves.
+
+One range of addresses holds the heaps of all ranks side by side, so that rank r's heap begins at `base + r * stride`.
+A `PieceTable` knows what is mapped in one of them; `AddressSpace` has one table per rank.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from iris_allocators.driver.transaction import Transaction
+from iris_core.errors import DriverError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from iris_allocators.driver import VmmDriver
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """One mapping of physical memory.
+
+    Attributes:
+        offset_bytes: where it lies in its rank's heap.
+        nbytes: its size.
+        serial: its owner's number for it, never used twice.
+        handle: the driver's handle, which this piece lets go of; None if the mapping alone keeps the memory.
+        fd: descriptor under which it is being offered to peers.
+        mapped: whether the mapping still exists.
+        doomed: whether it was to be dropped, also if that failed.
+    """
+
+    offset_bytes: int
+    nbytes: int
+    serial: int
+    handle: int | None = None
+    fd: int | None = None
+    mapped: bool = True
+    doomed: bool = False
+
+    @property
+    def end(self) -> int:
+        """Offset of the first byte behind it."""
+        return self.offset_bytes + self.nbytes
+
+    def close_fd(self) -> None:
+        """Close the descriptor, if there is one."""
+        if self.fd is not None:
+            fd, self.fd = self.fd, None
+            os.close(fd)
+
+
+class Handles:
+    """Lets go of the driver's handles; what the driver does not take back is kept and offered again.
+
+    Args:
+        driver: whose handles they are.
+    """
+
+    def __init__(self, driver: VmmDriver) -> None:
+        self._driver = driver
+        self._refused: list[int] = []
+
+    def release(self, handle: int) -> None:
+        """Let go of a handle; if the driver refuses, `release_refused` tries again later.
+
+        Raises:
+            DriverError: the driver refuses.
+        """
+        try:
+            self._driver.release(handle)
+        except DriverError:
+            self._refused.append(handle)
+            raise
+
+    def release_refused(self) -> None:
+        """Try again what was refused; raises the first error once all have been tried."""
+        refused, self._refused = self._refused, []
+        with Transaction() as each:
+            for handle in reversed(refused):
+                each.add(self.release, handle)
+
+
+class PieceTable:
+    """What is mapped in one rank's heap.
+
+    Args:
+        driver: maps and unmaps.
+        base_ptr: address at which the heap begins in this process.
+    """
+
+    def __init__(self, driver: VmmDriver, base_ptr: int) -> None:
+        self._driver = driver
+        self._offsets: list[int] = []
+        self._pieces: dict[int, Piece] = {}
+        self.base_ptr = base_ptr
+        self.nbytes = 0
+        """Sum of the pieces."""
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def at(self, offset_bytes: int) -> Piece | None:
+        """Return the piece that begins at an offset."""
+        return self._pieces.get(offset_bytes)
+
+    def within(self, start: int, end: int) -> list[Piece]:
+        """Return the pieces that begin in [start, end), by offset."""
+        i, j = bisect_left(self._offsets, start), bisect_left(self._offsets, end)
+        return [self._pieces[offset] for offset in self._offsets[i:j]]
+
+    def overlapping(self, start: int, end: int) -> list[Piece]:
+        """Return the pieces that have a byte in [start, end), by offset."""
+        i = bisect_left(self._offsets, start)
+        before = [self._pieces[self._offsets[i - 1]]] if i else []
+        return [piece for piece in before if piece.end > start] + self.within(start, end)
+
+    def clear_doomed(self, start: int, end: int) -> None:
+        """Finish dropping what should be gone from [start, end), before something else is mapped there."""
+        self.drop([piece for piece in self.overlapping(start, end) if piece.doomed])
+
+    def map(self, pieces: Iterable[tuple[Piece, int]], undo: Transaction) -> None:
+        """Map physical memory and make it accessible; `add` follows when the transaction is committed.
+
+        Args:
+            pieces: each piece with the handle of its memory.
+            undo: gets the steps that unmap.
+        """
+        mapped = []
+        for piece, handle in pieces:
+            self._driver.map(self.base_ptr + piece.offset_bytes, piece.nbytes, handle)
+            undo.add(self._undo_map, piece)
+            mapped.append((piece.offset_bytes, piece.end))
+        for start, end in joined(mapped):
+            self._driver.set_access(self.base_ptr + start, end - start)
+
+    def _undo_map(self, piece: Piece) -> None:
+        try:
+            self._driver.unmap(self.base_ptr + piece.offset_bytes, piece.nbytes)
+        except DriverError:
+            # The addresses are taken: remember it, or nothing could be mapped there any more.  The handle is not ours.
+            self.add([Piece(piece.offset_bytes, piece.nbytes, piece.serial, doomed=True)])
+            raise
+
+    def add(self, pieces: Sequence[Piece]) -> None:
+        """Take in pieces that have been mapped."""
+        for piece in pieces:
+            insort(self._offsets, piece.offset_bytes)
+            self._pieces[piece.offset_bytes] = piece
+            self.nbytes += piece.nbytes
+
+    def drop(self, pieces: Sequence[Piece]) -> None:
+        """Unmap pieces and let go of their memory; if some cannot be, the others are, and the first error is raised."""
+        with Transaction() as each:
+            for piece in reversed(pieces):
+                each.add(self._drop, piece)
+
+    def _drop(self, piece: Piece) -> None:
+        # Each step is remembered once taken, so that a second attempt continues where the first one failed.
+        if piece.mapped:
+            self._driver.unmap(self.base_ptr + piece.offset_bytes, piece.nbytes)
+            piece.mapped = False
+        if piece.handle is not None:
+            self._driver.release(piece.handle)  # not by `Handles`: the piece itself is what is tried again
+            piece.handle = None
+        piece.close_fd()
+        del self._pieces[piece.offset_bytes]
+        self._offsets.remove(piece.offset_bytes)
+        self.nbytes -= piece.nbytes
+
+
+class AddressSpace:
+    """The addresses of all ranks' heaps in this process and what is mapped there.
+
+    Args:
+        driver: the own device's.
+        world_size: number of ranks.
+        stride: size of each heap.
+        alignment: what every heap's address is a multiple of; divides `stride`.
+
+    Raises:
+        DriverError: there are not so many free addresses.
+    """
+
+    def __init__(self, driver: VmmDriver, world_size: int, stride: int, alignment: int) -> None:
+        self._driver = driver
+        self._nbytes = world_size * stride
+        self._reserved: int | None = driver.reserve(self._nbytes, alignment)
+        base = self._reserved
+        self.handles = Handles(driver)
+        """What lets go of handles that no piece has."""
+        self.tables = [PieceTable(driver, base + rank * stride) for rank in range(world_size)]
+
+    def release(self) -> None:
+        """Unmap everything and give the addresses back; a second call continues after a failure.
+
+        Raises:
+            DriverError: the driver refuses; what could be given back is.
+        """
+        with Transaction() as each:
+            each.add(self._unreserve)
+            each.add(self.handles.release_refused)
+            for table in reversed(self.tables):
+                each.add(table.drop, table.within(0, self._nbytes))
+
+    def _unreserve(self) -> None:
+        mapped = any(piece.mapped for table in self.tables for piece in table.within(0, self._nbytes))
+        if self._reserved is not None and not mapped:
+            self._driver.unreserve(self._reserved, self._nbytes)
+            self._reserved = None
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join ranges that follow each other without a gap; they come in ascending order."""
+    out: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if out and out[-1][1] == start:
+            out[-1] = (out[-1][0], end)
+        else:
+            out.append((start, end))
+    return out

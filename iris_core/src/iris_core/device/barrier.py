@@ -1,0 +1,288 @@
+"""Barriers on the device: the flags of every group of ranks, and who launches what on them.
+
+Counters are never reset, so a barrier that was captured in a graph can be replayed any number of times.  Two barriers
+of the same ranks must use the flags in the same order on all of them, and the order of launches on a device is that of
+the host only within a stream.  So:
+
+- What is launched without a graph comes in the order of the host's calls: a barrier on another stream than the last one
+  of the same ranks first waits for that stream (`iris_core.dispatch.stream_order`).
+- Nothing orders replays of a graph with other launches.  So barriers that are captured have a slot of their own, one
+  for each graph; within the graph they are ordered like others, and CUDA lets no graph run beside itself.  The slots
+  are reserved at the first call of a group, and handed out in the order of captures.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from iris_core.device.reports import Meaning
+from iris_core.errors import CapabilityError, UnsupportedError
+from iris_core.world.failures import name_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+    import torch.distributed as dist
+
+    from iris_core.device.reports import Report
+    from iris_core.dispatch.stream_order import DeviceOrder
+    from iris_core.heap.heap import SymmetricHeap
+    from iris_core.heap.system_area import SystemArea
+    from iris_core.protocols import DeviceBackend, SupportsDeviceBarrier
+    from iris_core.world import World
+
+SEMS = ("release", "relaxed")
+
+GRAPHS = 1024
+"""Graphs of one group that can have barriers."""
+
+_AREA_SHARE = 64
+_WORD = 8
+_COUNTERS = 1
+
+
+class Place(NamedTuple):
+    """A barrier's place among those of a group.
+
+    Attributes:
+        launch: launches it on a torch stream, None for the current one.
+        drop: lets later ones go ahead where it is not going to be launched; afterwards it changes nothing.
+    """
+
+    launch: Callable[[Any], None]
+    drop: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierSlot:
+    """The flags of one group, as one member's kernel sees them.
+
+    Attributes:
+        words: int64[size + 1] on the heap: word i is raised by member i; the last one counts this rank's barriers.
+        targets: int64[size] on the device: address, in this process, of this rank's word on every member.
+        size: number of members.
+    """
+
+    words: torch.Tensor
+    targets: torch.Tensor
+    size: int
+
+
+class DeviceBarriers:
+    """The barriers of one rank.
+
+    Args:
+        heap: open.
+        area: the heap's system area, of which nobody has anything yet.
+        world: the ranks of the heap.
+        backend: launches the kernels.
+        name: the backend's name, for messages.
+        graphs: graphs of one group that can have barriers, where a 64th of the area is enough for that; 0 where the
+            device has no graphs.
+    """
+
+    def __init__(
+        self,
+        heap: SymmetricHeap,
+        area: SystemArea,
+        world: World,
+        backend: DeviceBackend,
+        name: str,
+        graphs: int,
+    ) -> None:
+        self._heap = heap
+        self._area = area
+        self._world = world
+        self._backend = backend
+        self._name = name
+        self._graphs = graphs
+        self._world_offset = area.reserve_at_opening(self._num_slots(world.world_size) * _slot_nbytes(world.world_size))
+        self._groups: dict[tuple[int, ...], _Group] = {}
+        self._offsets = {tuple(range(world.world_size)): heap.usable_nbytes + self._world_offset}
+
+    def bind(self, group: dist.ProcessGroup | Sequence[int] | None, sem: str) -> Place:
+        """Return a barrier's place in the order of barriers, which is that of this call.
+
+        It must be launched or dropped; see `Iris.device_barrier`.
+
+        Collective, the first time: every member of the group calls it.
+        """
+        if not hasattr(self._backend, "device_barrier"):
+            raise CapabilityError(
+                f"backend {self._name!r} has no barrier on the device; use ctx.barrier(), or another backend"
+            )
+        if sem not in SEMS:
+            raise ValueError(f"device_barrier: sem must be 'release' or 'relaxed', not {sem!r}")
+        members = tuple(sorted(self._world.members_of(group)))  # groups that differ in order alone share their flags
+        if len(members) == 1:
+            return Place(_nothing, _nothing)
+        found = self._groups.get(members)
+        if found is None:
+            _refuse_capture(members, sem)
+            found = self._groups[members] = self._make(group, members)
+        return found.bind(sem)
+
+    def _make(self, group: dist.ProcessGroup | Sequence[int] | None, members: tuple[int, ...]) -> _Group:
+        import torch
+
+        size, count = len(members), self._num_slots(len(members))
+        offset = self._world_offset
+        if size < self._world.world_size:
+            offset = self._area.reserve(self._world.subgroup(group), count * _slot_nbytes(size), "device_barrier")
+        self._offsets[members] = self._heap.usable_nbytes + offset
+        words = self._area.tensor(offset, count * _slot_nbytes(size)).view(torch.int64).view(count, size + _COUNTERS)
+        rank = self._world.rank
+        mine = words.data_ptr() + members.index(rank) * _WORD
+        first = torch.tensor([self._heap.translate(mine, rank, member) for member in members], dtype=torch.int64)
+        targets = (first + torch.arange(count).view(-1, 1) * _slot_nbytes(size)).to(words.device)
+        return _Group(members, words, targets, cast("SupportsDeviceBarrier", self._backend))
+
+    def reset(self, members: tuple[int, ...]) -> None:
+        """Put a group's barriers back to their beginning; see `ctx.ccl.reset`."""
+        if (found := self._groups.get(tuple(sorted(members)))) is not None:
+            found.reset()
+
+    def explain_report(self, report: Report) -> Meaning | None:
+        """Say what a report means, if it is about the flags of a group in which this rank is; else None."""
+        for members, begin in list(self._offsets.items()):
+            word, width = (report.offset_bytes - begin) // _WORD, len(members) + _COUNTERS
+            if report.rank in members and 0 <= word < self._num_slots(len(members)) * width:
+                peer = members[word % width] if word % width < len(members) else None
+                text = "" if peer is None else f"It is where rank {peer} says that it has come to the barrier. "
+                return Meaning(members, peer, "device_barrier", f"device_barrier of {name_ranks(members)}", text)
+        return None
+
+    def _num_slots(self, size: int) -> int:
+        """How many slots a group of this size has: one, and one for each graph."""
+        return 1 + min(self._graphs, self._area.nbytes // _AREA_SHARE // _slot_nbytes(size))
+
+
+class _Group:
+    """The barriers of some ranks.
+
+    Args:
+        members: their ranks in the world, ascending.
+        words: int64[slots, size + 1]: the words of every slot; the first one is for what is captured in no graph.
+        targets: int64[slots, size]: the targets of every slot.
+        backend: launches the kernels.
+    """
+
+    def __init__(
+        self, members: tuple[int, ...], words: torch.Tensor, targets: torch.Tensor, backend: SupportsDeviceBarrier
+    ) -> None:
+        self._members = members
+        self._words = words
+        self._targets = targets
+        self._first = self._slot_at(0)
+        self._backend = backend
+        self._lock = threading.Lock()
+        self._warm: set[str] = set()
+        self._unused = 1
+        self._captured: dict[int, BarrierSlot] = {}
+        self._turn: _Turn | None = None
+        self._order: DeviceOrder | None = None
+        device = words.device
+        if device.type != "cpu":
+            from iris_core.dispatch.stream_order import DeviceOrder
+
+            self._order = DeviceOrder(device.index, lambda tensor, stream: None)
+
+    def bind(self, sem: str) -> Place:
+        """Return a barrier's place; see `DeviceBarriers.bind`."""
+        if self._order is not None:
+            return Place(partial(self._launch, self._order, sem), _nothing)
+        with self._lock:
+            turn = self._turn = _Turn(self._turn)
+        return Place(partial(self._run, turn, sem), turn.over.set)
+
+    def reset(self) -> None:
+        """Set all words to 0 that were used."""
+        self._words[: self._unused].zero_()
+        if self._words.device.type != "cpu":
+            import torch
+
+            torch.cuda.current_stream(self._words.device).synchronize()
+
+    def _run(self, turn: _Turn, sem: str, stream: Any) -> None:
+        """On the CPU, where the host waits: a barrier begins when the one that was bound before is over."""
+        try:
+            turn.wait()
+            self._backend.device_barrier(self._first, sem, stream)
+        finally:
+            turn.over.set()
+
+    def _launch(self, order: DeviceOrder, sem: str, stream: Any) -> None:
+        import torch
+
+        with torch.cuda.stream(stream):  # None changes nothing
+            if sem not in self._warm:
+                _refuse_capture(self._members, sem)
+            order.run(self._launch_next, sem)
+        self._warm.add(sem)
+
+    def _launch_next(self, sem: str) -> None:
+        self._backend.device_barrier(self._slot(), sem, None)
+
+    def _slot(self) -> BarrierSlot:
+        """The slot for a barrier on the current stream."""
+        from iris_core.dispatch.stream_order import current_capture
+
+        capture = current_capture(self._words.device.index)
+        if capture == 0:
+            return self._first
+        slot = None if capture is None else self._captured.get(capture)
+        if slot is None:
+            if self._unused == len(self._words):
+                raise UnsupportedError(
+                    f"device_barrier of ranks {', '.join(map(str, self._members))}: {len(self._words) - 1} graphs have "
+                    "captured barriers of these ranks, and there are no flags for another one; capture fewer, or open "
+                    "the context with a larger IRIS_SYSTEM_SIZE"
+                )
+            slot = self._slot_at(self._unused)
+            self._unused += 1
+            if capture is not None:
+                self._captured[capture] = slot
+        return slot
+
+    def _slot_at(self, number: int) -> BarrierSlot:
+        return BarrierSlot(self._words[number], self._targets[number], len(self._members))
+
+
+class _Turn:
+    """A barrier's place among those of a group on a CPU rank.
+
+    Args:
+        before: the place before it.
+    """
+
+    def __init__(self, before: _Turn | None) -> None:
+        self._before = before
+        self.over = threading.Event()
+
+    def wait(self) -> None:
+        """Wait until those before it are over, or dropped."""
+        while self._before is not None:
+            self._before.over.wait()
+            self._before = self._before._before  # of one that was launched: None
+
+
+def _nothing(stream: Any = None) -> None:
+    """The barrier of one rank; and what drops one that no later one waits for."""
+
+
+def _slot_nbytes(size: int) -> int:
+    return (size + _COUNTERS) * _WORD
+
+
+def _refuse_capture(members: tuple[int, ...], sem: str) -> None:
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            f"device_barrier of ranks {', '.join(map(str, members))} with sem={sem!r} cannot be made while a graph "
+            "is captured; call it once before the capture, on every rank of the group"
+        )

@@ -1,0 +1,312 @@
+"""What the members of a group compare before they launch: the call, what serves it, and whether all can.
+
+What one member refuses, all refuse: the outcome of a check may depend on the rank, so it is exchanged where the members
+exchange anyway, at the first call of a kind.  Later calls exchange nothing; a member that refuses one does so alone.
+Where the others may know their call, and not come to compare it, no member waits long for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from iris_core.dispatch.launches import Agreed
+from iris_core.dispatch.requests import config_text
+from iris_core.dispatch.team import Step, StepsDifferError
+from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError, UnsupportedError
+from iris_core.world.failures import failure_of, name_ranks, raise_described, raise_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from iris_core.dispatch.choice import Choice
+    from iris_core.dispatch.team import Team
+    from iris_core.world import World
+
+_FROM_TABLES = (
+    "\nWhere the caller has named no algorithm or config, measured tables do: all members need the same "
+    "(<IRIS_CACHE_DIR>/ccl and <IRIS_CACHE_DIR>/ops)."
+)
+
+ABSENT_S = 10.0
+"""Seconds for which a member waits for others that have launched this call before with another algorithm."""
+
+
+class Settled(NamedTuple):
+    """What serves a call, on all members alike.
+
+    Attributes:
+        algorithm: the algorithm.
+        request: with the config that all members launch with, and the number of the kind of call.
+        plan: what the algorithm has prepared.
+        team: the members.
+    """
+
+    algorithm: Any
+    request: Any
+    plan: Any
+    team: Team
+
+
+class Members:
+    """What this rank has agreed on with the members of groups; of `ctx.ccl` and `ctx.ops`.
+
+    Args:
+        world: the ranks of the heap.
+        team: returns the team of some ranks, who are sure that all have the same in mind.
+        failed: called with the members and an error, where this rank alone refuses a call.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        team: Callable[[tuple[int, ...]], Team],
+        failed: Callable[[tuple[int, ...], Exception], None],
+    ) -> None:
+        self._world = world
+        self._team = team
+        self._failed = failed
+        self._agreed = Agreed()
+        self._left_out: dict[Any, dict[str, str]] = {}
+        self._layouts: dict[Any, str] = {}
+
+    def left_out(self, members: tuple[int, ...], shared: Mapping[str, str]) -> dict[str, str]:
+        """Return algorithms for which there was no room when a kind was first called, on all members, with reasons.
+
+        A member may plan a call again that others have kept, and has to come to the same algorithm.
+        """
+        return self._left_out.setdefault((members, *shared.values()), {})
+
+    def describe(self, members: tuple[int, ...], number: int) -> str:
+        """Describe the kind of call that has a number."""
+        return self._agreed.describe(members, number)
+
+    def settle(
+        self,
+        members: tuple[int, ...],
+        shared: Mapping[str, str],
+        choose: Callable[[dict[str, str]], Choice],
+        prepare: Callable[[Any, Any, Team], Any],
+        config: Any = None,
+        within: Team | None = None,
+    ) -> Settled:
+        """Choose an algorithm, agree on it and on what it launches with, and prepare it: on all members or on none.
+
+        Collective, where such a call is new: every member comes here.
+
+        Args:
+            members: world ranks, in the group's order.
+            shared: what must be equal on all of them, by name; "operation" and "config" are among it.
+            choose: gets what was left out, and chooses.
+            prepare: gets algorithm, request and team, and makes this member's plan.
+            config: the caller's; an algorithm that it names is not replaced by another one.
+            within: the team, where this is a part of what its members prepare.
+
+        Raises:
+            RankMismatchError: something differs; on all members.
+            UnsupportedError, ArgumentError, ...: a member refused the call or could not prepare it; on all members.
+        """
+        op, left_out = shared["operation"], self.left_out(members, shared)
+        while True:
+            try:
+                algorithm, _, request = choose(left_out)
+            except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
+                self.refuse(members, op, lambda: shared, error, within)
+            facts = {**shared, "algorithm": algorithm.name, "config": config_text(request.options["config"])}
+            before = self._layouts.get((members, *shared.values()), "")
+            number, is_new = self._number(members, op, facts, within, _layout_of(request), before)
+            team = self._team(members)
+            request = replace(request, options={**request.options, "kind": number})
+            try:
+                make = partial(prepare, algorithm, request, team)
+                plan = _prepare_alike(team, f"{algorithm.name!r} for {op}", make, is_new=is_new)
+                break
+            except UnsupportedError as error:  # there is no room for it
+                named = config is not None and config.named(op)[0] is not None
+                if named or not (is_new or team.size == 1):
+                    raise
+                left_out[algorithm.name] = str(error).partition("\n")[0]
+                team.warn_once(f"{op} does without algorithm {algorithm.name!r}", left_out[algorithm.name])
+        if is_new:
+            self._agreed.add(members, facts, number, shared, {"operation": op})
+            self._layouts[(members, *shared.values())] = f"{algorithm.name!r} with {_layout_of(request)}"
+        return Settled(algorithm, request, plan, team)
+
+    def agree(self, members: tuple[int, ...], facts: dict[str, str]) -> None:
+        """Compare with the other members what must be equal, once.
+
+        Collective, where it is new: every member comes here.
+
+        Raises:
+            RankMismatchError: something differs; on all members.
+        """
+        number, is_new = self._number(members, facts["operation"], facts)
+        if is_new:
+            self._agreed.add(members, facts, number, {"operation": facts["operation"]})
+
+    def refuse(
+        self,
+        members: tuple[int, ...],
+        op: str,
+        shared: Callable[[], Mapping[str, str]],
+        error: Exception,
+        within: Team | None = None,
+    ) -> NoReturn:
+        """Raise this member's error, on all members that compare such a call.
+
+        Collective where no call of this operation was agreed on; where one was, the others may know theirs, and this
+        member waits for none: those that come to compare, or to another exchange, learn that it has refused.
+
+        Args:
+            members: world ranks, in the group's order.
+            op: the operation.
+            shared: returns what `settle` gets, or raises where the call does not even have that.
+            error: why this member does not take part.
+            within: as for `settle`.
+        """
+        known = False
+        with contextlib.suppress(Exception):  # whatever else is wrong with the call, `error` says what is
+            known = self._agreed.has_any(members, shared())
+        if known or len(members) == 1:
+            self._failed(members, error)
+            raise error
+        timeout_s = 0.0 if self._agreed.has_any(members, {"operation": op}) else None
+        try:
+            self._compare(members, op, {}, within, error, timeout_s=timeout_s)
+        except (CollectiveTimeoutError, PeerLostError) as absent:
+            if timeout_s is not None:
+                self._failed(members, error)
+            raise error from (absent if timeout_s is None else None)  # what is wrong here is what the caller must know
+        raise AssertionError("members compared a call that one of them refused")
+
+    def _number(
+        self,
+        members: tuple[int, ...],
+        op: str,
+        facts: dict[str, str],
+        within: Team | None = None,
+        layout: str = "",
+        before: str = "",
+    ) -> tuple[int, bool]:
+        """Return a kind's number, and whether the members have just compared it.
+
+        Collective, where it is new: every member comes here.
+
+        Args:
+            members, op, facts, within: as for `settle`.
+            layout: of this member's tensors, on which the choice of the algorithm depends.
+            before: what has served such a call before, if anything.
+
+        Raises:
+            RankMismatchError: something differs, on all members; or the others go on with what served it before.
+        """
+        known = self._agreed.number(members, facts)
+        if known is not None or len(members) == 1:
+            return known or 0, False
+        try:
+            self._compare(members, op, facts, within, layout=layout, timeout_s=ABSENT_S if before else None)
+        except CollectiveTimeoutError as absent:
+            if not before:
+                raise
+            raise RankMismatchError(
+                f"{op}: {facts['algorithm']!r} serves this rank's call, with {layout}; on all members such a call was "
+                f"served by {before}. {name_ranks(absent.missing_ranks).capitalize()} did not come to compare, and may "
+                "wait in a kernel for this rank: tensors must have equal strides on all members, and be aligned alike; "
+                "or name the algorithm in the config"
+            ) from absent
+        return self._agreed.next_number(members), True
+
+    def _compare(
+        self,
+        members: tuple[int, ...],
+        op: str,
+        facts: Mapping[str, str],
+        within: Team | None = None,
+        error: Exception | None = None,
+        layout: str = "",
+        timeout_s: float | None = None,
+    ) -> None:
+        """Compare with the other members what must be equal, the order of the group first.
+
+        Collective: every member comes here.  They meet in an order of ranks that does not depend on the group's, so
+        that members who name it differently find each other.
+
+        Raises:
+            RankMismatchError: something differs; on all members.
+            UnsupportedError, ArgumentError, ...: a member has an error; on all members.
+        """
+        if within is not None:
+            within.ask(f"the {op} that is a part of another operation")
+        order = tuple(sorted(members))
+        world = self._world.subworld(order)
+        refusal = None if error is None else failure_of(error)
+        group = f"ranks {', '.join(map(str, members))}"
+        everyone = world.compare_calls({"refusal": refusal, "strides": layout, "group": group, **facts}, timeout_s)
+        refusals = [row.pop("refusal") for row in everyone]
+        if any(refusals):
+            if error is not None and all(each == refusals[0] for each in refusals):
+                raise error
+            raise_described(refusals, error, "refused the call", IrisError, order)
+        layouts = [row.pop("strides") for row in everyone]
+        names = dict.fromkeys(name for row in everyone for name in row)
+        differing = [name for name in names if len({row.get(name) for row in everyone}) > 1]
+        if differing:
+            lines = [
+                f"  {name}: "
+                + "; ".join(
+                    f"{row.get(name, 'absent')} on rank {rank}" for rank, row in zip(order, everyone, strict=True)
+                )
+                for name in differing
+            ]
+            hint = _FROM_TABLES if {"algorithm", "config"}.intersection(differing) else ""
+            if "algorithm" in differing and len(set(layouts)) > 1:
+                hint = "\nIt depends on how tensors lie: " + "; ".join(
+                    f"{text} on rank {rank}" for rank, text in zip(order, layouts, strict=True)
+                )
+            raise RankMismatchError(f"{op}: the members of the group call differently:\n" + "\n".join(lines) + hint)
+
+
+def _layout_of(request: Any) -> str:
+    """What the choice of an algorithm may depend on, and members need not have alike."""
+    found = {
+        name: request.options.get(name, getattr(request, name, None))
+        for name in ("in_stride", "out_stride", "a_stride", "b_stride", "aligned")
+    }
+    return ", ".join(f"{name}={value}" for name, value in found.items() if value is not None)
+
+
+def _prepare_alike(team: Team, what: str, make: Callable[[], Any], *, is_new: bool) -> Any:
+    """Make a plan on all members, or on none.
+
+    Collective, where it is new: every member comes here.
+
+    Args:
+        team: the members.
+        what: what is made, for the message.
+        make: makes this member's plan; it may ask for regions of the team.
+        is_new: whether all members make one now; else this one alone makes one like one that it has made before.
+
+    Raises:
+        UnsupportedError, ...: a member could not; the same on all of them, see `raise_failure`.
+        IrisError: likewise, for another reason.
+    """
+    if not is_new:
+        return make()
+    plan: Any = None
+    error: Exception | None = None
+    steps: list[int] | None = None
+    try:
+        plan = make()
+    except StepsDifferError as apart:
+        error, steps = apart, apart.steps
+    except Exception as failure:  # noqa: BLE001 - of a plugin, of any kind; raised again below, on all members
+        error = failure
+    if steps is None:
+        steps = team.tell_step(Step.PREPARED if error is None else Step.FAILED)
+    bad = Step.FAILED if Step.FAILED in steps else Step.ASKS  # who asked in vain did so for the others' failure
+    own = error if steps[team.rank] == bad else None
+    outcomes = [step != bad for step in steps]
+    raise_failure(team.world, own, outcomes, f"could not prepare {what}", IrisError, team.members)
+    return plan

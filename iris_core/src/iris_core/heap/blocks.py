@@ -1,0 +1,317 @@
+"""Bookkeeping of the heap's blocks: which are live, freed, or dropped, and by how many ranks.  Never communicates.
+
+A block goes through these states:
+
+    live     --freed by the program, or by the end of a scope-->            pending  --agreement of all ranks-->  gone
+    live     --dropped by the garbage collector on all ranks, and agreed--> gone
+
+The ranks agree on a block when the streams of none of them use it any more (`iris_core.heap.streams`).
+
+A block is known by its number, which counts allocations and so is the same on every rank.  Offsets would not do: a
+storage can outlive its block, and its offset then belongs to another one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from iris_core.errors import HeapError, NotOnHeapError
+from iris_core.heap.symmetry import History, Label, Op, format_label
+from iris_core.types import Block
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import TracebackType
+
+    import torch
+
+    from iris_core.heap.streams import Stream, Uses
+
+
+class Record:
+    """What the heap knows of one block.
+
+    Attributes:
+        number: counts allocations.
+        offset: where the block begins.
+        nbytes: size as asked for.
+        start: where the tensor's storage begins; differs from `offset` only for imported memory.
+        storage: identity of the storage, which tells it from an earlier one at the same address.
+        label: the call that made it.
+        source: the storage whose memory was imported, kept until no rank needs it; None for the heap's own memory.
+        pending: whether it was freed and waits for the other ranks.
+        scope: the scope that will free it.
+        streams: streams that use it, as far as the heap was told.
+        uses: once it was freed, these with their last moments; empty when they are past, None before.
+    """
+
+    __slots__ = (
+        *("label", "nbytes", "number", "offset", "pending", "scope", "source", "start", "storage"),
+        *("streams", "uses"),
+    )
+
+    def __init__(
+        self,
+        number: int,
+        offset: int,
+        nbytes: int,
+        start: int,
+        storage: int,
+        label: Label,
+        source: torch.UntypedStorage | None = None,
+    ) -> None:
+        self.number = number
+        self.offset = offset
+        self.nbytes = nbytes
+        self.start = start
+        self.storage = storage
+        self.label = label
+        self.source = source
+        self.pending = False
+        self.scope: Scope | None = None
+        self.streams: list[Stream] = []
+        self.uses: Uses | None = None
+
+    def __str__(self) -> str:
+        return f"{format_label(self.label)} at offset {self.offset}"
+
+
+class BlockTable:
+    """The blocks of one rank's heap.
+
+    Args:
+        base: address of the heap.
+        nbytes: its size.
+        history: where frees are recorded.
+    """
+
+    def __init__(self, base: int, nbytes: int, history: History) -> None:
+        self._base = base
+        self._nbytes = nbytes
+        self._history = history
+        self._numbers = 0
+        # live and pending, by offset of the storage; several only where the same memory was imported several times
+        self._by_start: dict[int, list[Record]] = {}
+        self._pending: list[Record] = []
+        self._released: deque[int] = deque()  # numbers whose storage is gone; filled by finalizers, from any thread
+        self._dropped: list[int] = []  # of these, the live ones that the other ranks have not been told of
+        self._announced: list[int] = []  # live blocks that this rank has dropped and told the others of
+        self._blocks: tuple[int, tuple[Block, ...]] = (-1, ())  # `blocks()` as of a version
+        self.votes: dict[int, int] = {}
+        """Number -> how many ranks have dropped the live block; equal on all ranks."""
+        self.live: dict[int, Record] = {}
+        self.scopes: list[Scope] = []
+        self.version = 0
+
+    def next_number(self) -> tuple[int, Callable[[], None]]:
+        """Return a new block's number and what its storage calls when it is gone."""
+        self._numbers = number = self._numbers + 1
+        return number, partial(self._released.append, number)
+
+    def add(self, record: Record) -> None:
+        """A block is live from now on, and belongs to the innermost scope."""
+        if self.scopes:
+            self.scopes[-1].adopt(record)
+        self.live[record.number] = record
+        self._by_start.setdefault(record.start, []).append(record)
+        self.version += 1
+
+    def find(self, tensor: torch.Tensor, what: str) -> Record:
+        """Return the live block whose storage `tensor` has.
+
+        Args:
+            tensor: any view of the block.
+            what: the call that asks, for messages.
+
+        Raises:
+            NotOnHeapError: the storage does not lie on the heap.
+            HeapError: it does, but is not that of a live block.
+        """
+        storage = tensor.untyped_storage()
+        start = storage.data_ptr() - self._base
+        # the newest first: an older one's storage may be gone and its identity used again
+        for record in reversed(self._by_start.get(start, ())):
+            if record.storage == storage._cdata:
+                if not record.pending:
+                    return record
+                raise HeapError(f"{what}: {record} was freed before")
+        if not 0 <= start < self._nbytes:
+            raise NotOnHeapError(f"{what}: the tensor's storage does not begin on this rank's symmetric heap")
+        frees = (call for call in reversed(self._history.recent()) if call.op == Op.FREE and call.offset == start)
+        past = next(frees, None)
+        if past is not None:
+            raise HeapError(f"{what}: {format_label(past.label)} at offset {start} was freed before")
+        raise HeapError(
+            f"{what}: the tensor lies on the heap at offset {start}, but its storage is not that of a live block: it "
+            "was freed before, or it was made from a pointer or by DLPack; pass the tensor that Iris returned or a view"
+        )
+
+    def retire(self, record: Record) -> None:
+        """The program has freed a live block: it waits for the agreement of all ranks."""
+        self._history.record(Op.FREE, record.nbytes, 0, record.offset, record.label)
+        self._remove(record)
+        self.votes.pop(record.number, None)
+        record.pending = True
+        self._pending.append(record)
+
+    @property
+    def pending(self) -> Sequence[Record]:
+        """The blocks that wait, in the order in which they were freed; equal on all ranks."""
+        return self._pending
+
+    def take_pending(self, count: int) -> list[Record]:
+        """Return the oldest of the blocks that wait, which nobody waits for any more, and forget them."""
+        taken = self._pending[:count]
+        del self._pending[:count]
+        for record in taken:
+            self._forget(record)
+        return taken
+
+    def discard(self, number: int) -> Record:
+        """Forget a live block that no rank refers to any more."""
+        record = self.live[number]
+        self._remove(record)
+        self._forget(record)
+        return record
+
+    def dropped(self) -> list[int]:
+        """Numbers of the live blocks that this rank has dropped and not yet told the others of."""
+        while self._released:
+            self._dropped.append(self._released.popleft())
+        # the storage of a block that was freed by the program is released later: that is no second free
+        self._dropped = [number for number in self._dropped if number in self.live]
+        return list(self._dropped)
+
+    @property
+    def has_released(self) -> bool:
+        """Whether storages are gone that nobody has looked at yet."""
+        return bool(self._released)
+
+    def announce(self, numbers: Iterable[int]) -> None:
+        """The other ranks know that this one has dropped these."""
+        told = set(numbers)
+        self._announced = [number for number in [*self._announced, *sorted(told)] if number in self.live]
+        self._dropped = [number for number in self._dropped if number not in told]
+
+    def count_votes(self, everyone: Iterable[Iterable[int]], world_size: int) -> list[int]:
+        """Count which blocks ranks say they have dropped.
+
+        Args:
+            everyone: per rank the numbers; 0 is padding.
+            world_size: number of ranks.
+
+        Returns:
+            The numbers of the blocks that all ranks have dropped by now, ascending.
+        """
+        for numbers in everyone:
+            for number in numbers:
+                if number:
+                    self.votes[number] = self.votes.get(number, 0) + 1
+        agreed = sorted(number for number, count in self.votes.items() if count == world_size)
+        for number in agreed:
+            del self.votes[number]
+        return agreed
+
+    def waiting(self) -> list[Record]:
+        """Blocks that were freed, or dropped on this rank, and are not free yet."""
+        gone = [*self.dropped(), *self._announced]
+        return [*self._pending, *(self.live[number] for number in gone if number in self.live)]
+
+    def blocks(self) -> tuple[Block, ...]:
+        """The live blocks by ascending offset, as the protocols know them."""
+        version, blocks = self._blocks
+        if version != self.version:
+            records = sorted(self.live.values(), key=lambda record: record.offset)
+            blocks = tuple(Block(r.offset, r.nbytes, format_label(r.label)) for r in records)
+            self._blocks = (self.version, blocks)
+        return blocks
+
+    def _forget(self, record: Record) -> None:
+        same = self._by_start[record.start]
+        same.remove(record)
+        if not same:
+            del self._by_start[record.start]
+
+    def _remove(self, record: Record) -> None:
+        del self.live[record.number]
+        if record.scope is not None:
+            record.scope.give_up(record)
+        self.version += 1
+
+
+class Scope:
+    """Frees, at its end, the blocks that were allocated inside and not kept; made by `SymmetricHeap.scope`.
+
+    Args:
+        table: the blocks.
+        retire: frees a live block.
+        is_open: whether the heap can still be used.
+    """
+
+    def __init__(self, table: BlockTable, retire: Callable[[Record], None], is_open: Callable[[], bool]) -> None:
+        self._table = table
+        self._retire = retire
+        self._is_open = is_open
+        self._records: dict[int, Record] = {}
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Let a tensor outlive this scope; an enclosing scope will free it, or nobody if there is none.
+
+        Symmetric: every rank keeps the same tensors.
+
+        Args:
+            tensor: a tensor of the heap, or a view of one.
+
+        Returns:
+            The same tensor.
+
+        Raises:
+            HeapError: the scope is not open, or the tensor was freed before.
+            NotOnHeapError: the tensor does not lie on the heap.
+        """
+        scopes = self._table.scopes
+        if self not in scopes:
+            raise HeapError("keep: this scope is not open")
+        record = self._table.find(tensor, "keep")
+        depth = scopes.index(self)
+        if record.scope is not None and scopes.index(record.scope) >= depth:
+            record.scope.give_up(record)
+            if depth:
+                scopes[depth - 1].adopt(record)
+        return tensor
+
+    def adopt(self, record: Record) -> None:
+        """Become the scope that frees a block."""
+        record.scope = self
+        self._records[record.number] = record
+
+    def give_up(self, record: Record) -> None:
+        """Be no longer the scope that frees a block."""
+        record.scope = None
+        del self._records[record.number]
+
+    def __enter__(self) -> Scope:
+        if self in self._table.scopes:
+            raise HeapError("this scope is open already; make another one with scope()")
+        self._table.scopes.append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        scopes = self._table.scopes
+        if self not in scopes:
+            return  # it ended together with one around it
+        inner = scopes[scopes.index(self) :]  # those that were left open (by a generator, say) end with this one
+        try:
+            for scope in reversed(inner):
+                for record in list(scope._records.values()):
+                    if self._is_open():
+                        self._retire(record)
+        finally:
+            for scope in inner:  # what could not be freed belongs to nobody now
+                for record in list(scope._records.values()):
+                    scope.give_up(record)
+                scopes.remove(scope)

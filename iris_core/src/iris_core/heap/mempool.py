@@ -1,0 +1,137 @@
+"""A torch MemPool whose memory is the symmetric heap, so that any torch operator can make symmetric tensors.
+
+torch asks for memory in segments (2 MiB, 20 MiB or more) through two C functions and hands out parts of them itself.
+The functions here are Python behind ctypes: a segment is a block of the heap like any other, made by the same
+collective growth and given back by the same agreement of all ranks as a tensor that was dropped.
+
+No error can pass through torch's allocator, which knows only that there is no segment.  So the reason is kept, and
+`use_mem_pool` raises it in the place of torch's OutOfMemoryError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris_core.errors import UnsupportedError
+from iris_core.logs import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from iris_core.heap.heap import SymmetricHeap
+    from iris_core.types import DeviceTarget
+
+ALIGNMENT = 512
+"""What torch's caching allocator expects of a segment's address, in bytes."""
+
+_ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+_FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+
+
+class _Segments:
+    """The two functions that torch calls, and the segments that it has.
+
+    Args:
+        heap: where segments come from; not kept alive.
+        index: torch's index of the heap's device.
+    """
+
+    def __init__(self, heap: SymmetricHeap, index: int) -> None:
+        self._heap = weakref.ref(heap)
+        self._index = index
+        self._live: dict[int, torch.Tensor] = {}  # by address; a tensor keeps its block of the heap
+        self.functions = _ALLOCATE(self._allocate), _FREE(self._free)
+        self.allocator: Any = None
+        self.pool: weakref.ref[torch.cuda.MemPool] | None = None
+        self.failure: Exception | None = None
+        """Why the last request was refused; None if it was not."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether torch calls the functions no more: its pool is gone, and so is every segment."""
+        return self.pool is not None and self.pool() is None and not self._live
+
+    def _allocate(self, nbytes: int, device: int, stream: int | None) -> int | None:
+        """Return a segment's address; None makes torch free what it caches, try again, and raise OutOfMemoryError."""
+        heap = self._heap()
+        try:
+            if heap is None or device != self._index:
+                raise UnsupportedError(f"the pool is for cuda:{self._index} and an open context")
+            segment = heap.allocate_unscoped(nbytes, ("mem_pool", nbytes), ALIGNMENT)
+        except Exception as e:  # noqa: BLE001 - there is no Python above to catch it; torch raises its own error
+            logger.error("mem_pool: no segment of %d bytes: %s", nbytes, str(e))
+            self.failure = _without_tracebacks(e)
+            return None
+        self.failure = None
+        ptr = segment.data_ptr()
+        self._live[ptr] = segment
+        return ptr
+
+    def _free(self, ptr: int, nbytes: int, device: int, stream: int | None) -> None:
+        """Drop a segment: the heap reclaims it when all ranks have."""
+        del self._live[ptr]
+
+
+def _without_tracebacks(error: Exception) -> Exception:
+    """The error, which is kept, and must not keep the heap."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
+
+
+# torch keeps plain pointers to the functions and calls them as long as it has a segment, also when the pool is gone.
+# Those that are done are dropped when the next pool is made, and not in the call that frees the last segment.
+_kept: list[_Segments] = []
+
+
+def make_mem_pool(heap: SymmetricHeap, target: DeviceTarget) -> torch.cuda.MemPool:
+    """Make a MemPool on a heap.
+
+    Args:
+        heap: an open heap on a GPU.
+        target: the heap's device.
+
+    Raises:
+        UnsupportedError: the device is no GPU.
+    """
+    if target.torch_device == "cpu":
+        raise UnsupportedError("mem_pool: torch has memory pools for GPUs only; make CPU tensors with ctx.empty(...)")
+    _kept[:] = [segments for segments in _kept if not segments.is_done]
+    segments = _Segments(heap, target.index)
+    allocate, free = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in segments.functions)
+    segments.allocator = torch._C._cuda_customAllocator(allocate, free)
+    _kept.append(segments)
+    pool = torch.cuda.MemPool(segments.allocator)
+    segments.pool = weakref.ref(pool)
+    return pool
+
+
+@contextlib.contextmanager
+def use_mem_pool(pool: torch.cuda.MemPool, target: DeviceTarget) -> Iterator[None]:
+    """`torch.cuda.use_mem_pool` for a pool of `make_mem_pool`, with the heap's errors instead of torch's.
+
+    Args:
+        pool: the pool.
+        target: the heap's device.
+
+    Raises:
+        IrisError: inside the block torch found no memory; this is the reason, with torch's error as its cause.
+    """
+    segments = next(each for each in _kept if each.pool is not None and each.pool() is pool)
+    segments.failure = None  # of an earlier block
+    try:
+        with torch.cuda.use_mem_pool(pool, target.torch_device):
+            yield
+    except torch.OutOfMemoryError as e:
+        if segments.failure is None:
+            raise
+        raise segments.failure from e
+    finally:
+        segments.failure = None

@@ -1,0 +1,387 @@
+"""Streams and freed memory: who may still use a block, and who has to wait before it is used again.
+
+A kernel runs long after its launch, so a block that the program has freed may be in use for a while.  The rule is
+torch's, and a little wider: a block is in use until everything is done that had been launched when it was freed on the
+stream that was current when it was allocated, on the one current when it is freed, and on those named with
+`SymmetricHeap.record_stream`.  Other streams are the program's business, as in torch.
+
+On CPU ranks a launch returns when its kernel is done, but for asynchronous collectives: each team runs them in order in
+a thread, and that thread is a stream like any other (`HostStream`).
+
+Events are recorded at the moment of the free.  What they are used for depends on the world:
+
+- in a world of several ranks nothing is handed out before the events of all ranks are complete (`is_idle`);
+- a rank alone hands the block out at once, and makes the stream that gets it wait for the others (`fence`,
+  `hand_out`): the host never waits.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from bisect import bisect_left, bisect_right
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Protocol
+
+from iris_core.device.targets import on_device
+from iris_core.errors import DeviceError, HeapError
+from iris_core.heap.symmetry import format_label
+from iris_core.types import Block, DeviceTarget, DeviceType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from concurrent.futures import Future
+
+    from iris_core.heap.blocks import Record
+
+_FIRST_PRUNING = 64
+
+
+class Event(Protocol):
+    """A moment of a stream; `torch.cuda.Event` is one."""
+
+    def query(self) -> bool:
+        """Whether everything that was launched before it is done."""
+
+
+class Stream(Protocol):
+    """Work in order; `torch.cuda.Stream` is one."""
+
+    def record_event(self) -> Any:
+        """Return an `Event` that stands for everything launched so far."""
+
+    def wait_event(self, event: Any) -> None:
+        """Let later work wait for an event; the host goes on."""
+
+
+class Streams(Protocol):
+    """The streams of one device."""
+
+    def current(self) -> Stream:
+        """The stream on which this thread launches."""
+
+    def is_capturing(self) -> bool:
+        """Whether that stream is being captured into a graph."""
+
+    def synchronize(self, stream: Any = None) -> None:
+        """Wait for everything that was launched on the device, or on one stream."""
+
+
+class TorchStreams:
+    """torch's streams of a GPU.
+
+    Args:
+        index: torch's index of the device.
+    """
+
+    def __init__(self, index: int) -> None:
+        import torch
+
+        self._index = index
+        self._target = DeviceTarget(DeviceType.CUDA, index)
+        self._cuda = torch.cuda
+
+    def current(self) -> Stream:
+        """The stream on which this thread launches."""
+        return self._cuda.current_stream(self._index)
+
+    def is_capturing(self) -> bool:
+        """Whether that stream is being captured into a graph."""
+        with on_device(self._target):
+            return self._cuda.is_current_stream_capturing()
+
+    def synchronize(self, stream: Any = None) -> None:
+        """Wait for everything that was launched on the device, or on one stream."""
+        if stream is not None:
+            stream.synchronize()
+        else:
+            self._cuda.synchronize(self._index)
+
+
+class HostEvent:
+    """A moment of a `HostStream`.
+
+    Args:
+        last: the last call launched before it; None if there was none.
+    """
+
+    def __init__(self, last: Future[Any] | None) -> None:
+        self._last = last
+
+    def query(self) -> bool:
+        """Whether everything that was launched before it is done."""
+        return self._last is None or self._last.done()
+
+    def synchronize(self) -> None:
+        """Wait for it.  What a call raised is raised elsewhere."""
+        if self._last is not None:
+            concurrent.futures.wait((self._last,))
+
+
+class Host:
+    """What is current on a CPU rank: the host itself, whose launches are done when they return."""
+
+    def record_event(self) -> HostEvent:
+        """Return an event that has happened."""
+        return HostEvent(None)
+
+    def wait_event(self, event: Any) -> None:
+        """Wait for an event."""
+        event.synchronize()
+
+
+class HostStream:
+    """Calls in order in a thread of this process.
+
+    A call that was launched while one before it was under way, or had failed and no caller knew, fails with that one:
+    it would go on from where the peers are not.
+
+    Args:
+        failures: gets the operation and the error of a call that fails.
+    """
+
+    def __init__(self, failures: list[tuple[str, BaseException]]) -> None:
+        self._failures = failures
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        self._last: Future[Any] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was launched is done."""
+        return self._last is None or self._last.done()
+
+    def launch(self, what: str, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Run a call behind those that were launched before; `what` names it in errors."""
+        if self._thread is None:
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="iris-collective")
+        before = None if self.is_idle and not self._has_unknown_failure() else self._last
+        self._last = self._thread.submit(self._run, what, before, call, list(arguments))
+        return self._last
+
+    def _has_unknown_failure(self) -> bool:
+        """Whether the last call has failed with an error that was not raised anywhere yet."""
+        if self._last is None or self._last.cancelled():
+            return False
+        error = self._last.exception()
+        return any(error is each for _, each in list(self._failures))
+
+    def _run(self, what: str, before: Future[Any] | None, call: Callable[..., Any], arguments: list[Any]) -> Any:
+        try:
+            if before is not None:
+                before.result()
+            return call(*arguments)
+        except BaseException as error:
+            if before is None or before.exception() is not error:
+                self._failures.append((what, error))
+            raise
+        finally:
+            arguments.clear()  # who waits for the call finds its tensors no longer in use
+
+    def record_event(self) -> HostEvent:
+        """Return an event that stands for everything launched so far."""
+        return HostEvent(self._last)
+
+    def wait_event(self, event: Any) -> None:
+        """Let later calls wait for an event."""
+        self.launch("wait", event.synchronize)
+
+    def synchronize(self) -> None:
+        """Wait for everything launched so far."""
+        self.record_event().synchronize()
+
+    def close(self) -> None:
+        """Drop what has not begun, wait for the rest, and end the thread."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+
+
+class HostStreams:
+    """The streams of a CPU rank."""
+
+    def __init__(self) -> None:
+        self._host = Host()
+        self._made: list[HostStream] = []
+        self._failures: list[tuple[str, BaseException]] = []
+
+    def make(self) -> HostStream:
+        """Return a new stream."""
+        self._made.append(HostStream(self._failures))
+        return self._made[-1]
+
+    def current(self) -> Stream:
+        """The host."""
+        return self._host
+
+    def is_capturing(self) -> bool:
+        """Return False: there are no graphs."""
+        return False
+
+    def synchronize(self, stream: Any = None) -> None:
+        """Wait for all calls, or for those of one stream; raises like `check`."""
+        for each in self._made if stream is None else (stream,):
+            each.synchronize()
+        self.check()
+
+    def check(self) -> None:
+        """Raise, once, the errors of calls that no caller has waited for.
+
+        Raises:
+            DeviceError: there are some; the first one is its cause.
+        """
+        if self._failures:
+            failures, self._failures[:] = list(self._failures), []
+            text = "; ".join(f"an asynchronous {what} failed: {type(e).__name__}: {e}" for what, e in failures)
+            raise DeviceError(text) from failures[0][1]
+
+    def was_raised(self, error: BaseException) -> None:
+        """A caller has got this error: `check` does not raise it again."""
+        self._failures[:] = [failure for failure in self._failures if failure[1] is not error]
+
+
+Uses = tuple[tuple[Stream, Event], ...]
+"""Streams that have used a block, each with the moment of its last use."""
+
+
+class StreamOrder:
+    """What the heap knows of streams.
+
+    Args:
+        streams: of the heap's device.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._fences = _Fences()
+
+    def check_not_capturing(self, what: str) -> None:
+        """Refuse what would be repeated by a graph without the heap's knowledge.
+
+        Raises:
+            HeapError: the current stream is being captured.
+        """
+        if self._streams.is_capturing():
+            raise HeapError(
+                f"{what}: the current stream is being captured into a graph, which uses its memory at every replay, "
+                "unknown to the heap. Allocate before the capture, and free when the graph is not replayed any more"
+            )
+
+    # -- a block's life -----------------------------------------------------------------------------------------------
+    def begin(self, record: Record) -> None:
+        """A block was handed out to the current stream."""
+        record.streams = [self._streams.current()]
+
+    def add(self, record: Record, stream: Stream) -> None:
+        """Another stream uses the block."""
+        if stream not in record.streams:
+            record.streams.append(stream)
+
+    def end(self, record: Record) -> None:
+        """The block was freed: note up to which moment streams use it.  A second call changes nothing."""
+        if record.uses is not None:
+            return
+        self.add(record, self._streams.current())
+        record.uses = tuple((stream, stream.record_event()) for stream in record.streams)
+
+    def is_idle(self, record: Record) -> bool:
+        """Whether this rank's streams are done with a block that was freed."""
+        self.end(record)
+        if record.uses:
+            record.uses = tuple(use for use in record.uses if not use[1].query())
+        return not record.uses
+
+    def still_used(self, pending: Sequence[Record]) -> list[Block]:
+        """The blocks that were freed while streams used them, and still do; also those that were free at once."""
+        records = [record for record in list(pending) if not self.is_idle(record)]
+        blocks = [Block(record.offset, record.nbytes, format_label(record.label)) for record in records]
+        return blocks + [Block(start, end - start, "freed") for start, end, uses in self._fences if not _are_past(uses)]
+
+    # -- a rank alone -------------------------------------------------------------------------------------------------
+    def fence(self, start: int, end: int, record: Record) -> None:
+        """A range may be handed out again, but its last user may still be running."""
+        if record.uses:
+            self._fences.add(start, end, record.uses)
+
+    def hand_out(self, start: int, end: int) -> None:
+        """A range is handed out: the current stream waits for those that used it before."""
+        if not self._fences:
+            return
+        current = self._streams.current()
+        for uses in self._fences.take(start, end):
+            for stream, event in uses:
+                if stream != current:
+                    current.wait_event(event)
+
+    def unfenced(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The parts of free blocks (offset, size) that no stream uses any more."""
+        self._fences.prune()
+        return [part for offset, size in ranges for part in self._fences.gaps(offset, size)]
+
+    def synchronize(self, stream: Stream | None = None) -> None:
+        """Wait for the whole device, or for one stream."""
+        self._streams.synchronize(stream)
+
+    def device_is_idle(self, freed: Iterable[Record]) -> None:
+        """The whole device was waited for: nothing is in use that was freed so far."""
+        self._fences = _Fences()
+        for record in freed:
+            record.uses = ()
+
+
+_start = itemgetter(0)
+
+
+class _Fences:
+    """Disjoint ranges with the uses that whoever gets them has to wait for.  Any thread may iterate."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int, Uses]] = []  # (start, end, uses), ascending
+        self._limit = _FIRST_PRUNING
+
+    def __bool__(self) -> bool:
+        return bool(self._ranges)
+
+    def __iter__(self) -> Iterator[tuple[int, int, Uses]]:
+        return iter(list(self._ranges))
+
+    def add(self, start: int, end: int, uses: Uses) -> None:
+        """Put a range in; it overlaps none that is there."""
+        self._ranges.insert(bisect_left(self._ranges, start, key=_start), (start, end, uses))
+        if len(self._ranges) > self._limit:  # many: most of them are past
+            self.prune()
+            self._limit = max(_FIRST_PRUNING, 2 * len(self._ranges))
+
+    def take(self, start: int, end: int) -> list[Uses]:
+        """Take [start, end) out; return the uses of what was there."""
+        i, j = self._overlapping(start, end)
+        taken = self._ranges[i:j]
+        if not taken:
+            return []
+        left = [(a, start, uses) for a, _, uses in taken[:1] if a < start]
+        right = [(end, b, uses) for _, b, uses in taken[-1:] if b > end]
+        self._ranges[i:j] = left + right
+        return [uses for _, _, uses in taken]
+
+    def gaps(self, offset: int, size: int) -> Iterator[tuple[int, int]]:
+        """The parts (offset, size) of a range that no fence covers."""
+        end = offset + size
+        i, j = self._overlapping(offset, end)
+        for start, stop, _ in self._ranges[i:j]:
+            if offset < start:
+                yield offset, start - offset
+            offset = stop
+        if offset < end:
+            yield offset, end - offset
+
+    def prune(self) -> None:
+        """Forget the ranges whose uses are past."""
+        self._ranges = [each for each in self._ranges if not _are_past(each[2])]
+
+    def _overlapping(self, start: int, end: int) -> tuple[int, int]:
+        """Indices [i, j) of the ranges that overlap [start, end)."""
+        i, j = bisect_right(self._ranges, start, key=_start), bisect_left(self._ranges, end, key=_start)
+        if i and self._ranges[i - 1][1] > start:
+            i -= 1
+        return i, max(i, j)
+
+
+def _are_past(uses: Uses) -> bool:
+    return all(event.query() for _, event in uses)

@@ -1,0 +1,247 @@
+"""Opening: from a context's arguments to a heap that all ranks share, on all of them or on none.
+
+The path: connect to the world -> choose plugins -> agree with the other ranks -> allocator -> backend -> heap -> system
+area -> context tensor -> the backend is attached.  Every step that can fail on one rank alone is followed by an
+exchange, so the others raise, too (`on_all_ranks`).
+
+Nothing here knows the context that it is done for: a context holds what was opened, and never the other way round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+import iris_core
+from iris_core.device import context_words
+from iris_core.device.barrier import GRAPHS, DeviceBarriers
+from iris_core.device.reports import KernelReports
+from iris_core.device.standstill import ROW_NBYTES, Standstill
+from iris_core.device.status import StatusPage
+from iris_core.device.targets import device_targets
+from iris_core.errors import IrisError
+from iris_core.heap.heap import SymmetricHeap
+from iris_core.heap.streams import TorchStreams
+from iris_core.heap.system_area import SystemArea
+from iris_core.logs import rank_logger
+from iris_core.registry import default_registry, select
+from iris_core.settings import check_options, load_plugin_settings
+from iris_core.types import CreateRequest, DeviceType
+from iris_core.world.failures import check_agreement, on_all_ranks
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Callable, Mapping
+
+    from iris_core.protocols import Allocator, DeviceBackend
+    from iris_core.registry import PluginRecord
+    from iris_core.registry.select import Plan
+    from iris_core.settings import IrisSettings
+    from iris_core.types import DeviceTarget
+    from iris_core.world import Arrival, World
+
+    Options = Mapping[str, Mapping[str, Any]]
+
+T = TypeVar("T")
+
+_SYSTEM_NBYTES_GPU = 64 << 20  # the defaults of IRIS_SYSTEM_SIZE
+_SYSTEM_NBYTES_CPU = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes what plugins offer for this rank.
+
+    Attributes:
+        world: the ranks.
+        target: this rank's device.
+        settings: of the context.
+        options: settings of plugins by plugin name.
+    """
+
+    world: World
+    target: DeviceTarget
+    settings: IrisSettings
+    options: Options
+
+    def create(self, record: PluginRecord) -> Any:
+        """Return a plugin's allocator, backend or algorithm."""
+        registry = default_registry()
+        given = self.options.get(record.name, {})
+        settings = load_plugin_settings(record.name, registry.settings_class(record), given)
+        request = CreateRequest(
+            target=self.target,
+            rank=self.world.rank,
+            world_size=self.world.world_size,
+            heap_nbytes=int(self.settings.heap_size) + self.system_nbytes,
+            settings=settings,
+        )
+        return registry.create(record, request)
+
+    @property
+    def system_nbytes(self) -> int:
+        """Size of the system area in bytes."""
+        if self.settings.system_size is not None:
+            return int(self.settings.system_size)
+        return _SYSTEM_NBYTES_CPU if self.target.type is DeviceType.CPU else _SYSTEM_NBYTES_GPU
+
+    def usable_nbytes(self, allocator: Allocator) -> int:
+        """The size that was asked for, in whole granules; what the allocator made beyond it is the system area."""
+        granule = allocator.granularity
+        wanted = -(-int(self.settings.heap_size) // granule) * granule
+        return min(wanted, allocator.nbytes - self.system_nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a context is made of.
+
+    Attributes:
+        world: the ranks.
+        plan: the plugins and the device, and why they were chosen.
+        maker: for plugins that are made later.
+        allocator: of the heap.
+        backend: attached to the heap.
+        heap: open.
+        system_area: of the heap.
+        device_barriers: of this rank.
+        reports: where kernels of this rank report.
+        spec: what the context tensor says.
+        context_tensor: what kernels decode.
+    """
+
+    world: World
+    plan: Plan
+    maker: Maker
+    allocator: Allocator
+    backend: DeviceBackend
+    heap: SymmetricHeap
+    system_area: SystemArea
+    device_barriers: DeviceBarriers
+    reports: KernelReports
+    spec: context_words.ContextSpec
+    context_tensor: torch.Tensor
+
+
+def open_heap(
+    settings: IrisSettings,
+    options: Options,
+    arrival: Arrival,
+    *,
+    on_allocated: Callable[[int, int], None],
+    undo: contextlib.ExitStack,
+) -> Opened:
+    """Open everything that a context needs before there are collectives.
+
+    Collective: every rank calls it with the same arguments.
+
+    Args:
+        settings: of the context.
+        options: settings of plugins by plugin name; what has no effect is warned about at the line that called the
+            caller.
+        arrival: this rank, whose process the others know.
+        on_allocated: called with (offset_bytes, nbytes) after every allocation.
+        undo: gets what closes each thing that was opened; for the caller to close, also after an error.
+
+    Raises:
+        IrisError: see `iris_core.Iris`.
+    """
+    world = arrival.open(settings.barrier_timeout)
+    undo.callback(world.close)
+    plan = _on_all(world, "choose plugins", lambda: _choose(settings, options, world.rank))
+    target = plan.target
+    maker = Maker(world, target, settings, options)
+    workspace = "default" if settings.ccl_workspace is None else str(int(settings.ccl_workspace))
+    facts = plan_facts(plan, int(settings.heap_size))
+    facts |= {"system_size": str(maker.system_nbytes), "IRIS_CCL_WORKSPACE": workspace}
+    check_agreement(world, facts)
+    if target.type is not DeviceType.CPU:
+        torch.cuda.set_device(target.index)
+    allocator: Allocator = _on_all(
+        world, f"create allocator {plan.allocator.name!r}", lambda: maker.create(plan.allocator)
+    )
+    undo.callback(allocator.close)
+    backend: DeviceBackend = _on_all(world, f"create backend {plan.backend.name!r}", lambda: maker.create(plan.backend))
+    heap = SymmetricHeap(
+        allocator,
+        world,
+        on_allocated=on_allocated,
+        usable_nbytes=maker.usable_nbytes(allocator),
+        streams=None if target.type is DeviceType.CPU else TorchStreams(target.index),
+        device=target.torch_device,
+    )
+    _on_all(world, "open the heap", heap.open)
+    undo.callback(heap.close)
+    undo.callback(backend.detach)  # before the next steps: any may fail on another rank alone
+    area = SystemArea(heap)
+    graphs = 0 if target.type is DeviceType.CPU else GRAPHS
+    barriers = DeviceBarriers(heap, area, world, backend, plan.backend.name, graphs)
+    _on_all(world, "clear the system area", lambda: _clear(area, heap))
+    if target.type is DeviceType.CPU:
+        row = heap.usable_nbytes + area.reserve_at_opening(ROW_NBYTES)
+        heap.standstill = Standstill([base + row for base in heap.heap_bases], world.rank)
+    page = StatusPage(world)
+    reports, spec, tensor = _on_all(
+        world, "make the device context", lambda: _make_context(world, heap, page, backend, target, settings)
+    )
+    reports.describers.append(barriers)
+    heap.check_hosts = reports.check_hosts
+    undo.callback(reports.close)
+    _on_all(world, "attach the backend", lambda: backend.attach(heap))
+    return Opened(world, plan, maker, allocator, backend, heap, area, barriers, reports, spec, tensor)
+
+
+def _on_all(world: World, what: str, step: Callable[[], T]) -> T:
+    return on_all_ranks(world, f"could not {what}", step, IrisError)
+
+
+def plan_facts(plan: Plan, heap_nbytes: int) -> dict[str, str]:
+    """What must be equal on all ranks, for `check_agreement`."""
+    return {
+        "iris-core": iris_core.__version__,
+        "torch": torch.__version__,
+        "heap_size": str(heap_nbytes),
+        "device type": plan.target.type.value,
+        "device architecture": plan.target.arch or "any",
+        "allocator": f"{plan.allocator.name} ({plan.allocator.distribution} {plan.allocator.version})",
+        "backend": f"{plan.backend.name} ({plan.backend.distribution} {plan.backend.version})",
+        "context layout": str(context_words.CONTEXT_LAYOUT),
+    }
+
+
+def _choose(settings: IrisSettings, options: Options, rank: int) -> Plan:
+    registry = default_registry()
+    plan = select.select(registry, settings, targets=device_targets(settings.device, rank))
+    # the level: _choose, the step, on_all_ranks and its caller, open_heap, the context in two steps, its caller
+    check_options(registry, options, (plan.allocator, plan.backend), stacklevel=8)
+    return plan
+
+
+def _clear(area: SystemArea, heap: SymmetricHeap) -> None:
+    area.clear()
+    heap.streams.synchronize()  # a peer may store there as soon as it is open
+
+
+def _make_context(
+    world: World,
+    heap: SymmetricHeap,
+    page: StatusPage,
+    backend: DeviceBackend,
+    target: DeviceTarget,
+    settings: IrisSettings,
+) -> tuple[KernelReports, context_words.ContextSpec, torch.Tensor]:
+    log = rank_logger(world.rank, world.world_size)
+    base, bounds = heap.heap_bases[world.rank], (settings.device_timeout, settings.watchdog)
+    reports = KernelReports(world.rank, target, page, base, heap.is_of_group, *bounds, log)
+    spec = context_words.ContextSpec(
+        rank=world.rank,
+        world_size=world.world_size,
+        heap_bases=heap.heap_bases,
+        timeout_ns=reports.timeout_ns,
+        status_ptr=reports.words.data_ptr(),
+        report_range=(page.address, page.nbytes),
+        device=target.torch_device,
+    )
+    return reports, spec, backend.make_context(spec)

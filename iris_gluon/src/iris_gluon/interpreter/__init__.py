@@ -1,0 +1,14 @@
+"""Gluon on the CPU: unmodified @gluon.jit kernels on CPU tensors, in the executor of iris_triton.
+
+    import iris_gluon.interpreter
+    iris_triton.interpreter.enable()
+    kernel[grid](cpu_tensor, ..., num_warps=4)
+
+Importing it tells the executor who runs Gluon kernels, and nothing more: neither torch nor triton is imported.
+"""
+
+from __future__ import annotations
+
+from iris_triton.interpreter.dialects import register_dialect
+
+register_dialect("gluon", "iris_gluon.interpreter.dialect:gluon_dialect")

@@ -1,0 +1,1 @@
+"""Shared memory and asynchronous operations of Hopper: mbarriers, TMA, wgmma."""

@@ -1,0 +1,114 @@
+"""Arithmetic on the words of packets: elements of any type, reduced in the order of the ranks."""
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+from triton.language.target_info import is_cuda
+
+from iris_triton.collectives.parts.elements import combine, finished, widened
+
+
+@triton.constexpr_function
+def _bits(dtype):
+    return dtype.primitive_bitwidth
+
+
+@triton.constexpr_function
+def _unsigned(bits):
+    return {8: tl.uint8, 16: tl.uint16}[bits]
+
+
+@triton.jit
+def _part(word, index: tl.constexpr, DT: tl.constexpr):
+    """An element of 8 or 16 bits out of a word."""
+    bits: tl.constexpr = _bits(DT)
+    return (word >> (bits * index)).to(_unsigned(bits)).to(DT, bitcast=True)
+
+
+@triton.jit
+def _placed(value, index: tl.constexpr, DT: tl.constexpr):
+    """An element of 8 or 16 bits as a word that is 0 elsewhere."""
+    bits: tl.constexpr = _bits(DT)
+    return value.to(DT).to(_unsigned(bits), bitcast=True).to(tl.int32) << (bits * index)
+
+
+@triton.jit
+def _reduced_part(
+    words, k: tl.constexpr, index: tl.constexpr, N: tl.constexpr, W: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr
+):
+    total = widened(_part(words[k], index, DT))
+    for i in tl.static_range(1, N):
+        total = combine(total, widened(_part(words[W * i + k], index, DT)), OP)
+    return finished(total, OP, N)
+
+
+@triton.jit
+def _two_halves(low, high, DT: tl.constexpr):
+    """Two floats of 32 bits, rounded to 16, in one word."""
+    if is_cuda():
+        if DT.is_bf16():
+            text: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $1, $2;"
+        else:
+            text: tl.constexpr = "cvt.rn.f16x2.f32 $0, $1, $2;"
+        return tl.inline_asm_elementwise(text, "=r,r,r", [high, low], dtype=tl.int32, is_pure=True, pack=1)
+    else:
+        return _placed(low, 0, DT) | _placed(high, 1, DT)
+
+
+@triton.jit
+def _reduced_word(words, k: tl.constexpr, N: tl.constexpr, W: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr):
+    if _bits(DT) == 32:
+        total = words[k].to(DT, bitcast=True)
+        for i in tl.static_range(1, N):
+            total = combine(total, words[W * i + k].to(DT, bitcast=True), OP)
+        return finished(total, OP, N).to(tl.int32, bitcast=True)
+    elif DT.is_floating():
+        low = _reduced_part(words, k, 0, N, W, DT, OP)
+        high = _reduced_part(words, k, 1, N, W, DT, OP)
+        return _two_halves(low, high, DT)
+    else:
+        word = _placed(_reduced_part(words, k, 0, N, W, DT, OP), 0, DT)
+        for index in tl.static_range(1, 32 // _bits(DT)):
+            word = word | _placed(_reduced_part(words, k, index, N, W, DT, OP), index, DT)
+        return word
+
+
+@triton.jit
+def _long(words, k: tl.constexpr, DT: tl.constexpr):
+    """An element of 64 bits."""
+    return ((words[k].to(tl.int64) & 0xFFFFFFFF) | (words[k + 1].to(tl.int64) << 32)).to(DT, bitcast=True)
+
+
+@triton.jit
+def _reduced_pair(words, k: tl.constexpr, N: tl.constexpr, W: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr):
+    total = _long(words, k, DT)
+    for i in tl.static_range(1, N):
+        total = combine(total, _long(words, W * i + k, DT), OP)
+    total = finished(total, OP, N).to(tl.int64, bitcast=True)
+    return total.to(tl.int32), (total >> 32).to(tl.int32)
+
+
+@triton.jit
+def reduced(words, N: tl.constexpr, W: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr):
+    """Reduce the data of N packets: 16-bit floats in float32, rounded once.
+
+    Args:
+        words: N times W blocks.
+        N: number of packets, in the order in which they are reduced.
+        W: words of data in a packet, 2 or 4.
+        DT: the elements' type.
+        OP: the reduction's name.
+
+    Returns:
+        W blocks.
+    """
+    if _bits(DT) == 64:
+        total = _reduced_pair(words, 0, N, W, DT, OP)
+        for k in tl.static_range(2, W, 2):
+            total = total + _reduced_pair(words, k, N, W, DT, OP)
+        return total
+    else:
+        total = (_reduced_word(words, 0, N, W, DT, OP),)
+        for k in tl.static_range(1, W):
+            total = total + (_reduced_word(words, k, N, W, DT, OP),)  # noqa: RUF005 - the compiler knows no star
+        return total

@@ -1,0 +1,122 @@
+"""Between tensors and packets: vectors where everything is aligned, else elements, also of strided tensors.
+
+A tensor is an address, and a byte of it is counted in the order of its elements, as if it was dense.
+"""
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from iris_triton.collectives.packets.packet import data_words, load_vectors, store_vectors
+from iris_triton.collectives.parts.elements import strided
+
+
+@triton.constexpr_function
+def _step(item):
+    """Bytes of one access: an element, or a word of it."""
+    return min(item, 4)
+
+
+@triton.constexpr_function
+def _integer(nbytes):
+    return {1: tl.uint8, 2: tl.uint16, 4: tl.int32}[nbytes]
+
+
+@triton.jit
+def _place(at, sizes, strides, ITEM: tl.constexpr, DIMS: tl.constexpr):
+    """Where the bytes lie that have this place in the order of elements (block)."""
+    if DIMS == 0:
+        return at
+    else:
+        return strided(at // ITEM, sizes, strides, DIMS) * ITEM + at % ITEM
+
+
+@triton.jit
+def _items(
+    base, begin, offset, limit, flags, sizes, strides,
+    k: tl.constexpr, part: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
+):  # fmt: skip
+    """Pointers to a part of word k of packets, and which of them there are."""
+    at = offset + (4 * k + part * _step(ITEM))
+    mask = at < limit
+    if k >= 2:
+        mask = mask & (flags == 0)
+    address = base + _place(begin + at, sizes, strides, ITEM, DIMS)
+    return address.to(tl.pointer_type(_integer(_step(ITEM)))), mask
+
+
+@triton.jit
+def _load_word(
+    base, begin, offset, limit, flags, sizes, strides, k: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
+):
+    word = flags * 0
+    for part in tl.static_range(4 // _step(ITEM)):
+        pointer, mask = _items(base, begin, offset, limit, flags, sizes, strides, k, part, ITEM, DIMS)
+        word = word | (tl.load(pointer, mask=mask, other=0).to(tl.int32) << (8 * part * _step(ITEM)))
+    return word
+
+
+@triton.jit
+def _store_word(
+    base, begin, offset, limit, flags, sizes, strides, word, k: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
+):
+    for part in tl.static_range(4 // _step(ITEM)):
+        pointer, mask = _items(base, begin, offset, limit, flags, sizes, strides, k, part, ITEM, DIMS)
+        value = word >> (8 * part * _step(ITEM))
+        tl.store(pointer, value.to(_integer(_step(ITEM))), mask=mask)
+
+
+@triton.jit
+def _halves(offset, limit, flags):
+    """Which halves of packets hold data (int32)."""
+    return (offset < limit).to(tl.int32), ((offset + 8 < limit) & (flags == 0)).to(tl.int32)
+
+
+@triton.jit
+def load_data(
+    base, begin, offset, limit, flags, sizes, strides,
+    ENC: tl.constexpr, WHOLE: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
+):  # fmt: skip
+    """Load the data of packets; 2 or 4 blocks of words, 0 beyond the limit.
+
+    Args:
+        base: address of the tensor (int64).
+        begin: byte at which the part begins that the packets carry (int64).
+        offset, flags: from `iris_triton.collectives.packets.packet.spot`.
+        limit: bytes of the part (int64).
+        sizes, strides: of the tensor, DIMS of them, in elements.
+        ENC: the encoding.
+        WHOLE: whether the tensor is dense and everything is aligned (`packets.alignment`).
+        ITEM: bytes of an element.
+        DIMS: 0 if the tensor is dense.
+    """
+    if WHOLE:
+        first, second = _halves(offset, limit, flags)
+        words = load_vectors(base + begin + offset, first, second, ENC)
+    else:
+        w0 = _load_word(base, begin, offset, limit, flags, sizes, strides, 0, ITEM, DIMS)
+        w1 = _load_word(base, begin, offset, limit, flags, sizes, strides, 1, ITEM, DIMS)
+        if data_words(ENC) == 4:
+            w2 = _load_word(base, begin, offset, limit, flags, sizes, strides, 2, ITEM, DIMS)
+            w3 = _load_word(base, begin, offset, limit, flags, sizes, strides, 3, ITEM, DIMS)
+            words = (w0, w1, w2, w3)
+        else:
+            words = (w0, w1)
+    if data_words(ENC) == 4:
+        return words
+    else:
+        return words[0], words[1]
+
+
+@triton.jit
+def store_data(
+    base, begin, offset, limit, flags, sizes, strides, words,
+    ENC: tl.constexpr, WHOLE: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
+):  # fmt: skip
+    """Store the data of packets; as `load_data`."""
+    if WHOLE:
+        first, second = _halves(offset, limit, flags)
+        store_vectors(base + begin + offset, words, first, second, ENC)
+    else:
+        for k in tl.static_range(data_words(ENC)):
+            _store_word(base, begin, offset, limit, flags, sizes, strides, words[k], k, ITEM, DIMS)

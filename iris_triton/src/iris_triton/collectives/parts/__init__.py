@@ -1,0 +1,1 @@
+"""What portable collectives are made of: elements, the barrier between programs, sizes, plans."""

@@ -1,0 +1,249 @@
+"""Programs of the same number on all members of a team meet: they arrive, and go on when all have.
+
+A program's row of the team's control region (`iris_core.dispatch.team`) has, for SIZE members,
+
+    words 0 .. SIZE - 1            epoch at which each member has arrived
+    words SIZE .. 2 SIZE - 1       a word from each member, told before it arrived
+    words 2 SIZE .. 3 SIZE - 1     another one
+    words 3 SIZE .. 4 SIZE - 1     in the first program's row, the number of the kind of call that each member makes
+    word 4 SIZE                    this rank's epoch, and above its 48 bits how many launches use the row
+
+Launches of a team do not overlap on a device.  Where they do, by two graphs that are replayed at the same time, say,
+the second one finds the row in use, and reports it.
+
+Epochs only grow, so nothing has to be reset, and a captured launch can be replayed.  A member can be one epoch ahead,
+never two: the next one needs everybody.
+"""
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from iris_core.device.context_words import Mismatch, MismatchCode
+from iris_triton.language.asm import wait_stores
+from iris_triton.language.flags import await_flags, begin_report, lanes_for, publish_report, set_flags
+
+_PART, _RANK, _PEER, _ADDRESS, _OURS, _THEIRS, _OUR_KIND, _THEIR_KIND = (tl.constexpr(int(n)) for n in Mismatch)
+_KIND = tl.constexpr(int(MismatchCode.KIND))
+_OVERLAP = tl.constexpr(int(MismatchCode.OVERLAP))
+
+_COUNT_BITS = tl.constexpr(48)
+
+
+@triton.constexpr_function
+def row_words(size):
+    """Words of a program's row: what `iris_core.dispatch.team.control_words` says."""
+    return 4 * size + 1
+
+
+@triton.jit
+def row_of(control, SIZE: tl.constexpr):
+    """This program's row: pointer to int64."""
+    return control + tl.program_id(0) * row_words(SIZE)
+
+
+@triton.jit
+def count_of(word):
+    """The counter in a word that `take` has returned, or in one that was counted on from there."""
+    return word & ((1 << _COUNT_BITS) - 1)
+
+
+@triton.jit
+def uses_of(word):
+    """How many launches used the counter when it was taken."""
+    return word >> _COUNT_BITS
+
+
+@triton.jit
+def take(counter):
+    """Take a counter of this rank (int64) into use, until its next value is stored; returns the word for `count_of`."""
+    return tl.atomic_add(counter, 1 << _COUNT_BITS, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def last_epoch(row, SIZE: tl.constexpr):
+    """The epoch at which the launch before has ended (scalar)."""
+    return count_of(tl.load(row + 4 * SIZE))
+
+
+@triton.jit
+def leave(row, epoch, SIZE: tl.constexpr):
+    """Keep the epoch for the next launch; the row is not in use any more."""
+    tl.store(row + 4 * SIZE, epoch)
+
+
+@triton.jit
+def members_of(SIZE: tl.constexpr):
+    """Indices of the members as a block; lanes beyond SIZE repeat them."""
+    return lanes_for(SIZE) % SIZE
+
+
+@triton.jit
+def _at_peers(pointer, bases, me, SIZE: tl.constexpr):
+    """Where a word of the own heap lies on every member (block of pointers)."""
+    distance = tl.load(bases + members_of(SIZE)) - tl.load(bases + me)
+    return (pointer.to(tl.int64) + distance).to(pointer.dtype)
+
+
+@triton.jit
+def tell(row, bases, me, first, second, SIZE: tl.constexpr):
+    """Tell each member two words (blocks over `members_of`); they are there when the next meeting is over."""
+    lanes = lanes_for(SIZE)
+    tl.store(_at_peers(row + SIZE + me, bases, me, SIZE), first, mask=lanes < SIZE)
+    tl.store(_at_peers(row + 2 * SIZE + me, bases, me, SIZE), second, mask=lanes < SIZE)
+
+
+@triton.jit
+def told(row, member, SIZE: tl.constexpr):
+    """The first word that a member has told (scalar or block)."""
+    return tl.load(row + SIZE + member)
+
+
+@triton.jit
+def told_second(row, member, SIZE: tl.constexpr):
+    """The second word that a member has told."""
+    return tl.load(row + 2 * SIZE + member)
+
+
+@triton.jit
+def report_difference(status, rank, address, peer, ours, theirs, our_kind, their_kind, CODE: tl.constexpr):
+    """Say in the status words that a member calls differently, unless something has been said before (all scalars).
+
+    Args:
+        status: address of the status words; 0 for none.
+        rank: the caller in the world.
+        address: of a word of the team.
+        peer: the member.
+        ours, theirs, our_kind, their_kind: see `iris_core.device.context_words.Mismatch`.
+        CODE: a MismatchCode.
+    """
+    status_word = tl.cast(status, tl.int64)
+    row = begin_report(status_word, _PART)
+    if row.to(tl.int64) != 0:
+        tl.store(row + (_RANK - _PART), rank)
+        tl.store(row + (_PEER - _PART), peer)
+        tl.store(row + (_ADDRESS - _PART), address)
+        tl.store(row + (_OURS - _PART), ours)
+        tl.store(row + (_THEIRS - _PART), theirs)
+        tl.store(row + (_OUR_KIND - _PART), our_kind)
+        tl.store(row + (_THEIR_KIND - _PART), their_kind)
+        publish_report(status_word, row, rank, CODE, _PART)
+
+
+@triton.jit
+def tell_kind(row, bases, me, kind, SIZE: tl.constexpr):
+    """Tell each member what is called, before the first meeting of a call; the first program does, for all have one.
+
+    Args:
+        row, bases, me, SIZE: see `meet`.
+        kind: number of the kind of call, on which the members have agreed.
+    """
+    if tl.program_id(0) == 0:
+        lanes = lanes_for(SIZE)
+        number = members_of(SIZE).to(tl.int64) * 0 + kind
+        tl.store(_at_peers(row + 3 * SIZE + me, bases, me, SIZE), number, mask=lanes < SIZE)
+
+
+@triton.jit
+def compare_kinds(row, kind, status, rank, SIZE: tl.constexpr):
+    """Report if a member calls something else; after the first meeting of a call, and before the last one.
+
+    Args:
+        row: see `row_of`.
+        kind: the number of this call's kind.
+        status, rank: see `report_difference`.
+        SIZE: number of members.
+    """
+    if tl.program_id(0) == 0:
+        theirs = tl.load(row + 3 * SIZE + members_of(SIZE))
+        peer = tl.max(tl.where(theirs == kind, -1, members_of(SIZE)), axis=0)
+        if peer >= 0:
+            other = tl.max(tl.where(members_of(SIZE) == peer, theirs, 0), axis=0)
+            report_difference(status, rank, row.to(tl.int64), peer, 0, 0, kind, other, _KIND)
+
+
+@triton.jit
+def report_overlap(uses, status, rank, address, me):
+    """Report if a counter was in use when this launch took it.
+
+    Args:
+        uses: how many launches used it (scalar).
+        status, rank: see `report_difference`.
+        address: of the counter.
+        me: the caller's index among the members.
+    """
+    if uses != 0:
+        nothing = tl.cast(uses, tl.int64) * 0
+        report_difference(status, rank, address, me, nothing, nothing, nothing, nothing, _OVERLAP)
+
+
+@triton.jit
+def claim(row, me, epoch, status, rank, SIZE: tl.constexpr):
+    """Take the row into use at the first meeting of a launch, until `leave`; reports if another launch uses it.
+
+    Args:
+        row, me, epoch, status, rank, SIZE: see `meet`.
+    """
+    last = tl.cast(epoch, tl.int64) - 1
+    before = tl.atomic_cas(row + 4 * SIZE, last, last + (1 << _COUNT_BITS), sem="relaxed", scope="gpu")
+    later = (uses_of(before) == 1) & (count_of(before) < last)
+    report_overlap(tl.where((before == last) | later, 0, 1), status, rank, row.to(tl.int64), me)
+
+
+@triton.jit
+def arrive(row, bases, me, epoch, SIZE: tl.constexpr):
+    """The first half of `meet`."""
+    lanes = lanes_for(SIZE)
+    wait_stores()
+    tl.debug_barrier()
+    set_flags(_at_peers(row + me, bases, me, SIZE), epoch, lanes < SIZE, "release", "sys")
+
+
+@triton.jit
+def await_all(row, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
+    """The second half of `meet`."""
+    lanes = lanes_for(SIZE)
+    await_flags(
+        row + lanes % SIZE,
+        epoch,
+        lanes < SIZE,
+        "reached",
+        "acquire",
+        "sys",
+        timeout_ns,
+        tl.cast(status, tl.int64),
+        rank,
+    )
+
+
+@triton.jit
+def meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
+    """Arrive at an epoch, and wait until all members have.
+
+    What any thread of the members' programs of this number stored before is visible to all threads afterwards.
+
+    Args:
+        row: see `row_of`.
+        bases: int64[SIZE], the members' heaps.
+        me: the caller's index among the members.
+        epoch: one more than at the last meeting.
+        timeout_ns, status, rank: see `iris_triton.language.flags.await_flag`; `rank` is the caller's in the world.
+        SIZE: number of members.
+    """
+    arrive(row, bases, me, epoch, SIZE)
+    claim(row, me, epoch, status, rank, SIZE)  # while the others' flags are on their way
+    await_all(row, epoch, timeout_ns, status, rank, SIZE)
+
+
+@triton.jit(do_not_specialize=("me", "rank", "timeout_ns", "status"))
+def meet_alone(control, bases, me, rank, timeout_ns, status, SIZE: tl.constexpr):
+    """A kernel of one program that does nothing but meet, between operations of the stream that are no kernels.
+
+    Args:
+        control: the team's control region (int64).
+        bases, me, timeout_ns, status, rank, SIZE: see `meet`.
+    """
+    row = row_of(control, SIZE)
+    epoch = last_epoch(row, SIZE) + 1
+    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    leave(row, epoch, SIZE)

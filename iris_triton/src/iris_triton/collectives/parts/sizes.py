@@ -1,0 +1,194 @@
+"""Sizes that portable algorithms need: layouts, pieces, blocks, grids.
+
+They depend on nothing that may differ between members, or members would wait for each other at different places.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris_core.ccl.reduce_op import REDUCIBLE
+from iris_core.types import DeviceType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from iris_core.dispatch.team import Region, Team
+    from iris_core.types import CollectiveRequest
+
+VECTOR_NBYTES = 16
+"""Widest access of a thread; pieces begin at multiples of it."""
+
+_CPU_BLOCK = 1 << 15  # elements: on the CPU an operation on a block costs the same for 1 and for 1000
+MOST_PROGRAMS = 64
+"""Programs of a launch on a GPU, if the config does not say how many."""
+
+_GPU_WARPS = 8
+_THREAD_NBYTES_MOVE, _THREAD_NBYTES_REDUCE = 64, 32  # a thread that reduces holds as much of every member
+
+USED_CONFIG = ("comm_sms", "num_warps", "num_stages", "block_size_m", "block_size_n")
+"""Fields of the config that `blocks_for` makes use of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the elements of a tensor lie, dimensions that can be one being one.
+
+    Attributes:
+        sizes, strides: in elements; of one dimension of size 1 if the tensor is dense.
+        num_dims: how many; 0 if it is dense.
+    """
+
+    sizes: tuple[int, ...] = (1,)
+    strides: tuple[int, ...] = (1,)
+    num_dims: int = 0
+
+
+def layout_of(shape: Sequence[int], stride: Sequence[int]) -> Layout:
+    """Return the layout of a tensor, in the order of its elements."""
+    sizes: list[int] = []
+    strides: list[int] = []
+    for size, step in zip(shape, stride, strict=True):
+        if size == 1:
+            continue
+        if sizes and strides[-1] == size * step:
+            sizes[-1], strides[-1] = sizes[-1] * size, step
+        else:
+            sizes.append(size)
+            strides.append(step)
+    if math.prod(shape) == 0 or not sizes or (len(sizes) == 1 and strides[0] == 1):
+        return Layout()
+    return Layout(tuple(sizes), tuple(strides), len(sizes))
+
+
+def columns_first(shape: Sequence[int], stride: Sequence[int], number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return shape and strides of a matrix as `number` chunks of columns, one after the other.
+
+    Dimensions behind the columns stay as they are.
+    """
+    rows, columns, *parts = shape
+    down, right, *steps = stride
+    width = columns // number
+    return (number, rows, width, *parts), (width * right, down, right, *steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """As what a kernel takes elements that it only moves.
+
+    Attributes:
+        dtype: torch dtype of the same width, or of a part.
+        parts: how many of them make an element.
+    """
+
+    dtype: torch.dtype
+    parts: int = 1
+
+    def view(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor as this type, in the same memory."""
+        if self.parts > 1:
+            return torch.view_as_real(tensor)
+        return tensor if tensor.dtype is self.dtype else tensor.view(self.dtype)
+
+    def extend(self, shape: Sequence[int], stride: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return shape and strides of the view."""
+        if self.parts == 1:
+            return tuple(shape), tuple(stride)
+        return (*shape, self.parts), (*(self.parts * step for step in stride), 1)
+
+
+_OTHERS = (
+    "uint16 uint32 uint64 complex32 complex64 complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz"
+)
+
+MOVABLE = (*REDUCIBLE, *(name for name in f"{_OTHERS} float8_e8m0fnu".split() if hasattr(torch, name)))
+"""torch's names of the element types that can be moved."""
+
+
+def carrier_of(dtype: str) -> Carrier:
+    """Return the carrier for elements of a type, by torch's name."""
+    own: torch.dtype = getattr(torch, dtype)
+    if own is torch.complex128:
+        return Carrier(torch.float64, 2)
+    return Carrier({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[own.itemsize])
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How a launch is divided.
+
+    Attributes:
+        programs: number of programs.
+        block: elements that a program handles at a time; a power of two.
+        options: num_warps and the like.
+    """
+
+    programs: int
+    block: int
+    options: Mapping[str, Any]
+
+
+def blocks_for(request: CollectiveRequest, team: Team, elements: int | None, item: int, *, reduces: bool) -> Blocks:
+    """Return how to divide a launch.
+
+    Args:
+        request: its config counts.
+        team: its control region bounds the number of programs.
+        elements: what a rank handles altogether; None if that differs between the members.
+        item: bytes of an element.
+        reduces: whether several elements have to be held for each one.
+    """
+    config = request.options["config"]
+    on_cpu = request.target.type is DeviceType.CPU
+    warps = config.get("num_warps", _GPU_WARPS)
+    if "block_size_m" in config or "block_size_n" in config:
+        block = config.get("block_size_m", 32) * config.get("block_size_n", 64)
+    elif on_cpu:
+        block = _CPU_BLOCK
+    else:
+        block = (_THREAD_NBYTES_REDUCE if reduces else _THREAD_NBYTES_MOVE) * warps * request.target.warp_size // item
+    most = config.get("comm_sms", 1 if on_cpu else MOST_PROGRAMS)
+    most = min(most, team.max_programs)
+    programs = most if elements is None else max(1, min(most, -(-elements // block)))
+    options = {} if on_cpu else {"num_warps": warps, "num_stages": config.get("num_stages", 1)}
+    return Blocks(programs, block, options)
+
+
+def block_problem(config: Mapping[str, Any]) -> str:
+    """Why a config's tiles cannot be blocks; empty if they can."""
+    block = config.get("block_size_m", 32) * config.get("block_size_n", 64)
+    return "" if block & (block - 1) == 0 else f"block_size_m * block_size_n is {block}, which is no power of two"
+
+
+def rounded_up(elements: int, item: int) -> int:
+    """Elements, in whole vectors."""
+    unit = max(1, VECTOR_NBYTES // item)
+    return -(-elements // unit) * unit
+
+
+def pieces(
+    team: Team, elements: int | None, item: int, number: int, *, halves: int = 2, name: str = "staging"
+) -> tuple[Region, int]:
+    """Return the staging region, and how many elements a piece has.
+
+    Collective: every member comes here with the same arguments.
+
+    Args:
+        team: whose region.
+        elements: of the largest piece that is of use; None if that differs between the members.
+        item: bytes of an element.
+        number: pieces that are staged together.
+        halves: how often the region holds them, where more than one round is needed.
+        name: of the region; each protocol has its own.
+    """
+    unit = max(1, VECTOR_NBYTES // item)
+    least = halves * number * unit * item
+    whole = (1 << 62) if elements is None else number * rounded_up(max(elements, 1), item) * item
+    region = team.workspace(name, whole, least)
+    if region.nbytes >= whole and elements is not None:
+        return region, rounded_up(max(elements, 1), item)
+    return region, region.nbytes // (halves * number * item) // unit * unit

@@ -1,0 +1,35 @@
+"""Algorithms for `ctx.ops` (see docs/ops.md).  Imports nothing until a backend asks for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from iris_core.protocols import FusedOperation
+
+TABLES = Path(__file__).parent / "tables"
+"""Folder with the tables that come with these algorithms, measured ones and models."""
+
+
+def operations() -> list[FusedOperation]:
+    """Return the algorithms."""
+    from iris_triton.gemm.gathering import Fetch, Pull, Push
+    from iris_triton.gemm.reducing import Accumulate, Reduce, Ring
+    from iris_triton.gemm.side_stream import CopyEngineGather, CopyEngineReduce
+
+    return [
+        Reduce("matmul_all_reduce", "two_shot"),
+        Reduce("matmul_all_reduce", "one_shot"),
+        Accumulate("atomic"),
+        Accumulate("spinlock"),
+        Ring(),
+        Reduce("matmul_reduce_scatter", "push"),
+        Push(),
+        Fetch(),
+        Pull(),
+        CopyEngineGather(pushes=False),
+        CopyEngineGather(pushes=True),
+        CopyEngineReduce("matmul_reduce_scatter"),
+        CopyEngineReduce("matmul_all_reduce"),
+    ]

@@ -1,0 +1,223 @@
+"""What the fused algorithms have in common on the host: a plan, staging in and out, launching."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris_core.errors import UnsupportedError
+from iris_core.types import Availability, DeviceType
+from iris_triton._plugin import TRITON_INFO
+from iris_triton.gemm.shapes import USED_CONFIG, config_problem, dtype_problem, padded
+from iris_triton.launcher import BoundKernel
+
+if TYPE_CHECKING:
+    from iris_core.ops.host import Host
+    from iris_core.types import FusedRequest, PluginInfo
+    from iris_triton.gemm.shapes import Tiling
+
+EFFICIENCY_GPU, EFFICIENCY_CPU = 0.5, 0.02
+"""Of plain Triton's products in relation to a library's, for the model: careful where nothing was measured."""
+
+_MEASURED_EFFICIENCY = {"sm_90": 0.8}
+"""Large products on H200s, with what they wait for."""
+
+_PROGRAMS_CPU = 1
+
+_XCDS = 8
+"""Dies of an MI300X and its successors."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What was prepared.
+
+    Attributes:
+        kernel: takes the output, A, B and, if there is one, the bias.
+        staged_a: where A is copied to before; None if peers, or the kernel, take it where it is.
+        staged_out: what the kernel writes, and is copied to the output afterwards; None if it writes the output.
+        aux_buffer, locks: see FusedWorkspace.
+    """
+
+    kernel: BoundKernel
+    staged_a: torch.Tensor | None = None
+    staged_out: torch.Tensor | None = None
+    aux_buffer: torch.Tensor | None = None
+    locks: torch.Tensor | None = None
+
+
+class Fused:
+    """One fused algorithm; satisfies `iris_core.protocols.FusedOperation`.
+
+    Args:
+        op: the operation.
+        name: the algorithm.
+    """
+
+    uses: tuple[str, ...] = USED_CONFIG
+    """Fields of the config that it fulfils."""
+
+    def __init__(self, op: str, name: str) -> None:
+        self.op = op
+        self.name = name
+
+    @property
+    def info(self) -> PluginInfo:
+        """The backend's description."""
+        return TRITON_INFO
+
+    def supports(self, request: FusedRequest) -> Availability:
+        """Say whether this algorithm serves a call."""
+        if request.op != self.op:
+            return Availability.no(f"it does {self.op}, not {request.op!r}")
+        if request.group_size == 1:
+            return Availability.no("a rank alone has nobody to communicate with")
+        problem = dtype_problem(request) or config_problem(request, self.uses)
+        return Availability.no(problem) if problem else Availability.yes()
+
+    def cost(self, request: FusedRequest) -> float:
+        """Estimate seconds."""
+        raise NotImplementedError
+
+    def tunings(self, request: FusedRequest) -> list[dict[str, Any]]:
+        """Return launches that are worth measuring, the own choice first.  The CPU executor's times say nothing."""
+        offered = [] if request.target.type is DeviceType.CPU else self._offered(request)
+        given = request.options["config"]
+        configs = [
+            config
+            for config in offered
+            if self.supports(replace(request, options={**request.options, "config": {**config, **given}}))
+        ]
+        return [{}, *configs]
+
+    def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
+        """Fields of configs, at most five, that may be faster than the own choice; impossible ones are left out."""
+        return []
+
+    def prepare(self, request: FusedRequest, host: Host) -> Plan:
+        """Make a plan.  Collective: every member calls it."""
+        raise NotImplementedError
+
+    def launch(
+        self, plan: Plan, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        """Launch a plan on the current stream."""
+        if plan.staged_a is not None:
+            a = plan.staged_a.copy_(a.detach())
+        target = out if plan.staged_out is None else plan.staged_out
+        if bias is None:
+            plan.kernel(None, target, a, b)
+        else:
+            plan.kernel(None, target, a, b, bias)
+        if plan.staged_out is not None:
+            out.detach().copy_(plan.staged_out)
+
+
+def tile_shapes(request: FusedRequest) -> list[dict[str, Any]]:
+    """Fields of configs: tiles that keep more or fewer programs busy than the own choice."""
+    if request.options["layout"] == "tiles":  # the shape of tiles belongs to the result
+        return []
+    square = {"block_size_m": 128, "block_size_n": 128}
+    on_amd = request.target.type is DeviceType.HIP
+    deep = {} if on_amd else {"num_stages": 4}  # there is less shared memory
+    found = [
+        {**square, "num_warps": 8},
+        {**square, "num_warps": 4, **deep},
+        {"block_size_m": 64, "block_size_n": 256, "num_warps": 8},
+        {"block_size_m": 64, "block_size_n": 128, "num_warps": 4},
+    ]
+    return [*found, {"num_xcds": _XCDS, "chunk_size": 4}] if on_amd else found
+
+
+def efficiency(request: FusedRequest) -> float:
+    """Of the kernels' products on the device."""
+    if request.target.type is DeviceType.CPU:
+        return EFFICIENCY_CPU
+    return _MEASURED_EFFICIENCY.get(request.target.arch, EFFICIENCY_GPU)
+
+
+def programs_for(request: FusedRequest, host: Host, tiles: int, *, meeting: bool) -> int:
+    """Number of programs: never more than can be there at the same time.
+
+    Args:
+        request: the call.
+        host: its team bounds the number of programs that meet.
+        tiles: tiles of one rank.
+        meeting: whether all of them meet those of the other members.
+    """
+    default = _PROGRAMS_CPU if request.target.type is DeviceType.CPU else host.processors
+    most: int = request.options["config"].get("num_sms", default)
+    if request.target.type is not DeviceType.CPU:
+        most = min(most, host.processors)
+    if meeting:
+        most = min(most, host.team.max_programs)
+    return max(1, min(most, tiles))
+
+
+def peer_memory(host: Host, nbytes: int, what: str) -> torch.Tensor:
+    """Memory that peers reach, at the same place on all members.
+
+    Raises:
+        UnsupportedError: there is no room; on all members.
+    """
+    region = host.symmetric(nbytes)
+    if region is None:
+        raise UnsupportedError(
+            f"{what} needs {nbytes} bytes that peers reach, and there is no room for them: open the context with a "
+            "larger heap_size, or let the library choose the algorithm"
+        )
+    return region.tensor
+
+
+def staging(memory: torch.Tensor, begin: int, rows: int, columns: int, dtype: str) -> torch.Tensor:
+    """A matrix in raw memory, with dense rows that begin at multiples of 16 bytes."""
+    element: torch.dtype = getattr(torch, dtype)
+    width = padded(columns, element.itemsize)
+    end = begin + rows * width * element.itemsize
+    return memory[begin:end].view(element).view(rows, width)[:, :columns]
+
+
+def staging_nbytes(rows: int, columns: int, dtype: str) -> int:
+    """Bytes of `staging`."""
+    item: int = getattr(torch, dtype).itemsize
+    return rows * padded(columns, item) * item
+
+
+def common_arguments(request: FusedRequest, host: Host, tiles: Tiling) -> dict[str, Any]:
+    """Arguments that all kernels have."""
+    team = host.team
+    along = request.options["bias"]
+    return {
+        "control": team.control.tensor.view(torch.int64),
+        "bases": team.bases,
+        "me": team.rank,
+        "rank": team.world_rank,
+        "n": request.n,
+        "b_down": request.b_stride[0],
+        "b_right": request.b_stride[1],
+        "bias_step": 0 if request.bias_stride is None else request.bias_stride[along == "columns"],
+        "BIAS": along,
+        "timeout_ns": team.timeout_ns,
+        "status": team.status_ptr,
+        "SIZE": team.size,
+        **tiles.constants,
+    }
+
+
+def bind(
+    request: FusedRequest,
+    host: Host,
+    kernel: Any,
+    programs: int,
+    arguments: dict[str, Any],
+    tiles: Tiling,
+) -> BoundKernel:
+    """Bind a kernel to all but the tensors of a call."""
+    names: tuple[str, ...] = ("out", "a", "b")
+    if request.bias_stride is None:
+        arguments = {**arguments, "bias": None}
+    else:
+        names = (*names, "bias")
+    return BoundKernel(kernel, programs, arguments, names, host.team.device, tiles.options)

@@ -1,0 +1,141 @@
+"""A product, and adding it up over the members by tiles: matmul_reduce_scatter and matmul_all_reduce.
+
+Every tile has an owner.  A member computes its product tile by tile, those of the next member first and its own last,
+so that the members do not all send to the same one, and stores each into a slot of the owner's memory that is this
+member's alone.  The owner adds up the slots of a tile in the group's order, in float32, adds the bias and rounds once.
+So results are the same from run to run, whoever comes first.
+
+    "rows"      the owner of a tile is the member that gets its rows; it keeps the sum
+    "tiles"     the owners' tiles are runs of equal length; they keep the sum, at the tile's own place
+    "two_shot"  the same, and the owner stores the sum into the outputs of all
+    "one_shot"  everybody owns every tile: it is stored to all, and all add it up
+
+The tile with number L is computed, and added up, by program L % programs on every member: so the programs of one
+number need to meet each other only.  Meetings: peers may be written to; the slots are full; with "two_shot" also: the
+outputs are complete.
+"""
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
+from iris_triton.gemm.tiles import add_product, dense_tile, own_program, place, store_tile, whole_rows, wide, with_bias
+
+PER_CALL = ("out", "a", "b", "bias")
+"""Arguments that may lie anywhere."""
+
+RUNTIME = ("me", "rank", "per_owner", "timeout_ns", "status")
+"""Arguments for whose values kernels are not compiled anew."""
+
+
+@triton.jit
+def _slot(slots, bases, me, owner, source, tile, per_owner, BM: tl.constexpr, BN: tl.constexpr):
+    """Where in the owner's memory the tile of a source goes (pointer)."""
+    theirs = slots.to(tl.int64) + (tl.load(bases + owner) - tl.load(bases + me))
+    index = (tl.cast(source, tl.int64) * per_owner + tile) * (BM * BN)
+    return tl.multiple_of(theirs.to(slots.dtype), 16) + index
+
+
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+def matmul_reduce(
+    out, a, b, bias, control, slots, bases, me, rank, m, n, k, a_down, a_right, b_down, b_right, out_down, out_right,
+    bias_step, tiles_m, tiles_n, per_owner, timeout_ns, status,
+    SIZE: tl.constexpr, FORM: tl.constexpr, BIAS: tl.constexpr, A_ALIGNED: tl.constexpr, B_ALIGNED: tl.constexpr,
+    OUT_ALIGNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+    EVEN_K: tl.constexpr, PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr,
+    XCDS: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """Add up A @ B over the members.
+
+    Args:
+        out, a, b, bias: the tensors; with FORM "two_shot", peers write to `out`, whose rows are dense and aligned.
+        control: the team's control region (int64).
+        slots: symmetric memory for SIZE * per_owner tiles, of the output's type.
+        bases: int64[SIZE], the members' heaps.
+        me, rank: the caller's index in the team, and in the world.
+        m, n, k: of the product.
+        a_down ... bias_step: strides in elements.
+        tiles_m, tiles_n: tiles below each other and beside each other: of one owner's rows with FORM "rows", else of
+            the whole product.
+        per_owner: tiles of an owner.
+        timeout_ns, status: bound of waits, and where they report.
+        SIZE: number of members.
+        FORM: see above.
+        BIAS: what the bias lies along: "columns", "rows" or "none".
+        A_ALIGNED, B_ALIGNED, OUT_ALIGNED: they begin at multiples of 16 bytes.
+        BM ... CHUNK: see `iris_triton.gemm.tiles`.
+    """
+    row = row_of(control, SIZE)
+    epoch = last_epoch(row, SIZE) + 1
+    if FORM == "two_shot":
+        nothing = members_of(SIZE).to(tl.int64) * 0
+        tell(row, bases, me, nothing + (out.to(tl.int64) - tl.load(bases + me)), nothing + out_down, SIZE)
+    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    program = own_program(0, XCDS, CHUNK)
+    programs = tl.num_programs(0)
+    if FORM == "rows":
+        total = per_owner * SIZE
+        rows_each = m // SIZE
+    elif FORM == "one_shot":
+        total = per_owner
+        rows_each = m
+    else:
+        total = tiles_m * tiles_n
+        rows_each = m
+    lanes = dense_tile(BM, BN)
+
+    mine = (total - program + programs - 1) // programs
+    begin = 0
+    if FORM != "one_shot":
+        begin = (tl.maximum((me + 1) % SIZE * per_owner - program, 0) + programs - 1) // programs
+    for i in range(mine):
+        number = program + (begin + i) % mine * programs
+        owner = number // per_owner
+        if FORM == "rows":
+            down, right = place(number % per_owner, tiles_m, tiles_n, GROUP)
+            first, end = owner * rows_each + down * BM, (owner + 1) * rows_each
+        else:
+            down, right = place(number, tiles_m, tiles_n, GROUP)
+            first, end = down * BM, m
+        acc = add_product(
+            tl.zeros((BM, BN), tl.float32), wide(a, A_ALIGNED), wide(b, B_ALIGNED), first, right * BN, end, n, k,
+            a_down, a_right, b_down, b_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES,
+        )  # fmt: skip
+        values = acc.to(slots.dtype.element_ty)
+        if FORM == "one_shot":
+            for j in range(SIZE):
+                tl.store(_slot(slots, bases, me, (me + 1 + j) % SIZE, me, number, per_owner, BM, BN) + lanes, values)
+        else:
+            tl.store(_slot(slots, bases, me, owner, me, number % per_owner, per_owner, BM, BN) + lanes, values)
+
+    epoch += 1
+    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    own = me * per_owner
+    if FORM == "one_shot":
+        own = me * 0
+    last = tl.minimum(own + per_owner, total)
+    number = own + (program - own % programs + programs) % programs
+    while number < last:
+        if FORM == "rows":
+            down, right = place(number - own, tiles_m, tiles_n, GROUP)
+        else:
+            down, right = place(number, tiles_m, tiles_n, GROUP)
+        acc = tl.zeros((BM, BN), tl.float32)
+        for source in range(SIZE):
+            slot = _slot(slots, bases, me, me, source, number - own, per_owner, BM, BN)
+            acc += tl.load(slot + lanes).to(tl.float32)
+        acc = with_bias(acc, bias, down * BM, right * BN, rows_each, n, bias_step, BIAS, BM, BN)
+        if FORM == "two_shot":
+            for i in range(SIZE):
+                peer = (me + 1 + i) % SIZE
+                theirs = tl.multiple_of((tl.load(bases + peer) + told(row, peer, SIZE)).to(out.dtype), 16)
+                stride = whole_rows(told_second(row, peer, SIZE), out)
+                store_tile(theirs, acc, down * BM, right * BN, m, n, stride, 1, BM, BN)
+        else:
+            store_tile(wide(out, OUT_ALIGNED), acc, down * BM, right * BN, rows_each, n, out_down, out_right, BM, BN)
+        number += programs
+    if FORM == "two_shot":
+        epoch += 1
+        meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    leave(row, epoch, SIZE)

@@ -1,0 +1,97 @@
+"""Adding up the slots of a member, a launch of its own: the products are there, and all multiprocessors take part.
+
+A slot has the rows of a product that a member owns, as one of the members has computed them.  They are added up in the
+group's order, in float32, the bias is added, and the sum is rounded once: the result is the same from run to run.
+Memory bounds it, so the tiles are small, a row or a few of them: hardly a multiprocessor is idle at the end.
+
+    "rows"      the own output has the own rows
+    "two_shot"  all outputs get them, at their place; then members meet: the outputs are complete
+
+With TELLS, members first tell each other where their outputs are, and meet.
+"""
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
+from iris_triton.gemm.tiles import store_tile, whole_rows, wide, with_bias
+
+PER_CALL = ("out", "bias")
+"""Arguments that may lie anywhere."""
+
+RUNTIME = ("me", "rank", "rows", "rows_each", "first", "tiles_n", "timeout_ns", "status")
+"""Arguments for whose values kernels are not compiled anew."""
+
+
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+def sum_slots(
+    out, bias, slots, control, bases, me, rank, rows, n, rows_each, first, out_down, out_right, bias_step, tiles_n,
+    timeout_ns, status,
+    SIZE: tl.constexpr, FORM: tl.constexpr, TELLS: tl.constexpr, BIAS: tl.constexpr, SLOTS_WIDE: tl.constexpr,
+    OUT_WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    """Add up the slots.
+
+    Args:
+        out: with FORM "two_shot", peers write to it, and its rows are dense and aligned.  Without TELLS, the programs 0
+            of the launch before have told where it is; see `iris_triton.collectives.parts.barrier.tell`.
+        bias: or None.
+        slots: SIZE matrices of rows_each x n dense elements.
+        control: the team's control region (int64).
+        bases: int64[SIZE], the members' heaps.
+        me, rank: the caller's index in the team, and in the world.
+        rows: how many of the rows are there; 0 or less for none.
+        n: columns.
+        rows_each: rows of a slot.
+        first: the own rows' place in `out` and in the bias: 0 with FORM "rows".
+        out_down, out_right, bias_step: strides in elements.
+        tiles_n: tiles beside each other.
+        timeout_ns, status: bound of waits, and where they report.
+        SIZE: number of members.
+        FORM, TELLS: see above.
+        BIAS: what the bias lies along: "columns", "rows" (those of `out`) or "none".
+        SLOTS_WIDE: rows of the slots begin at multiples of 16 bytes.
+        OUT_WIDE: the same is true of the output's rows, which are dense.
+        BM, BN: rows and columns of a tile.
+    """
+    row = row_of(control, SIZE)
+    if FORM == "two_shot":
+        epoch = last_epoch(row, SIZE)
+    places = control
+    if TELLS:
+        places = row
+        nothing = members_of(SIZE).to(tl.int64) * 0
+        tell(row, bases, me, nothing + (out.to(tl.int64) - tl.load(bases + me)), nothing + out_down, SIZE)
+        epoch += 1
+        meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    width = n
+    if SLOTS_WIDE:
+        width = whole_rows(n, slots)
+    apart = tl.cast(rows_each, tl.int64) * width
+    tiles = tl.cdiv(tl.maximum(rows, 0), BM) * tiles_n
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        down, column = tile // tiles_n * BM, tile % tiles_n * BN
+        i, j = down + tl.arange(0, BM), column + tl.arange(0, BN)
+        mask = (i[:, None] < rows) & (j[None, :] < width)
+        at = slots + (i.to(tl.int64)[:, None] * width + j[None, :])
+        total = tl.zeros((BM, BN), tl.float32)
+        for source in tl.static_range(SIZE):
+            total += tl.load(at + source * apart, mask=mask, other=0.0).to(tl.float32)
+        total = with_bias(total, bias, first + down, column, first + rows, n, bias_step, BIAS, BM, BN)
+        if FORM == "two_shot":
+            for step in range(SIZE):
+                peer = (me + 1 + step) % SIZE
+                theirs = tl.multiple_of((tl.load(bases + peer) + told(places, peer, SIZE)).to(out.dtype), 16)
+                stride = whole_rows(told_second(places, peer, SIZE), out)
+                store_tile(theirs, total, first + down, column, first + rows, width, stride, 1, BM, BN)
+        else:
+            target = wide(out, OUT_WIDE)
+            if OUT_WIDE:
+                store_tile(target, total, down, column, rows, width, whole_rows(out_down, out), 1, BM, BN)
+            else:
+                store_tile(target, total, down, column, rows, width, out_down, out_right, BM, BN)
+    if FORM == "two_shot":
+        epoch += 1
+        meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        leave(row, epoch, SIZE)

@@ -1,0 +1,153 @@
+"""CPU implementations of what Triton cannot express: vendor assembly and functions written around it.
+
+Imports neither torch nor triton, so any kernel module can register its entries.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Entry = TypeVar("Entry", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramInfo:
+    """The program that calls an entry.
+
+    Attributes:
+        pid: its index, as tl.program_id gives it.
+        grid: number of programs per axis.
+    """
+
+    pid: tuple[int, int, int]
+    grid: tuple[int, int, int]
+
+    @property
+    def linear_id(self) -> int:
+        """Its place in the order in which programs start; the x axis runs fastest."""
+        x, y, z = self.pid
+        return x + self.grid[0] * (y + self.grid[1] * z)
+
+
+PREPARED = "_iris_cpu"
+"""Attribute in which the executor keeps what it made of a jitted function."""
+
+# Keyed by identity: hashing a jitted function computes its cache key.  The function is kept, so its id stays taken.
+_functions: dict[int, tuple[Any, Callable[..., Any]]] = {}
+_assembly: list[tuple[str, Callable[..., Any]]] = []
+
+
+def cpu_entry(function: Any) -> Callable[[Entry], Entry]:
+    """Register what the CPU executor calls instead of a jitted device function.
+
+    The implementation gets a `ProgramInfo` and then the call's arguments: constexprs and None as they are, scalars as
+    numpy scalars, blocks as numpy arrays, pointers as uint64 addresses, bf16 and fp8 values as float32.  What it
+    returns becomes a tensor: the numpy dtype decides the type (bool int1, Python ints the smallest of int32 and int64
+    that holds them, Python floats float32); None stays None and a tuple becomes a tuple.
+
+    Args:
+        function: the jitted function.
+
+    Returns:
+        A decorator, which returns the implementation unchanged: several decorators can be stacked.
+
+    Example:
+        >>> @cpu_entry(read_clock)  # doctest: +SKIP
+        ... def _(program):
+        ...     return np.int64(time.monotonic_ns())
+    """
+
+    def register(implementation: Entry) -> Entry:
+        _functions[id(function)] = (function, implementation)
+        vars(function).pop(PREPARED, None)
+        return implementation
+
+    return register
+
+
+def find_entry(function: Any) -> Callable[..., Any] | None:
+    """Return the implementation registered for a jitted function, or None."""
+    found = _functions.get(id(function))
+    return found[1] if found else None
+
+
+def cpu_assembly(text: str) -> Callable[[Entry], Entry]:
+    """Register what the CPU executor does for inline assembly that contains `text`.
+
+    The implementation gets a `ProgramInfo` and the operands, like a `cpu_entry`, and returns one value per result of
+    the assembly (a tuple if there are several); values are cast to the result's type and broadcast to its shape.  What
+    was registered last is asked first.
+
+    Args:
+        text: part of the assembly string.
+
+    Returns:
+        A decorator, which returns the implementation unchanged.
+    """
+
+    def register(implementation: Entry) -> Entry:
+        _assembly.insert(0, (text, implementation))
+        return implementation
+
+    return register
+
+
+def find_assembly(assembly: str) -> Callable[..., Any] | None:
+    """Return the implementation for inline assembly, or None.
+
+    What is built in is used only if nothing else stands beside it: a loop around a fence is more than a fence.
+    """
+    entry = next((entry for text, entry in _assembly if text in assembly), None)
+    if entry is None and all(_HARMLESS.match(part) for part in _instructions(assembly)):
+        entry = next((entry for text, entry in _BUILT_IN if text in assembly), None)
+    return entry
+
+
+def _instructions(assembly: str) -> list[str]:
+    parts = re.split(r"[;\n{}]", assembly)
+    return [part.strip() for part in parts if part.strip()]
+
+
+_HARMLESS = re.compile(
+    r"\.reg\b|mov\.|cvt\.|v_mov_b32\b|s_mov_b\d+\b|\$\d+$|//"  # registers; what stands behind AMD's comments
+    r"|s_memrealtime\b|s_memtime\b|s_sendmsg_rtn|s_getreg_b32\b"
+    r"|nanosleep\b|s_sleep\b|s_nop\b|fence\.|membar\.|s_waitcnt\b|buffer_(wbl2|inv|gl[01]_inv)\b"
+)
+"""Instructions that only move registers, or that one of the built-in entries stands for."""
+
+
+def read_clock(program: ProgramInfo, *operands: Any) -> int:
+    """Nanoseconds; CPU entry.  What a program waits for may be the time, from now on."""
+    from iris_triton.interpreter.state import current
+
+    current.program.scheduler.is_bounded = True
+    return time.monotonic_ns()
+
+
+def _unit(program: ProgramInfo, *operands: Any) -> int:
+    return program.linear_id  # as if every program had a multiprocessor of its own
+
+
+def _nothing(program: ProgramInfo, *operands: Any) -> int:
+    return 0  # one program runs at a time, and each of its accesses is complete before the next one
+
+
+_BUILT_IN: tuple[tuple[str, Callable[..., Any]], ...] = (
+    ("%globaltimer", read_clock),
+    ("%clock", read_clock),
+    ("s_memrealtime", read_clock),
+    ("s_memtime", read_clock),
+    ("MSG_RTN_GET_REALTIME", read_clock),
+    ("%smid", _unit),
+    ("HW_REG_HW_ID", _unit),
+    ("HW_REG_XCC_ID", _nothing),
+    ("nanosleep", _nothing),
+    ("s_sleep", _nothing),
+    ("fence.", _nothing),
+    ("membar.", _nothing),
+    ("s_waitcnt vmcnt", _nothing),
+)

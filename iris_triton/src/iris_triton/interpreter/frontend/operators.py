@@ -1,0 +1,291 @@
+"""Operators of kernels: what `a + b`, `a < b`, `if a:` and `x[i]` mean for tensors, constexprs and plain values.
+
+The general case asks Triton's semantic layer.  Most operations in a kernel have operands of one type, and these are
+computed here at once, which is several times faster; tests hold both ways against each other.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import triton.language as tl
+
+from iris_triton import _compat
+from iris_triton.interpreter.frontend import numerics
+from iris_triton.interpreter.frontend.semantic import AmbiguousConditionError, CpuSemantic
+from iris_triton.interpreter.frontend.typefacts import (
+    BOOL,
+    FLOAT,
+    HALF,
+    INT,
+    POINTER,
+    UNSIGNED,
+    TypeFacts,
+    facts_of,
+    joint_form,
+    plain_form,
+)
+from iris_triton.interpreter.frontend.values import Array, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_Tensor = tl.tensor
+_constexpr = tl.constexpr
+
+_SEQUENCES = (list, tuple, tl.tuple)
+
+_FLOAT32_MAX = 3.4e38
+_INT1 = facts_of(tl.int1)
+
+
+def unwrap(value: Any) -> Any:
+    """The value of a constexpr, anything else as it is."""
+    return value.value if isinstance(value, _constexpr) else value
+
+
+def _number(facts: TypeFacts, value: Any) -> Any:
+    """A Python number as the compiler would type it next to this type; None if that is not plain."""
+    number = facts.number
+    kind = value.__class__
+    if number is None:
+        return None
+    if kind is int:
+        return number(value) if -(2**31) <= value < 2**31 else None
+    if kind is float and number is np.float32 and -_FLOAT32_MAX < value < _FLOAT32_MAX:
+        return number(value)
+    return None
+
+
+def _pair(left: Any, right: Any) -> tuple[Array, Array, Any, TypeFacts] | None:
+    """Arrays, result type and facts of two operands of one scalar type; None if the semantic layer must decide."""
+    if left.__class__ is _Tensor:
+        type_ = left.type
+        facts = facts_of(type_)
+        if right.__class__ is not _Tensor:
+            number = _number(facts, right)
+            return None if number is None else (left.handle.data, number, type_, facts)
+        other = right.type
+        if type_ is other:
+            return left.handle.data, right.handle.data, type_, facts
+        other_facts = facts_of(other)
+        if facts.scalar is not other_facts.scalar and facts.scalar != other_facts.scalar:
+            return None
+        form, other_form = facts.form, other_facts.form
+        if other_form is None or form is other_form:
+            return left.handle.data, right.handle.data, type_, facts
+        if form is None:
+            return left.handle.data, right.handle.data, other, facts
+        joint = joint_form(form, other_form)
+        if joint is None:
+            return None
+        return left.handle.data, right.handle.data, facts.block(joint), facts
+    if right.__class__ is _Tensor:
+        facts = facts_of(right.type)
+        number = _number(facts, left)
+        return None if number is None else (number, right.handle.data, right.type, facts)
+    return None
+
+
+def _offset(pointer: Any, offset: Any) -> Any:
+    """pointer + offset, or None if the semantic layer must decide."""
+    type_ = pointer.type
+    facts = facts_of(type_)
+    if facts.kind != POINTER:
+        return None
+    addresses = pointer.handle.data
+    if offset.__class__ is int:
+        if not -(2**31) <= offset < 2**31:
+            return None
+        return wrap(addresses + np.uint64((offset * facts.step) & 0xFFFFFFFFFFFFFFFF), type_)
+    if offset.__class__ is not _Tensor:
+        return None
+    other = offset.type
+    other_facts = facts_of(other)
+    if other_facts.kind != INT:
+        return None
+    form, other_form = facts.form, other_facts.form
+    if other_form is not None and other_form is not form:
+        joint = other_form if form is None else joint_form(form, other_form)
+        if joint is None:
+            return None
+        type_ = facts.block(joint)
+    delta = np.multiply(offset.handle.data, facts.step, dtype=np.int64).view(np.uint64)
+    return wrap(addresses + delta, type_)
+
+
+def _expand(value: Any, index: Any) -> Any:
+    """`value[:, None]` and the like; None for anything else."""
+    facts = facts_of(value.type)
+    form = facts.form
+    if index.__class__ is not tuple or form is None or form.layout is not None:
+        return None
+    rank = 0
+    for part in index:
+        if part.__class__ is slice:
+            if part.start is not None or part.stop is not None or part.step is not None:
+                return None
+            rank += 1
+        elif part is not None:
+            return None
+    if rank != len(form.shape):
+        return None
+    data = value.handle.data[index]
+    return wrap(data, facts.block(plain_form(data.shape)))
+
+
+def truth(value: Any) -> bool:
+    """What `if value:` and `while value:` mean."""
+    if value.__class__ is bool:
+        return bool(value)
+    if isinstance(value, _Tensor):
+        data = value.handle.data
+        if data.size != 1:
+            raise AmbiguousConditionError(
+                f"a condition must be a scalar, not a block of shape {list(data.shape)}: reduce it, or use tl.where"
+            )
+        return bool(data.reshape(-1)[0])
+    if isinstance(value, _constexpr):
+        return bool(value.value)
+    inner = getattr(value, "condition", None)  # tl.condition, around the condition of a while loop
+    return truth(inner) if inner is not None and isinstance(value, tl.core.base_value) else bool(value)
+
+
+def _plain_sum(left: Any, right: Any) -> Any:
+    """`+` of what are no tensors; lists and tuples are the same in kernels."""
+    if left.__class__ is not right.__class__ and isinstance(left, _SEQUENCES) and isinstance(right, _SEQUENCES):
+        return [*left, *right]
+    return left + right
+
+
+class Operators:
+    """The operators, bound to a semantic layer.  `call` runs methods that aggregates define for operators."""
+
+    def __init__(self, semantic: CpuSemantic, call: Callable[..., Any], attribute: Callable[[Any, str], Any]) -> None:
+        self._semantic, self._call, self._attribute = semantic, call, attribute
+        numbers = (FLOAT, HALF, INT, UNSIGNED)
+        plus = self._binary("add", _plain_sum, np.add, numbers)
+
+        def add(left: Any, right: Any) -> Any:
+            if left.__class__ is _Tensor:
+                result = _offset(left, right)
+                if result is not None:
+                    return result
+            return plus(left, right)
+
+        self.table: dict[str, Callable[..., Any]] = {
+            "add": add,
+            "sub": self._binary("sub", operator.sub, np.subtract, numbers),
+            "mul": self._binary("mul", operator.mul, np.multiply, numbers),
+            "truediv": self._binary("truediv", operator.truediv, np.divide, (FLOAT,)),
+            "floordiv": self._binary("floordiv", operator.floordiv, numerics.int_div, (INT,)),
+            "mod": self._binary("mod", operator.mod, numerics.int_rem, (INT,)),
+            "pow": self._binary("pow", operator.pow, None, ()),
+            "lshift": self._binary("lshift", operator.lshift, None, ()),
+            "rshift": self._binary("rshift", operator.rshift, None, ()),
+            "and": self._binary("and", operator.and_, np.bitwise_and, (BOOL, INT, UNSIGNED)),
+            "or": self._binary("or", operator.or_, np.bitwise_or, (BOOL, INT, UNSIGNED)),
+            "xor": self._binary("xor", operator.xor, np.bitwise_xor, (BOOL, INT, UNSIGNED)),
+            "lt": self._comparison("lt", operator.lt, np.less, (FLOAT, HALF, INT)),
+            "le": self._comparison("le", operator.le, np.less_equal, (FLOAT, HALF, INT)),
+            "gt": self._comparison("gt", operator.gt, np.greater, (FLOAT, HALF, INT)),
+            "ge": self._comparison("ge", operator.ge, np.greater_equal, (FLOAT, HALF, INT)),
+            "eq": self._comparison("eq", operator.eq, np.equal, (FLOAT, HALF, INT, UNSIGNED, BOOL)),
+            "ne": self._comparison("ne", operator.ne, np.not_equal, (FLOAT, HALF, INT, UNSIGNED, BOOL)),
+            "neg": self._unary("__neg__", operator.neg),
+            "pos": self._unary("__pos__", operator.pos),
+            "invert": self._unary("__invert__", operator.invert),
+            "not": self._unary("__not__", operator.not_),
+            "is": lambda a, b: unwrap(a) is unwrap(b),
+            "isnot": lambda a, b: unwrap(a) is not unwrap(b),
+            "truth": truth,
+            "unwrap": unwrap,
+            "boolop": self._boolop,
+            "item": self._item,
+        }
+
+    def general(self, name: str, left: Any, right: Any) -> Any:
+        """An operator by way of the semantic layer; `name` as in `__name__`."""
+        if isinstance(left, _Tensor):
+            return _compat.builtin_body(getattr(_Tensor, f"__{name}__"))(left, right, _semantic=self._semantic)
+        if isinstance(right, _Tensor):
+            return _compat.builtin_body(getattr(_Tensor, f"__r{name}__"))(right, left, _semantic=self._semantic)
+        left, right = unwrap(left), unwrap(right)
+        if isinstance(left, tl.core.base_value) and not isinstance(left, tl.tuple):
+            return self._call(self._attribute(left, f"__{name}__"), right)
+        return NotImplemented
+
+    def _binary(
+        self, name: str, python: Callable[[Any, Any], Any], numpy: Callable[..., Array] | None, kinds: tuple[int, ...]
+    ) -> Callable[[Any, Any], Any]:
+        general = self.general
+
+        def op(left: Any, right: Any) -> Any:
+            if numpy is not None:
+                pair = _pair(left, right)
+                if pair is not None and pair[3].kind in kinds:
+                    return wrap(numpy(pair[0], pair[1]), pair[2])
+            result = general(name, left, right)
+            return python(unwrap(left), unwrap(right)) if result is NotImplemented else result
+
+        return op
+
+    def _comparison(
+        self, name: str, python: Callable[[Any, Any], Any], numpy: Callable[..., Array], kinds: tuple[int, ...]
+    ) -> Callable[[Any, Any], Any]:
+        general = self.general
+
+        def op(left: Any, right: Any) -> Any:
+            pair = _pair(left, right)
+            if pair is not None and pair[3].kind in kinds:
+                return wrap(numpy(pair[0], pair[1]), _INT1.like(facts_of(pair[2]).form))
+            result = general(name, left, right)
+            return python(unwrap(left), unwrap(right)) if result is NotImplemented else result
+
+        return op
+
+    def _unary(self, method: str, python: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        body = _compat.builtin_body(getattr(_Tensor, method, None)) if hasattr(_Tensor, method) else None
+
+        def op(value: Any) -> Any:
+            if isinstance(value, _Tensor):
+                return value if body is None else body(value, _semantic=self._semantic)
+            value = unwrap(value)
+            if python is operator.not_:
+                return not truth(value)
+            return python(value)
+
+        return op
+
+    def _boolop(self, is_and: bool, *operands: Callable[[], Any]) -> Any:
+        """`and` and `or`: constexprs decide at once; tensors are all evaluated and combined elementwise."""
+        tensors = []
+        value: Any = None
+        for operand in operands:
+            value = operand()
+            if isinstance(value, _Tensor):
+                tensors.append(value)
+            elif bool(unwrap(value)) is not is_and:
+                return unwrap(value)
+        if not tensors:
+            return unwrap(value)
+        combine = self._semantic.logical_and if is_and else self._semantic.logical_or
+        result = tensors.pop()
+        while tensors:
+            result = combine(tensors.pop(), result)
+        return result
+
+    def _item(self, value: Any, index: Any) -> Any:
+        """`value[index]`."""
+        if isinstance(value, _Tensor):
+            expanded = _expand(value, index)
+            if expanded is not None:
+                return expanded
+            return _compat.builtin_body(_Tensor.__getitem__)(value, index, _semantic=self._semantic)
+        if isinstance(value, _constexpr):
+            value = value.value
+        if isinstance(index, tuple):
+            return value[tuple(unwrap(i) for i in index)]
+        return value[unwrap(index)]

@@ -1,0 +1,82 @@
+"""What kernels promise the compiler, held against the facts: tl.assume, tl.multiple_of, tl.max_contiguous."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+
+from iris_triton.interpreter.frontend.operators import unwrap
+from iris_triton.interpreter.frontend.values import element_nbytes
+from iris_triton.interpreter.source import DEVICE_FUNCTIONS, Line, here
+from iris_triton.interpreter.state import current
+
+_refuted: set[Line] = set()
+
+
+def refute(message: str) -> None:
+    """Say that a promise of the running kernel is not true: an AssertionError, or a warning, once for each line.
+
+    A GPU's compiler goes by it, which does harm only if it comes to use it; so by default the kernel runs on.
+    """
+    if current.launch.raise_hints:
+        raise AssertionError(message)
+    line = here(DEVICE_FUNCTIONS)
+    if line not in _refuted:
+        _refuted.add(line)
+        text = f"kernel {current.launch.kernel!r}, {line}: {message}; compiled for a GPU, the kernel may go wrong by it"
+        warnings.warn_explicit(text, RuntimeWarning, line.file, line.number)
+
+
+def check_hint(name: str, value: Any, values: Any) -> Any:
+    """tl.multiple_of and the like: checked for form, and for truth where loads and stores go by them."""
+    values = unwrap(values)
+    numbers = [unwrap(n) for n in (values if isinstance(values, (tuple, list, tl.tuple)) else [values])]
+    if not all(isinstance(n, int) for n in numbers):
+        raise TypeError(f"tl.{name} needs constant integers, got {numbers}")
+    if len(numbers) != max(1, len(value.shape)):
+        raise ValueError(f"tl.{name} needs one number per dimension of shape {list(value.shape)}, got {numbers}")
+    # Of integers more is promised than is meant: tl.max_contiguous(row % rows, BLOCK), `rows` being no multiple of it.
+    # A single pointer may be promised something before it is known to be used.
+    if isinstance(value, tl.tensor) and value.type.is_block() and value.dtype.is_ptr():
+        check = _PROMISES.get(name)
+        for axis, number in enumerate(numbers):
+            if check is not None and number > 1:
+                check(value.handle.data, axis, number, element_nbytes(value.dtype.element_ty))
+    return value
+
+
+def _neighbours(addresses: Any, axis: int, step: int) -> Any:
+    """Which elements lie right behind the one before them along an axis; False for the first ones."""
+    moved = np.moveaxis(addresses, axis, -1)
+    behind = np.zeros(moved.shape, np.bool_)
+    behind[..., 1:] = moved[..., 1:] == moved[..., :-1] + np.uint64(step)
+    return moved, behind
+
+
+def _check_multiple(addresses: Any, axis: int, number: int, step: int) -> None:
+    """As the compiler takes it: the first element of every run of neighbours is a multiple."""
+    moved, behind = _neighbours(addresses, axis, step)
+    wrong = moved[~behind & (moved % np.uint64(number) != 0)]
+    if wrong.size:
+        refute(
+            f"tl.multiple_of, or a hint, promises addresses that are multiples of {number} bytes: {int(wrong[0]):#x} "
+            f"is {int(wrong[0]) % number} bytes behind one"
+        )
+
+
+def _check_contiguous(addresses: Any, axis: int, number: int, step: int) -> None:
+    """Groups of so many elements are neighbours."""
+    moved, behind = _neighbours(addresses, axis, step)
+    places = np.broadcast_to(np.arange(moved.shape[-1]) % number != 0, moved.shape)
+    if not behind[places].all():
+        first = int(np.flatnonzero((places & ~behind).reshape(-1))[0])
+        refute(
+            f"tl.max_contiguous, or a hint, promises groups of {number} neighbouring elements along axis {axis}: "
+            f"{int(moved.reshape(-1)[first]):#x} is not {step} bytes behind {int(moved.reshape(-1)[first - 1]):#x}"
+        )
+
+
+_PROMISES = {"multiple_of": _check_multiple, "max_contiguous": _check_contiguous}

@@ -1,0 +1,272 @@
+"""Where kernels may read and write: blocks of symmetric heaps, regions named by the user, tensor arguments.
+
+`Regions` is an immutable sorted table; it is rebuilt only when a heap's `version` or the registrations change.  A
+`BoundsChecker` belongs to one launch: the table plus the launch's tensor arguments.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iris_triton.interpreter.errors import OutOfBoundsError
+from iris_triton.interpreter.memory.access import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iris_core.protocols import MemoryMap
+
+Array = NDArray[Any]
+
+OFF_HEAP = 1 << 62
+"""Added to pointers that are translated and do not lie on the heap; no address is as high."""
+
+_lock = threading.Lock()
+_tokens = itertools.count(1)
+_heaps: dict[int, MemoryMap] = {}
+_extra: dict[int, tuple[int, int, str]] = {}
+_cache: tuple[tuple[Any, ...], Regions] | None = None
+
+
+def register_memory(memory: MemoryMap) -> int:
+    """Make a symmetric heap known: its live blocks, on every rank, become accessible to kernels.
+
+    Args:
+        memory: the heap; kept until `unregister_memory`.
+
+    Returns:
+        A token for `unregister_memory`.
+    """
+    token = next(_tokens)
+    with _lock:
+        _heaps[token] = memory
+    return token
+
+
+def allow_region(address: int, nbytes: int, label: str = "") -> int:
+    """Make memory accessible that kernels reach through addresses stored in other memory.
+
+    Args:
+        address: first byte.
+        nbytes: size in bytes.
+        label: name for messages.
+
+    Returns:
+        A token for `unregister_memory`.  The caller unregisters the region before it frees the memory.
+
+    Raises:
+        ValueError: the region is empty or lies outside the address space.
+    """
+    if nbytes <= 0 or address <= 0 or address + nbytes > 2**64:
+        raise ValueError(f"no region of {nbytes} bytes at {address:#x}: give a positive address and size in bytes")
+    token = next(_tokens)
+    with _lock:
+        _extra[token] = (address, nbytes, label)
+    return token
+
+
+def unregister_memory(token: int) -> None:
+    """Forget a heap or region; unknown tokens are ignored, so that closing twice is harmless."""
+    with _lock:
+        _heaps.pop(token, None)
+        _extra.pop(token, None)
+
+
+def registered_heaps() -> list[MemoryMap]:
+    """Return the heaps that are registered now."""
+    with _lock:
+        return list(_heaps.values())
+
+
+def running_ranks() -> list[tuple[int, int]]:
+    """Return the rank and the number of ranks of this process; several only if contexts differ, none without one."""
+    return sorted({(heap.rank, len(heap.heap_bases)) for heap in registered_heaps()})
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One accessible range; `heap_rank` is None outside symmetric heaps."""
+
+    start: int
+    nbytes: int
+    label: str = ""
+    heap_rank: int | None = None
+    offset_bytes: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + self.nbytes
+
+    def describe(self) -> str:
+        name = f"block {self.label!r}" if self.label else "block"
+        if self.heap_rank is None:
+            return f"{name if self.label else 'memory'} of {self.nbytes} bytes at {self.start:#x}"
+        return f"{name} of {self.nbytes} bytes at offset {self.offset_bytes} of the heap of rank {self.heap_rank}"
+
+
+class Regions:
+    """Sorted table of the live blocks on every rank's heap, and the regions that the user named."""
+
+    def __init__(self, heaps: Sequence[MemoryMap], extra: Sequence[tuple[int, int, str]]) -> None:
+        self.heaps = {base: (base + heap.nbytes, n) for n, heap in enumerate(heaps) for base in heap.heap_bases}
+        self.extra = [Region(start, nbytes, label) for start, nbytes, label in extra]
+        starts, sizes = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
+        source: list[int] = []
+        index: list[int] = []
+        self._sources: list[tuple[int, Sequence[Any]]] = []
+        for heap in heaps:
+            blocks = [block for block in heap.live_blocks() if block.nbytes > 0]
+            offsets = np.array([block.offset_bytes for block in blocks], np.uint64)
+            nbytes = np.array([block.nbytes for block in blocks], np.uint64)
+            for rank, base in enumerate(heap.heap_bases):
+                starts.append(offsets + np.uint64(base))
+                sizes.append(nbytes)
+                source += [len(self._sources)] * len(blocks)
+                index += range(len(blocks))
+                self._sources.append((rank, blocks))
+        start = np.concatenate(starts)
+        order = np.argsort(start, kind="stable")
+        self.starts: Array = start[order]
+        self.ends: Array = (start + np.concatenate(sizes))[order]
+        self._places = [(source[i], index[i]) for i in order.tolist()]
+        self.start_list: list[int] = self.starts.tolist()
+        self.end_list: list[int] = self.ends.tolist()
+        self._windows: dict[int, Window] = {}
+
+    def region(self, position: int) -> Region:
+        """Describe the block at a position of the table."""
+        source, index = self._places[position]
+        rank, blocks = self._sources[source]
+        block = blocks[index]
+        return Region(self.start_list[position], block.nbytes, block.label, rank, block.offset_bytes)
+
+    def window(self, position: int) -> Window:
+        """Return the window over the block at a position of the table."""
+        found = self._windows.get(position)
+        if found is None:
+            found = self._windows[position] = Window(self.start_list[position], self.end_list[position])
+        return found
+
+    def on_heap(self, start: int, end: int) -> bool:
+        """Whether a range lies in the address range of a registered heap, live or not."""
+        return any(low <= start and end <= high for low, (high, _) in self.heaps.items())
+
+
+def current_regions() -> Regions:
+    """Return the table of everything that is registered now; cheap if nothing has changed."""
+    global _cache
+    with _lock:
+        key = (tuple((token, heap.version) for token, heap in _heaps.items()), tuple(_extra))
+        if _cache is None or _cache[0] != key:
+            _cache = (key, Regions(list(_heaps.values()), list(_extra.values())))
+        return _cache[1]
+
+
+class BoundsChecker:
+    """Decides for one launch whether an access is allowed."""
+
+    def __init__(self, regions: Regions, arguments: Sequence[tuple[int, int, str]]) -> None:
+        """Take the table and the storages of the tensor arguments: (first byte, size in bytes, argument's name)."""
+        self._regions = regions
+        # A heap's tensors are checked against its blocks: a storage may be rounded up, a block is exact.
+        self._arguments = regions.extra + [
+            Region(start, nbytes, name)
+            for start, nbytes, name in arguments
+            if nbytes and not regions.on_heap(start, start + nbytes)
+        ]
+        self._windows = [Window(region.start, region.end) for region in self._arguments]
+        self._recent: list[Window] = []
+        self.heaps = regions.heaps
+        """End and number of the heap that begins at an address, for all ranks' heaps."""
+
+    def find(self, low: int, high: int) -> Window | None:
+        """Return the accessible range that contains all bytes of [low, high), or None."""
+        for window in self._windows:
+            if window.start <= low and high <= window.end:
+                return window
+        for window in self._recent:
+            if window.start <= low and high <= window.end:
+                return window
+        regions = self._regions
+        position = bisect_right(regions.start_list, low) - 1
+        if position >= 0 and high <= regions.end_list[position]:
+            window = regions.window(position)
+            self._recent = [window, *self._recent[:7]]  # kernels touch few ranges over and over
+            return window
+        return None
+
+    def outside(self, addresses: Array, nbytes: int) -> Array:
+        """Return a mask of the addresses at which an element of `nbytes` bytes is not accessible."""
+        bad = np.ones(addresses.shape, bool)
+        last = addresses + np.uint64(nbytes)
+        wrapped = last < addresses  # an element cannot span the end of the address space
+        if len(self._regions.starts):
+            position = np.searchsorted(self._regions.starts, addresses, side="right") - 1
+            bad = (position < 0) | (last > self._regions.ends[np.maximum(position, 0)])
+        for region in self._arguments:
+            bad &= (addresses < np.uint64(region.start)) | (last > np.uint64(region.end))
+        result: Array = bad | wrapped
+        return result
+
+    def nearest(self, address: int) -> Region | None:
+        """Return the accessible range that is closest to an address, or None if there is none at all."""
+        candidates = list(self._arguments)
+        position = bisect_right(self._regions.start_list, address) - 1
+        for near in (position, position + 1):
+            if 0 <= near < len(self._regions.start_list):
+                candidates.append(self._regions.region(near))
+        return min(candidates, key=lambda region: _distance(region, address), default=None)
+
+    def describe(self, address: int) -> str:
+        """Say in which range an address lies; just the address if in none."""
+        near = self.nearest(address)
+        if near is None or _distance(near, address):
+            return f"{address:#x}"
+        return f"{address:#x} (byte {address - near.start} of {near.describe()})"
+
+    def error(
+        self, kernel: str, program: tuple[int, int, int], access: str, addresses: Array, lanes: Array, nbytes: int
+    ) -> OutOfBoundsError:
+        """Describe the first inaccessible element among `addresses`; `lanes` are their places within the block."""
+        bad = self.outside(addresses, nbytes)
+        first = int(np.argmax(bad))
+        address, lane = int(addresses[first]), int(lanes[first])
+        others = int(bad.sum()) - 1
+        translated = address >= OFF_HEAP
+        address -= OFF_HEAP * translated
+        near = self.nearest(address)
+        message = f"kernel {kernel!r}, program {program}, lane {lane}: {access} of {nbytes} bytes at {address:#x} is "
+        if translated:
+            message += (
+                f"not on the heap of the rank that it was translated from: it is {self.describe(address)}. Pass a "
+                "tensor on the symmetric heap (ctx.zeros, ctx.as_symmetric, ...), also where the own rank is accessed"
+            )
+        elif near is None:
+            message += "out of bounds: no memory is accessible to this launch"
+        elif address >= near.end:
+            message += f"out of bounds: it begins {address - near.end} bytes past the end of {near.describe()}"
+        elif address < near.start:
+            message += f"out of bounds: it begins {near.start - address} bytes before {near.describe()}"
+        else:
+            message += f"out of bounds: it ends {address + nbytes - near.end} bytes past the end of {near.describe()}"
+        message += f"; {others} more lanes are out of bounds as well" if others else ""
+        message += (
+            "."
+            if translated
+            else ". Mask the access, or, if the address was loaded from memory and is right, pass the tensor as an "
+            "argument or call iris_triton.interpreter.allow_region."
+        )
+        return OutOfBoundsError(
+            message, kernel=kernel, program=program, lane=lane, access=access, address=address, nbytes=nbytes
+        )
+
+
+def _distance(region: Region, address: int) -> int:
+    return max(region.start - address, address - region.end + 1, 0)

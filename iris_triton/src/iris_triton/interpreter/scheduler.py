@@ -1,0 +1,302 @@
+"""Runs the programs of one launch, one at a time, and switches when a program waits.
+
+A program *observes* memory when it executes an atomic or a volatile load, or thousands of plain loads that see nothing
+new.  Seeing the same value at the same place again means that it is waiting (spinning).  It then hands the baton on: to
+a program that has not started, else to the one that has waited longest.  When every program of the launch waits, the
+thread sleeps between polls so that other ranks get the processor, and the time spent so is counted; a long computation
+elsewhere is not waiting and does not count.  Where all ranks can only wait for each other, the launch fails at once
+(`iris_core.device.standstill`).
+
+Programs start in the order of a GPU's linear block index: x fastest, then y, then z.  They run on the launching thread;
+another thread is taken from the pool only when a program waits while others have not started.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+MAX_WAITING = 2048
+"""Programs of one launch that can be in progress at the same time; each one that waits keeps a thread."""
+
+_FORGET = 1024  # places a program remembers; a loop that polls more of them is not seen as waiting
+_POLLED_WORDS = 64  # what a loop of plain loads may read to be seen as waiting, in one load and in different ones
+_IDLE_LOADS = 5000  # plain loads in a row that see nothing new, before they are seen as waiting
+_COUNTED_S = 0.1  # a single poll never counts for more: the process may have been stopped or starved
+_CHECK_S = 0.2  # how often `while_idle` is called
+_PROVING_POLLS = 128  # of each program before its wait can be endless: a bounded one has looked at the clock by then
+_IDLE_KEPT = 16  # threads that stay in the pool
+
+
+class Cancelled(BaseException):
+    """Unwinds a waiting program after another one has failed.  Not an Exception: kernels cannot catch it."""
+
+
+def place_of(addresses: Any) -> Any:
+    """What stands for the words of an access: the address of one, the bytes of several addresses."""
+    return int(addresses.reshape(-1)[0]) if addresses.size == 1 else addresses.tobytes()
+
+
+class Program:
+    """One program in progress."""
+
+    __slots__ = ("baton", "idle_loads", "loads", "pid", "scheduler", "seen")
+
+    def __init__(self, pid: tuple[int, int, int], scheduler: Scheduler) -> None:
+        self.pid, self.scheduler = pid, scheduler
+        self.seen: dict[Any, bytes] = {}
+        self.loads: dict[Any, bytes] = {}
+        self.idle_loads = 0
+        self.baton: threading.Semaphore | None = None
+
+    def observe(self, place: Any, value: bytes) -> None:
+        """Note an atomic or volatile access; hands the baton on if the program is waiting."""
+        scheduler = self.scheduler
+        if scheduler.error is not None:
+            raise Cancelled
+        if self.seen.get(place) == value:
+            self.wait(place, value)
+        else:
+            if len(self.seen) >= _FORGET:
+                self.seen.clear()
+            self.seen[place] = value
+            scheduler.idle_polls = self.idle_loads = 0
+
+    def loaded(self, addresses: Any, data: Any) -> None:
+        """Note a plain load: who reads the same few words thousands of times, and does nothing else, waits as well."""
+        if addresses.size > _POLLED_WORDS:
+            self.idle_loads = 0
+            return
+        place, value = place_of(addresses), data.tobytes()
+        if self.loads.get(place) != value:
+            if len(self.loads) >= _POLLED_WORDS:
+                self.loads.clear()
+            self.loads[place] = value
+            self.idle_loads = 0
+            return
+        self.idle_loads += 1
+        if self.idle_loads > _IDLE_LOADS:
+            self.scheduler.is_bounded = True  # it may be counting
+            self.observe(place, value)
+
+    def wait(self, place: Any, value: bytes) -> None:
+        """Let others run, because nothing new was seen."""
+        self.scheduler.wait(self, place, value)
+
+
+class Scheduler:
+    """One launch: its programs, who has the baton, and how long nothing has happened."""
+
+    def __init__(
+        self,
+        pids: Iterator[tuple[int, int, int]],
+        count: int,
+        run: Callable[[Program], None],
+        *,
+        timeout_s: float,
+        deadlock: Callable[[Program, Any, bytes, int, int, str], BaseException],
+        while_idle: Callable[[bool, Any], bool],
+    ) -> None:
+        """Prepare a launch.
+
+        Args:
+            pids: program indices in starting order.
+            count: how many there are.
+            run: runs one program.
+            timeout_s: bound of the time in which all programs wait.
+            deadlock: makes the error (program, place, value, waiting programs, programs not started, how long).
+            while_idle: called about five times a second while every program waits, with whether nothing has changed
+                since it was called last, and the place that a program polls; returns whether that is so for good, and
+                may raise.
+        """
+        self._pids, self._unstarted = pids, count
+        self._run, self._timeout_s, self._deadlock, self._while_idle = run, timeout_s, deadlock, while_idle
+        self._waiting: deque[Program] = deque()
+        self._in_progress = 0
+        self._threads = 0
+        self._lock = threading.Lock()
+        self._all_left = threading.Event()
+        self._idle_s = 0.0
+        self._last_poll = 0.0
+        self._next_check_s = 0.0
+        self._checked = 0  # `idle_polls` at the last check
+        self._launcher = threading.current_thread()
+        self.is_bounded = False
+        """Whether a program may wait for something else than memory: for a time, or for a number of polls."""
+        self.error: BaseException | None = None
+        self.idle_polls = 0
+
+    def run(self) -> None:
+        """Run all programs; returns when the last one has ended.
+
+        Raises:
+            BaseException: what the first failing program raised; the others have been unwound.
+        """
+        self._threads = 1
+        _running.add(self)
+        try:
+            self._work()
+            self._all_left.wait()
+        except BaseException as error:  # noqa: BLE001 - KeyboardInterrupt while another thread has the baton
+            self._fail(error)
+            self._all_left.wait()
+        finally:
+            _running.discard(self)
+        if self.error is not None:
+            raise self.error
+
+    def _work(self) -> None:
+        """Run programs until none is left to start, then pass the baton on for good.  Any thread of the launch."""
+        try:
+            while self._unstarted and self.error is None:
+                self._unstarted -= 1
+                self._in_progress += 1
+                self._run(Program(next(self._pids), self))
+                self._in_progress -= 1
+                self.idle_polls = 0
+        except Cancelled:
+            pass  # the launch has failed already; self.error says how
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the launching thread raises it
+            self._fail(error)
+        self._leave()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self.error is None:
+                self.error = error
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._threads -= 1
+            last = self._threads == 0
+            heir = self._waiting.popleft() if self._waiting else None
+        if heir is not None and heir.baton is not None:
+            heir.baton.release()
+        if last:
+            self._all_left.set()
+
+    def wait(self, program: Program, place: Any, value: bytes) -> None:
+        """Let others run, because `program` has seen nothing new."""
+        if program.baton is None:
+            program.baton = threading.Semaphore(0)
+        if self._unstarted and self._in_progress < MAX_WAITING:
+            with self._lock:
+                self._threads += 1
+                self._waiting.append(program)
+            self._park(program, lambda: _pool.submit(self._work))
+        elif self._waiting:
+            with self._lock:
+                heir = self._waiting.popleft()
+                self._waiting.append(program)
+            baton = heir.baton
+            if baton is not None:
+                self._park(program, baton.release)
+        if self.error is not None:
+            raise Cancelled
+        self.idle_polls += 1
+        if self.idle_polls > 2 * self._in_progress:
+            self._idle(program, place, value)
+
+    def _park(self, program: Program, hand_over: Callable[[], None]) -> None:
+        baton = program.baton
+        assert baton is not None
+        hand_over()
+        try:
+            baton.acquire()
+        except BaseException as error:
+            # KeyboardInterrupt on the launching thread.  If the baton has not been handed back, it is not ours to pass.
+            self._fail(error)
+            with self._lock:
+                ours = program not in self._waiting
+                if not ours:
+                    self._waiting.remove(program)
+            if ours:
+                baton.acquire()
+            raise
+
+    def _idle(self, program: Program, place: Any, value: bytes) -> None:
+        now = time.monotonic()
+        if self.idle_polls == 2 * self._in_progress + 1:
+            self._idle_s, self._last_poll, self._next_check_s, self._checked = 0.0, now, _CHECK_S, 0
+        self._idle_s += min(now - self._last_poll, _COUNTED_S)
+        self._last_poll = now
+        if self._idle_s >= self._next_check_s:
+            self._next_check_s = self._idle_s + _CHECK_S
+            if self._stands_still(place):
+                how = "for words that no program of any rank changes"
+                raise self._deadlock(program, place, value, len(self._waiting), self._unstarted, how)
+        if self._idle_s > self._timeout_s:
+            how = f"for {self._timeout_s:g} s"
+            raise self._deadlock(program, place, value, len(self._waiting), self._unstarted, how)
+        # Short at first, for ping-pong between ranks; longer later, for the ranks that still have to compute.
+        time.sleep(0 if self.idle_polls < 50 else 50e-6 if self._idle_s < 0.05 else 500e-6)
+
+    def _stands_still(self, place: Any) -> bool:
+        """Whether the programs wait for good: nothing has changed, and neither a thread nor a rank can do that."""
+        polls = self.idle_polls
+        quiet = self._checked > 0 and polls - self._checked >= 2 * self._in_progress
+        others = (thread for thread in threading.enumerate() if not thread.name.startswith("iris-"))
+        alone = _running == {self} and all(thread is self._launcher for thread in others)
+        self._checked = polls
+        proven = alone and not self.is_bounded and polls >= _PROVING_POLLS * self._in_progress
+        return self._while_idle(quiet and proven, place)
+
+
+_running: set[Scheduler] = set()
+"""The launches of this process, by any thread."""
+
+
+class _Pool:
+    """Threads that wait for work.  A few stay for the next launch; the rest end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+
+    def submit(self, task: Callable[[], None]) -> None:
+        with self._lock:
+            worker = self._idle.pop() if self._idle else None
+        (worker or _Worker(self)).give(task)
+
+    def keep(self, worker: _Worker) -> bool:
+        with self._lock:
+            if len(self._idle) >= _IDLE_KEPT:
+                return False
+            self._idle.append(worker)
+            return True
+
+    def forget(self) -> None:
+        """After fork: the child has none of the threads."""
+        self._lock = threading.Lock()
+        self._idle = []
+
+
+class _Worker:
+    def __init__(self, pool: _Pool) -> None:
+        self._pool, self._task = pool, deque[Callable[[], None]]()
+        self._ready = threading.Semaphore(0)
+        threading.Thread(target=self._loop, name="iris-cpu-program", daemon=True).start()
+
+    def give(self, task: Callable[[], None]) -> None:
+        self._task.append(task)
+        self._ready.release()
+
+    def _loop(self) -> None:
+        while True:
+            self._ready.acquire()
+            self._task.popleft()()
+            if not self._pool.keep(self):
+                return
+
+
+_pool = _Pool()
+os.register_at_fork(after_in_child=_pool.forget)
+
+
+def run_on_thread(task: Callable[[], None]) -> None:
+    """Run a task on a thread of the pool; for languages in which a program has several threads of control."""
+    _pool.submit(task)

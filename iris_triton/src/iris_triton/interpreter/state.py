@@ -1,0 +1,53 @@
+"""What the running thread is doing: its launch and its program.
+
+Thread-local, so launches from several Python threads are independent of each other: each has its own scheduler and its
+own bounds checker, and programs of different launches really run side by side.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iris_triton.interpreter.entries import ProgramInfo
+
+if TYPE_CHECKING:
+    from iris_triton.interpreter.memory.regions import BoundsChecker
+    from iris_triton.interpreter.scheduler import Program
+
+
+@dataclass(slots=True)
+class Launch:
+    """One launch: constant while its programs run.
+
+    Attributes:
+        kernel: name of the kernel.
+        grid: number of programs per axis.
+        checker: knows the accessible ranges.
+        refuse: whether accesses outside them are errors.
+        raise_hints: whether hints that are not true are errors.
+        options: compiler options of the launch (num_warps, ...), for languages in which kernels see them; such a
+            language may add what all programs of the launch share.
+    """
+
+    kernel: str
+    grid: tuple[int, int, int]
+    checker: BoundsChecker
+    refuse: bool
+    raise_hints: bool
+    options: dict[str, Any]
+
+
+class _Current(threading.local):
+    launch: Launch
+    program: Program
+    region: Any  # of the reduction or scan whose combine function is running
+
+
+current = _Current()
+
+
+def program_info() -> ProgramInfo:
+    """Describe the running program to a CPU entry."""
+    return ProgramInfo(current.program.pid, current.launch.grid)

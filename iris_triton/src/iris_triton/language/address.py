@@ -1,0 +1,121 @@
+"""From an address in one rank's heap to the same place in another's."""
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from iris_triton.interpreter.entries import cpu_entry
+
+HEAP_ALIGNMENT = 4096
+"""Bytes of which every heap base is a multiple; the host checks it, `translate` builds on it."""
+
+_ALIGNMENT_LOG2 = tl.constexpr(HEAP_ALIGNMENT.bit_length() - 1)
+
+
+@triton.constexpr_function
+def _carrier(element_type):
+    """Another element type of the same size, see `translate`."""
+    bits = 64 if element_type.is_ptr() else max(8, element_type.primitive_bitwidth)  # a bool is stored as a byte
+    others = {
+        8: (tl.int8, tl.float8e5),
+        16: (tl.int16, tl.float16),
+        32: (tl.int32, tl.float32),
+        64: (tl.int64, tl.float64),
+    }[bits]
+    return others[1] if element_type.is_int() and element_type.primitive_bitwidth == bits else others[0]
+
+
+@triton.constexpr_function
+def _elements_per_alignment(element_type):
+    """Elements in HEAP_ALIGNMENT bytes."""
+    return HEAP_ALIGNMENT // (element_type.primitive_bitwidth // 8)
+
+
+@triton.constexpr_function
+def _numbers(hint):
+    return [getattr(each, "value", each) for each in hint]
+
+
+@triton.constexpr_function
+def _is_hint(hint):
+    """Whether a hint is a power of two, or some of them."""
+    numbers = _numbers(hint) if isinstance(hint, (tuple, list, tl.tuple)) else [hint]
+    return all(isinstance(each, int) and each >= 1 and each & (each - 1) == 0 for each in numbers)
+
+
+@triton.constexpr_function
+def _hint_of(hint, dimension, rank):
+    """What a hint says of one dimension; an int speaks of the last one."""
+    if isinstance(hint, int):
+        return hint if dimension == rank - 1 else 1
+    numbers = _numbers(hint)
+    if rank == 0 and len(numbers) == 1:
+        return numbers[0]
+    if len(numbers) != rank:
+        raise ValueError(f"hint {tuple(numbers)} has {len(numbers)} dimensions, but the block of pointers has {rank}")
+    return numbers[dimension]
+
+
+@triton.jit
+def _stray(pointer, from_rank, to_rank, heap_bases):
+    """0; on the CPU, what leads out of every heap where the pointer does not lie in the heap of from_rank."""
+    return 0
+
+
+@cpu_entry(_stray)
+def _(*given):
+    from iris_triton.interpreter.memory.symmetric import stray
+
+    return stray(*given)
+
+
+@triton.jit
+def check_context(context_tensor, rank, world_size):
+    """Check on the CPU that a context tensor is that of this rank and world; on GPUs it is nothing."""
+
+
+@cpu_entry(check_context)
+def _(*given):
+    from iris_triton.interpreter.memory.symmetric import check_context as check
+
+    check(*given)
+
+
+@triton.jit
+def translate(pointer, from_rank, to_rank, heap_bases, hint: tl.constexpr = None):
+    """Return where `pointer`, an address (or block of addresses) in from_rank's heap, lies in to_rank's heap.
+
+    Args:
+        pointer: pointer or block of pointers into the heap of from_rank.
+        from_rank: rank in whose address space the pointer is.
+        to_rank: rank whose heap is meant; may be a block of ranks of the pointer's shape.
+        heap_bases: int64[world_size].
+        hint: alignment in bytes and contiguity in elements, see `iris_triton.language`.
+    """
+    distance = tl.load(heap_bases + to_rank).to(tl.int64) - tl.load(heap_bases + from_rank).to(tl.int64)
+    distance += _stray(pointer, from_rank, to_rank, heap_bases)
+    # The pointer is moved as a pointer to another type, for the sake of AMD: the compiler takes 32 bits for enough to
+    # address a small tensor from its argument, and would cut the distance down; behind a cast it knows of no argument.
+    # Through an integer, or a type of another size, it would forget alignment or contiguity as well.
+    carrier: tl.constexpr = _carrier(pointer.dtype.element_ty)
+    # Whole alignment units times a constant: in this form the compiler sees that the distance keeps the alignment.
+    units: tl.constexpr = _elements_per_alignment(carrier)
+    moved = pointer.to(tl.pointer_type(carrier), bitcast=True) + (distance >> _ALIGNMENT_LOG2) * units
+    moved = moved.to(pointer.dtype, bitcast=True)
+    if hint is not None:  # here and not in a function of its own: inlining drops what is promised of an argument
+        tl.static_assert(_is_hint(hint), "a hint must be a power of two, or a tuple with one for each dimension")
+        rank: tl.constexpr = len(pointer.shape)
+        tl.static_assert(rank <= 3, "a hint is possible for blocks of up to three dimensions")
+        last: tl.constexpr = _hint_of(hint, rank - 1, rank)
+        if rank == 0:
+            moved = tl.multiple_of(moved, last)
+        elif rank == 1:
+            moved = tl.max_contiguous(tl.multiple_of(moved, last), last)
+        elif rank == 2:
+            first: tl.constexpr = _hint_of(hint, 0, rank)
+            moved = tl.max_contiguous(tl.multiple_of(moved, (first, last)), (first, last))
+        else:
+            first: tl.constexpr = _hint_of(hint, 0, rank)
+            middle: tl.constexpr = _hint_of(hint, 1, rank)
+            moved = tl.max_contiguous(tl.multiple_of(moved, (first, middle, last)), (first, middle, last))
+    return moved

@@ -1,0 +1,174 @@
+"""What Triton's language has no word for: vendor assembly, in this one place.
+
+Every function chooses its assembly by the target that the kernel is compiled for, and has a CPU entry, which the CPU
+executor calls instead.  A function says whether its result is uniform: the same for all threads of a program.  Triton
+takes scalars for uniform, so a loop or branch that contains a barrier must not depend on a scalar that is not.
+"""
+# mypy: ignore-errors
+
+import time
+
+import numpy as np
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.target_info import is_cuda, is_hip
+
+from iris_triton.interpreter.entries import cpu_entry, read_clock
+from iris_triton.language.blocks import lanes, num_threads
+
+_NO_TARGET = tl.constexpr("iris_triton.language.asm knows NVIDIA and AMD GPUs and the CPU executor, not this target")
+
+
+@triton.jit
+def read_realtime():
+    """Ticks of the device's constant clock as int64: 1 ns on NVIDIA and the CPU, 10 ns (100 MHz) on AMD.
+
+    Every thread reads for itself: not uniform.
+    """
+    if is_cuda():
+        ticks = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+    elif is_hip():
+        ticks = tl.inline_asm_elementwise(
+            "s_memrealtime $0\ns_waitcnt lgkmcnt(0)", "=s", [], dtype=tl.int64, is_pure=False, pack=1
+        )
+    else:
+        tl.static_assert(False, _NO_TARGET)
+        ticks = tl.cast(0, tl.int64)
+    return ticks
+
+
+@triton.jit
+def clock_ns():
+    """Time of the device's constant clock in nanoseconds (int64).  Not uniform: every thread reads for itself."""
+    if is_hip():
+        return read_realtime() * 10
+    else:
+        return read_realtime()
+
+
+@triton.jit
+def uniform_clock_ns():
+    """Time in nanoseconds (int64).  Uniform: synchronises the threads of the program, so not for divergent code."""
+    # A maximum over a block with an element in every thread is the same in all.  More elements would cost registers.
+    lane = lanes(num_threads())
+    if is_cuda():
+        now = tl.inline_asm_elementwise(
+            "{ .reg .b32 lane; mov.b32 lane, $1; mov.u64 $0, %globaltimer; }",
+            "=l,r",
+            [lane],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+    elif is_hip():
+        ticks = tl.inline_asm_elementwise(
+            "s_memrealtime $0 ; $1\ns_waitcnt lgkmcnt(0)", "=s,v", [lane], dtype=tl.int64, is_pure=False, pack=1
+        )
+        now = ticks * 10
+    else:
+        tl.static_assert(False, _NO_TARGET)
+        now = lane.to(tl.int64)
+    return tl.max(now, axis=0)
+
+
+@triton.jit
+def get_cu_id():
+    """Number of the multiprocessor (NVIDIA) or of the compute unit within its die (AMD); 0 on the CPU.  Uniform."""
+    if is_cuda():
+        return tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=True, pack=1)
+    elif is_hip():
+        # HW_REG_HW_ID of gfx9: bits 8..11 are the unit, 13..15 the shader engine.
+        raw = tl.inline_asm_elementwise(
+            "s_getreg_b32 $0, hwreg(HW_REG_HW_ID, 0, 32)", "=s", [], dtype=tl.int32, is_pure=True, pack=1
+        )
+        return ((raw >> 8) & 15) | (((raw >> 13) & 7) << 4)
+    else:
+        tl.static_assert(False, _NO_TARGET)
+        return tl.cast(0, tl.int32)
+
+
+@triton.jit
+def get_xcc_id():
+    """Number of the accelerator die within the device (AMD); 0 elsewhere.  Uniform."""
+    if is_hip():
+        return tl.inline_asm_elementwise(
+            "s_getreg_b32 $0, hwreg(HW_REG_XCC_ID, 0, 16)", "=s", [], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        return tl.cast(0, tl.int32)
+
+
+@triton.jit
+def wait_clock_ns(timeout_ns):
+    """`uniform_clock_ns` for a wait that ends after `timeout_ns`, an int64; never, if that is not positive.
+
+    The CPU executor takes programs that look at a clock for ones that may go on by themselves; such a wait does not.
+    """
+    return uniform_clock_ns()
+
+
+@triton.jit
+def wait_stores():
+    """Wait until every store that this thread has issued is acknowledged.
+
+    AMD needs it before a barrier after which one wave releases the stores of all: the barrier itself does not wait
+    for the memory counter.  On NVIDIA the barrier and the release are cumulative, so there is nothing to do.
+    """
+    if is_hip():
+        tl.inline_asm_elementwise(
+            "s_waitcnt vmcnt(0)\nv_mov_b32 $0, 0", "=v", [], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
+def follow(EARLY: tl.constexpr):
+    """Begin behind the kernel before this one on the stream.
+
+    The first thing in a kernel that may be launched with `iris_triton.launcher.early_launch`.  Such a kernel starts as
+    soon as the one before it says so (`let_next_start`), or ends; it must not look at memory before it has waited for
+    that one here.  (CUDA C++ Programming Guide, programmatic dependent launch; NVIDIA, Hopper and newer.)
+
+    Args:
+        EARLY: whether it was launched so.
+    """
+    if EARLY:
+        gdc_wait()
+
+
+@triton.jit
+def let_next_start(EARLY: tl.constexpr):
+    """Let the next kernel on the stream start, if it was launched early, when all programs have come here.
+
+    It may take all multiprocessors, and waits there for the end of this one.  So nothing may follow here that waits for
+    another rank: that one may wait for a kernel of another stream of this device, which would find no multiprocessor.
+    A barrier of the program comes before, for its threads may wait for different words.
+
+    Args:
+        EARLY: whether this kernel was launched early.
+    """
+    if EARLY:
+        gdc_launch_dependents()
+
+
+@cpu_entry(read_realtime)
+@cpu_entry(clock_ns)
+@cpu_entry(uniform_clock_ns)
+def _cpu_clock(program):
+    return np.int64(read_clock(program))
+
+
+@cpu_entry(wait_clock_ns)
+def _cpu_wait_clock(program, timeout_ns):
+    return np.int64(read_clock(program) if timeout_ns > 0 else time.monotonic_ns())
+
+
+@cpu_entry(get_cu_id)
+@cpu_entry(get_xcc_id)
+def _cpu_unit(program):
+    return np.int32(0)
+
+
+@cpu_entry(wait_stores)
+def _cpu_wait_stores(program):
+    return None

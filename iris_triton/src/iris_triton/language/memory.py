@@ -1,0 +1,173 @@
+"""Loads, stores and copies of other ranks' memory; `iris_triton.language` describes the common arguments."""
+
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+from triton.language.target_info import is_hip
+
+from iris_triton.language.address import translate
+
+
+# Fresh data, asked for by `volatile` or by ".cv", goes before any other cache modifier.  Some versions of Triton drop
+# the first for AMD and the second for NVIDIA, where no other modifier may stand beside `volatile`.
+@triton.constexpr_function
+def _modifier(cache_modifier, volatile, on_amd):
+    if volatile or cache_modifier == ".cv":
+        return ".cv" if on_amd else None
+    return cache_modifier
+
+
+@triton.constexpr_function
+def _volatile(cache_modifier, volatile, on_amd):
+    return volatile or (cache_modifier == ".cv" and not on_amd)
+
+
+@triton.constexpr_function
+def _is_fp8(pointer):
+    return pointer.dtype.element_ty.is_fp8()
+
+
+@triton.jit
+def _read(pointer, mask, other, cache_modifier: tl.constexpr, volatile: tl.constexpr = False):
+    modifier: tl.constexpr = _modifier(cache_modifier, volatile, is_hip())
+    fresh: tl.constexpr = _volatile(cache_modifier, volatile, is_hip())
+    if other is not None and _is_fp8(pointer):  # Triton makes no fp8 of an integer
+        filler = tl.core.to_tensor(other)
+        if filler.dtype.is_int():
+            filler = filler.to(tl.float32)
+        return tl.load(pointer, mask=mask, other=filler, cache_modifier=modifier, volatile=fresh)
+    else:
+        return tl.load(pointer, mask=mask, other=other, cache_modifier=modifier, volatile=fresh)
+
+
+@triton.jit
+def load(
+    pointer,
+    to_rank,
+    from_rank,
+    heap_bases,
+    mask=None,
+    other=None,
+    cache_modifier: tl.constexpr = None,
+    volatile: tl.constexpr = False,
+    hint: tl.constexpr = None,
+):
+    """Return what lies at `pointer` in the heap of from_rank.
+
+    Args:
+        pointer: address in the heap of to_rank, the caller.
+        to_rank: rank that gets the data (the caller).
+        from_rank: rank whose memory is read.
+        heap_bases, mask, other, cache_modifier, hint: see `iris_triton.language`.
+        volatile: never served from a cached or earlier value, whatever cache_modifier says.
+    """
+    source = translate(pointer, to_rank, from_rank, heap_bases, hint)
+    return _read(source, mask, other, cache_modifier, volatile)
+
+
+@triton.jit
+def store(
+    pointer,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    hint: tl.constexpr = None,
+    cache_modifier: tl.constexpr = None,
+):
+    """Store `value` at `pointer` in the heap of to_rank.
+
+    Args:
+        pointer: address in the heap of from_rank, the caller.
+        value: scalar or block; converted to the pointer's element type.
+        from_rank: the caller.
+        to_rank: rank whose memory is written.
+        heap_bases, mask, hint, cache_modifier: see `iris_triton.language`.
+    """
+    target = translate(pointer, from_rank, to_rank, heap_bases, hint)
+    tl.store(target, value, mask=mask, cache_modifier=cache_modifier)
+
+
+@triton.jit
+def copy(
+    src_ptr,
+    dst_ptr,
+    from_rank,
+    to_rank,
+    cur_rank,
+    heap_bases,
+    mask=None,
+    other=None,
+    load_cache_modifier: tl.constexpr = None,
+    store_cache_modifier: tl.constexpr = None,
+    hint: tl.constexpr = None,
+):
+    """Copy from from_rank's memory at `src_ptr` to to_rank's memory at `dst_ptr`.
+
+    Args:
+        src_ptr, dst_ptr: addresses in the heap of cur_rank.
+        from_rank: rank whose memory is read.
+        to_rank: rank whose memory is written.
+        cur_rank: the caller; need be neither of the two.
+        heap_bases, mask, other, load_cache_modifier, store_cache_modifier, hint: see `iris_triton.language`.
+    """
+    source = translate(src_ptr, cur_rank, from_rank, heap_bases, hint)
+    target = translate(dst_ptr, cur_rank, to_rank, heap_bases, hint)
+    data = _read(source, mask, other, load_cache_modifier)
+    tl.store(target, data, mask=mask, cache_modifier=store_cache_modifier)
+
+
+@triton.jit
+def get(
+    from_ptr,
+    to_ptr,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    other=None,
+    load_cache_modifier: tl.constexpr = None,
+    store_cache_modifier: tl.constexpr = None,
+    hint: tl.constexpr = None,
+):
+    """Copy from to_rank's memory at `from_ptr` to the caller's own memory at `to_ptr`.
+
+    Args:
+        from_ptr: address in the heap of from_rank, the caller.
+        to_ptr: any address that the caller may write.
+        from_rank: the caller.
+        to_rank: rank whose memory is read.
+        heap_bases, mask, other, load_cache_modifier, store_cache_modifier, hint: see `iris_triton.language`.
+    """
+    source = translate(from_ptr, from_rank, to_rank, heap_bases, hint)
+    data = _read(source, mask, other, load_cache_modifier)
+    tl.store(to_ptr, data, mask=mask, cache_modifier=store_cache_modifier)
+
+
+@triton.jit
+def put(
+    from_ptr,
+    to_ptr,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    other=None,
+    load_cache_modifier: tl.constexpr = None,
+    store_cache_modifier: tl.constexpr = None,
+    hint: tl.constexpr = None,
+):
+    """Copy from the caller's own memory at `from_ptr` to to_rank's memory at `to_ptr`.
+
+    Args:
+        from_ptr: any address that the caller may read.
+        to_ptr: address in the heap of from_rank, the caller.
+        from_rank: the caller.
+        to_rank: rank whose memory is written.
+        heap_bases, mask, other, load_cache_modifier, store_cache_modifier, hint: see `iris_triton.language`.
+    """
+    target = translate(to_ptr, from_rank, to_rank, heap_bases, hint)
+    data = _read(from_ptr, mask, other, load_cache_modifier)
+    tl.store(target, data, mask=mask, cache_modifier=store_cache_modifier)

@@ -1,0 +1,348 @@
+"""Synchronisation between ranks from inside kernels: signal, wait and its kin, put_signal, barrier.
+
+`iris_triton.language` describes the common arguments.  A *flag* is a word of a symmetric tensor, a 32- or 64-bit
+integer.  The sender stores data and signals (release); the receiver waits (acquire) and reads the data.
+"""
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from iris_triton.language.address import translate
+from iris_triton.language.asm import wait_stores
+from iris_triton.language.flags import (
+    await_any,
+    await_flag,
+    await_flags,
+    is_comparison,
+    is_counter,
+    is_flag,
+    lanes_for,
+    missing_flags,
+    poll,
+    set_flag,
+    set_flags,
+)
+from iris_triton.language.memory import put
+
+# Triton 3.6 takes no plain string for the default of a parameter of a device function.
+SET, RELEASE, ACQUIRE = tl.constexpr("set"), tl.constexpr("release"), tl.constexpr("acquire")
+GE, SYS = tl.constexpr("ge"), tl.constexpr("sys")
+
+_MEMBERS = tl.constexpr(32)
+"""Ranks that a barrier signals and awaits at a time, at least."""
+
+
+# -- sending ----------------------------------------------------------------------------------------------------------
+@triton.jit
+def _gather_stores():
+    """Bring the earlier stores of all threads of this program before what any of its threads releases next."""
+    wait_stores()
+    tl.debug_barrier()
+
+
+@triton.constexpr_function
+def _is_block(pointer):
+    return pointer.type.is_block()
+
+
+@triton.constexpr_function
+def _is_op(op):
+    return op in ("set", "add")
+
+
+@triton.constexpr_function
+def _is_order(sem, scope, order):
+    return sem in (order, "relaxed") and scope in ("sys", "gpu")
+
+
+@triton.jit
+def signal(
+    pointer,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    op: tl.constexpr = SET,
+    sem: tl.constexpr = RELEASE,
+    scope: tl.constexpr = SYS,
+):
+    """Change a flag of to_rank after everything that this program has stored so far.
+
+    Whoever sees the new value by `wait` also sees those stores.  Synchronises the threads of the program, so it must
+    not be called from divergent code; branches on scalars are fine.
+
+    Args:
+        pointer: flag in the heap of from_rank (scalar pointer to a 32- or 64-bit integer).
+        value: new value (op "set") or increment (op "add"); converted to the flag's type.
+        from_rank: the caller.
+        to_rank: rank whose flag is changed.
+        heap_bases: int64[world_size].
+        op: "set" or "add".  Several senders may add to one flag; only one may set it.
+        sem: "release", or "relaxed" where there is nothing to hand over; that is half as long on the way.
+        scope: "sys"; "gpu" if from_rank and to_rank are the same.
+    """
+    tl.static_assert(_is_op(op), 'op of signal must be "set" or "add"')
+    tl.static_assert(
+        _is_order(sem, scope, "release"), 'sem of signal must be "release" or "relaxed", scope "sys" or "gpu"'
+    )
+    tl.static_assert(not _is_block(pointer), "signal changes one flag: give it a pointer, not a block of pointers")
+    tl.static_assert(is_flag(pointer.dtype.element_ty), "flags must be integers of 32 or 64 bits")
+    target = translate(pointer, from_rank, to_rank, heap_bases)
+    if sem == "release":
+        _gather_stores()
+    if op == "set":
+        set_flag(target, value, sem, scope)
+    else:
+        tl.atomic_add(target, value, sem=sem, scope=scope)
+
+
+@triton.jit
+def put_signal(
+    from_ptr,
+    to_ptr,
+    signal_ptr,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    op: tl.constexpr = SET,
+    mask=None,
+    other=None,
+    load_cache_modifier: tl.constexpr = None,
+    store_cache_modifier: tl.constexpr = None,
+    hint: tl.constexpr = None,
+    sem: tl.constexpr = RELEASE,
+    scope: tl.constexpr = SYS,
+):
+    """Copy from the caller's own memory to to_rank's memory, then signal: `put` followed by `signal`.
+
+    Args:
+        from_ptr: any addresses that the caller may read.
+        to_ptr: addresses in the heap of from_rank.
+        signal_ptr: flag in the heap of from_rank (scalar pointer to a 32- or 64-bit integer).
+        value: new value or increment of the flag; converted to its type.
+        from_rank: the caller.
+        to_rank: rank whose memory and flag are changed.
+        heap_bases: int64[world_size].
+        op, sem, scope: as in `signal`.
+        mask, other, load_cache_modifier, store_cache_modifier, hint: as in `put`.
+    """
+    put(
+        from_ptr,
+        to_ptr,
+        from_rank,
+        to_rank,
+        heap_bases,
+        mask,
+        other,
+        load_cache_modifier,
+        store_cache_modifier,
+        hint,
+    )
+    signal(signal_ptr, value, from_rank, to_rank, heap_bases, op, sem, scope)
+
+
+# -- receiving --------------------------------------------------------------------------------------------------------
+@triton.jit
+def _address(pointer):
+    """An optional pointer as int64, 0 for None."""
+    if pointer is None:
+        return tl.cast(0, tl.int64)
+    else:
+        return tl.cast(pointer, tl.int64)
+
+
+@triton.jit
+def _check_flags(pointer, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr):
+    """Refuse what cannot be awaited, or looked at."""
+    tl.static_assert(is_comparison(cmp), 'cmp of wait must be "eq", "ne", "gt", "ge", "lt" or "le"')
+    tl.static_assert(
+        _is_order(sem, scope, "acquire"), 'sem of wait must be "acquire" or "relaxed", scope "sys" or "gpu"'
+    )
+    tl.static_assert(is_flag(pointer.dtype.element_ty), "flags must be integers of 32 or 64 bits")
+    tl.static_assert(len(pointer.shape) <= 1, "wait takes one flag, or a block of them with one dimension")
+
+
+@triton.jit
+def wait(
+    pointer,
+    value,
+    cmp: tl.constexpr = GE,
+    sem: tl.constexpr = ACQUIRE,
+    scope: tl.constexpr = SYS,
+    timeout_ns=0,
+    status=None,
+    rank=-1,
+):
+    """Wait until `flag <cmp> value` holds, for all flags if `pointer` is a block, and return the flags' last values.
+
+    Afterwards all threads of the program see what was stored before the signal.  Synchronises the threads of the
+    program, so it must not be called from divergent code; branches on scalars are fine.
+
+    Args:
+        pointer: flag or 1-D block of flags in the caller's own memory (32- or 64-bit integers).
+        value: what to compare with: scalar or block; converted to the element type.
+        cmp: "eq", "ne", "gt", "ge", "lt" or "le".
+        sem: "acquire", or "relaxed" where nothing is handed over.
+        scope: "sys"; "gpu" if the sender is on the same device.
+        timeout_ns: bound in nanoseconds; 0 for none.  After the bound wait returns all the same, so what was awaited
+            may not be there: compare the returned value, or have the host look at the status words.  With a negative
+            one it describes itself whenever so much time has passed, and waits on.
+        status: pointer to the status words (int64[STATUS_WORDS], iris_core.device.context_words), to which the first
+        wait
+            that times out reports; None reports nothing.
+        rank: the caller, for that report.
+    """
+    _check_flags(pointer, cmp, sem, scope)
+    expected = tl.cast(value, pointer.dtype.element_ty)
+    status_word = _address(status)
+    if pointer.type.is_block():
+        everyone = tl.cast(pointer, tl.int64) != 0
+        await_flags(pointer, expected, everyone, cmp, sem, scope, timeout_ns, status_word, rank)
+        return poll(pointer, "relaxed", scope)
+    else:
+        return await_flag(pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank)
+
+
+@triton.jit
+def wait_any(
+    pointer,
+    value,
+    cmp: tl.constexpr = GE,
+    sem: tl.constexpr = ACQUIRE,
+    scope: tl.constexpr = SYS,
+    timeout_ns=0,
+    status=None,
+    rank=-1,
+):
+    """Wait until `flag <cmp> value` holds for one of a block of flags, and return which (int32, from 0).
+
+    Where it holds for several, the first one counts.  Otherwise as `wait`: behind it all threads see what was stored
+    before the signal of that flag, and of no other.
+
+    Args:
+        pointer: block of flags with one dimension, in the caller's own memory (32- or 64-bit integers).
+        value, cmp, sem, scope, status, rank: as in `wait`.
+        timeout_ns: as in `wait`; after the bound -1 is returned.
+
+    Example:
+        sender = iris.wait_any(arrived + tl.arange(0, W), turn)
+        x = tl.load(inbox + sender * BLOCK + i)
+    """
+    _check_flags(pointer, cmp, sem, scope)
+    tl.static_assert(_is_block(pointer), "wait_any takes a block of flags; wait takes one")
+    expected = tl.cast(value, pointer.dtype.element_ty)
+    return await_any(pointer, expected, cmp, sem, scope, timeout_ns, _address(status), rank)
+
+
+@triton.jit
+def _look(pointer, sem: tl.constexpr, scope: tl.constexpr):
+    """Look at flags once, for all threads of the program."""
+    seen = poll(pointer, sem, scope)
+    tl.debug_barrier()  # the compiler lets one thread look, and makes the others wait only if they need what it saw
+    return seen
+
+
+@triton.jit
+def load_acquire(pointer, scope: tl.constexpr = SYS):
+    """Return flags as they are now; all threads of the program then see what was stored before their signals.
+
+    One look, as `wait` has many; what a plain load returns, even a volatile one, orders nothing.  All threads get the
+    same values.  Synchronises the threads of the program, so it must not be called from divergent code.
+
+    Args:
+        pointer: flag or 1-D block of flags in the caller's own memory (32- or 64-bit integers).
+        scope: "sys"; "gpu" if the sender is on the same device.
+    """
+    _check_flags(pointer, GE, ACQUIRE, scope)
+    return _look(pointer, ACQUIRE, scope)
+
+
+@triton.jit
+def test(
+    pointer,
+    value,
+    cmp: tl.constexpr = GE,  # noqa: PT028
+    sem: tl.constexpr = ACQUIRE,  # noqa: PT028
+    scope: tl.constexpr = SYS,  # noqa: PT028
+):
+    """Return whether `flag <cmp> value` holds now (int1), for all flags if `pointer` is a block; does not wait.
+
+    Where it does, all threads see what was stored before the signal, as behind `wait`; all get the same answer.
+
+    Args:
+        pointer, value, cmp, sem, scope: as in `wait`.
+    """
+    _check_flags(pointer, cmp, sem, scope)
+    return missing_flags(_look(pointer, sem, scope), tl.cast(value, pointer.dtype.element_ty), cmp) == 0
+
+
+@triton.jit
+def _check_group(rank, start, stride, size, world_size):
+    """Without debug=True the compiler drops all of this on GPUs."""
+    start = tl.cast(start, tl.int32)
+    stride = tl.cast(stride, tl.int32)
+    size = tl.cast(size, tl.int32)
+    last = start + (size - 1) * stride
+    inside = (start >= 0) & (start < world_size) & (last >= 0) & (last < world_size)
+    tl.device_assert((size >= 1) & inside, "the group of a barrier is empty or reaches outside of the world")
+    tl.device_assert((stride != 0) | (size == 1), "the group of a barrier names a rank twice")
+    step = tl.where(stride == 0, 1, stride)
+    index = (rank - start) // step
+    belongs = (start + index * stride == rank) & (index >= 0) & (index < size)
+    tl.device_assert(belongs, "a rank that calls a barrier is no member of its group")
+
+
+@triton.jit
+def barrier(
+    flags,
+    rank,
+    world_size,
+    heap_bases,
+    rank_start=0,
+    rank_stride=1,
+    group_size=None,
+    program=0,
+    timeout_ns=0,
+    status=None,
+):
+    """Wait until every rank of a group has come here; what any of them stored before is then visible to all.
+
+    Collective: exactly one program of every rank of the group calls it, with the same `program`, and equally often.
+    It covers the stores of the calling program.  It may be repeated at once and for ever; the host resets nothing.
+
+    Args:
+        flags: int32 or int64 tensor on the symmetric heap, zero at the start, world_size + 1 words for each program.
+            Belongs to one group and is used for nothing else.
+        rank: the caller.
+        world_size: number of ranks in heap_bases.
+        heap_bases: int64[world_size].
+        rank_start, rank_stride, group_size: the group is rank_start + i * rank_stride for i < group_size; all ranks
+            by default.  A group that is empty, reaches outside of the world, names a rank twice or lacks the caller
+            fires an assertion on the CPU and, on GPUs, in kernels that are compiled with debug=True.
+        program: index of the caller's words in flags, where several programs have a barrier each.
+        timeout_ns, status: as in `wait`.
+    """
+    tl.static_assert(is_counter(flags.dtype.element_ty), "flags of a barrier must be int32 or int64")
+    tl.static_assert(not _is_block(flags), "flags of a barrier must be a pointer to the first word, not a block")
+    if group_size is None:
+        size = world_size
+    else:
+        size = group_size
+    _check_group(rank, rank_start, rank_stride, size, world_size)
+    words = flags + tl.cast(program, tl.int64) * (world_size + 1)
+    counter = words + world_size
+    epoch = tl.load(counter) + 1
+    _gather_stores()
+    lane = lanes_for(_MEMBERS)
+    for first in range(0, size, lane.shape[0]):
+        member = first + lane  # those beyond the group repeat a member
+        targets = translate(words + rank, rank, rank_start + member % size * rank_stride, heap_bases)
+        set_flags(targets, epoch, member < size, "release", "sys")
+    for first in range(0, size, lane.shape[0]):
+        member = first + lane
+        awaited = words + (rank_start + member % size * rank_stride)
+        await_flags(awaited, epoch, member < size, "reached", "acquire", "sys", timeout_ns, _address(status), rank)
+    tl.store(counter, epoch)
+    tl.debug_barrier()  # before the next call reads the counter

@@ -1,0 +1,282 @@
+"""Device side of tracing: kernels write events into the buffers that `ctx.tracing.enable()` has made.
+
+The functions serve Triton and Gluon.  An event takes one atomic add, one more for a remote operation, and a store for
+each of its columns, all by one thread; it is dropped, and counted, where the buffers are full.
+"""
+# mypy: ignore-errors
+
+import time
+
+import numpy as np
+import triton
+import triton.language as tl
+from triton.language.target_info import is_cuda, is_hip
+
+from iris_core.tracing import layout as _layout
+from iris_triton._compat import aggregate
+from iris_triton.interpreter.entries import cpu_entry
+from iris_triton.language.asm import get_cu_id, get_xcc_id, read_realtime
+
+_CAPACITY, _COUNTER = tl.constexpr(_layout.CAPACITY_WORD), tl.constexpr(_layout.COUNTER_WORD)
+_OP_INDEX, _COLUMNS = tl.constexpr(_layout.OP_INDEX_WORD), tl.constexpr(_layout.COLUMNS_WORD)
+_NO_DURATION = tl.constexpr(_layout.NO_DURATION)
+_NO_EVENT = tl.constexpr(-1)
+_INT32_MAX = tl.constexpr(2**31 - 1)
+_FIRST_OTHER = tl.constexpr(int(_layout.TraceEvent.FETCH))  # below are the remote operations
+_PLACE = {each.name: place for place, each in enumerate(_layout.COLUMNS)}
+_BITS = {each.name: each.bits for each in _layout.COLUMNS}
+
+LOAD, STORE, GET, PUT, COPY = (
+    tl.constexpr(int(_layout.TraceEvent[name])) for name in ("LOAD", "STORE", "GET", "PUT", "COPY")
+)
+ATOMIC_ADD, ATOMIC_SUB, ATOMIC_CAS, ATOMIC_XCHG, ATOMIC_XOR, ATOMIC_AND, ATOMIC_OR, ATOMIC_MIN, ATOMIC_MAX = (
+    tl.constexpr(int(_layout.TraceEvent["ATOMIC_" + name]))
+    for name in ("ADD", "SUB", "CAS", "XCHG", "XOR", "AND", "OR", "MIN", "MAX")
+)
+WAIT, BARRIER, SIGNAL = (tl.constexpr(int(_layout.TraceEvent[name])) for name in ("WAIT", "BARRIER", "SIGNAL"))
+
+
+@aggregate
+class TraceEvent:
+    """Numbers of events under the names of the reference system, for kernels: `TraceEvent().put`."""
+
+    load: tl.constexpr
+    store: tl.constexpr
+    get: tl.constexpr
+    put: tl.constexpr
+    copy: tl.constexpr
+    atomic_add: tl.constexpr
+    atomic_sub: tl.constexpr
+    atomic_cas: tl.constexpr
+    atomic_xchg: tl.constexpr
+    atomic_xor: tl.constexpr
+    atomic_and: tl.constexpr
+    atomic_or: tl.constexpr
+    atomic_min: tl.constexpr
+    atomic_max: tl.constexpr
+    fetch: tl.constexpr
+    compute: tl.constexpr
+    reduce: tl.constexpr
+    wait: tl.constexpr
+    barrier: tl.constexpr
+    signal: tl.constexpr
+
+    @triton.constexpr_function
+    def __init__(self):
+        for event in _layout.TraceEvent:
+            setattr(self, event.name.lower(), tl.constexpr(int(event)))
+
+
+@triton.constexpr_function
+def _place(name):
+    return _PLACE[name]
+
+
+@triton.constexpr_function
+def _type(name):
+    return tl.pointer_type(tl.int64 if _BITS[name] == 64 else tl.int32)
+
+
+@triton.jit
+def _put(words, name: tl.constexpr, index, value, kept):
+    """Store one column of an event."""
+    column = tl.load(words + _COLUMNS + _place(name)).to(_type(name))
+    tl.store(column + index, tl.cast(value, column.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _least(block):
+    """Smallest element of a block of any shape; a scalar as it is."""
+    for _ in tl.static_range(len(block.shape)):
+        block = tl.min(block, axis=0)
+    return block
+
+
+@triton.jit
+def _count(block):
+    """Number of true elements of a block of any shape."""
+    block = tl.cast(block, tl.int32)
+    for _ in tl.static_range(len(block.shape)):
+        block = tl.sum(block, axis=0)
+    return block
+
+
+@triton.constexpr_function
+def _nbytes(address, masked):
+    """Bytes of what a pointer or a block of them addresses; of one element if there is a mask, 0 for a number."""
+    scalar = address.type.scalar
+    if not scalar.is_ptr():
+        return 0
+    item = max(1, scalar.element_ty.primitive_bitwidth // 8)
+    return item if masked else item * address.numel.value
+
+
+@triton.jit
+def begin_event(words, rank, event_id: tl.constexpr, target_rank, address, pid_m, pid_n, mask=None, numel=None):
+    """Record that something begins; the handle goes to `end_event`, or nowhere if it has no duration.
+
+    Args:
+        words: the tracing words of the context tensor.
+        rank: the caller.
+        event_id: a number of TraceEvent, or one of your own.
+        target_rank: rank whose memory is accessed; the caller, or -1, where there is none.
+        address: pointer, block of pointers (the lowest one is recorded) or number.
+        pid_m, pid_n: two numbers of your own, usually a tile's place.
+        mask: which elements of the block are accessed; gives the size of the payload.
+        numel: number of elements from `address`, a scalar pointer, on, instead of a block and a mask.
+    """
+    # masked instead of branched: nothing below 0 or beyond the room is touched, and off is room for nothing
+    on = tl.load(words) != 0
+    room = tl.load(words + _CAPACITY)
+    counter = tl.load(words + _COUNTER).to(tl.pointer_type(tl.int32))
+    index = tl.atomic_add(counter, 1, mask=on, sem="relaxed", scope="gpu")
+    kept = on & (index >= 0) & (index < room)
+    operations = tl.load(words + _OP_INDEX).to(tl.pointer_type(tl.int32))
+    if event_id < _FIRST_OTHER:
+        operation = tl.atomic_add(operations, 1, mask=on, sem="relaxed", scope="gpu")
+    else:
+        operation = tl.load(operations, mask=on, other=0)
+    where = tl.core.to_tensor(address)
+    payload: tl.constexpr = _nbytes(where, mask is not None)
+    if numel is not None:
+        nbytes = tl.cast(numel, tl.int64) * payload
+        _put(words, "payload_size", index, tl.minimum(nbytes, _INT32_MAX), kept)
+    elif mask is None:
+        _put(words, "payload_size", index, payload, kept)
+    else:
+        _put(words, "payload_size", index, _count(mask) * payload, kept)
+    program = tl.program_id(0) + tl.num_programs(0) * (tl.program_id(1) + tl.num_programs(1) * tl.program_id(2))
+    _put(words, "event_id", index, event_id, kept)
+    _put(words, "pid", index, program, kept)
+    _put(words, "pid_m", index, pid_m, kept)
+    _put(words, "pid_n", index, pid_n, kept)
+    _put(words, "cur_rank", index, rank, kept)
+    _put(words, "target_rank", index, target_rank, kept)
+    _put(words, "xcc_id", index, get_xcc_id(), kept)
+    _put(words, "cu_id", index, get_cu_id(), kept)
+    _put(words, "address", index, _least(tl.cast(where, tl.int64)), kept)
+    _put(words, "duration_cycles", index, _NO_DURATION, kept)
+    _put(words, "op_index", index, operation, kept)
+    now = read_realtime()
+    _put(words, "timestamp", index, now, kept)
+    return tl.where(kept, index, _NO_EVENT), now
+
+
+@triton.jit
+def end_event(words, handle):
+    """Record that it has ended, now."""
+    _put(words, "duration_cycles", handle[0], read_realtime() - handle[1], handle[0] >= 0)
+
+
+@triton.jit
+def end_event_after(words, handle, value):
+    """Record that it has ended, once `value` is there: what a load or an atomic has returned."""
+    _put(words, "duration_cycles", handle[0], _ticks_after(value) - handle[1], handle[0] >= 0)
+
+
+@triton.jit
+def _bits_of(value):
+    """Something of 32 bits that needs the value."""
+    if value.dtype.is_floating():
+        return value.to(tl.float32).to(tl.int32, bitcast=True)
+    elif value.dtype.is_ptr():
+        return value.to(tl.int64).to(tl.int32)
+    else:
+        return value.to(tl.int32)
+
+
+@triton.jit
+def _ticks_after(value):
+    """The constant clock, read by every thread when its elements of a value are there: the latest of them."""
+    bits = _bits_of(value)
+    if is_cuda():
+        ticks = tl.inline_asm_elementwise(
+            "{ .reg .b32 arrived; mov.b32 arrived, $1; mov.u64 $0, %globaltimer; }",
+            "=l,r",
+            [bits],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+    elif is_hip():
+        ticks = tl.inline_asm_elementwise(
+            "s_memrealtime $0 ; $1\ns_waitcnt lgkmcnt(0)", "=s,v", [bits], dtype=tl.int64, is_pure=False, pack=1
+        )
+    else:
+        tl.static_assert(False, "tracing knows NVIDIA and AMD GPUs and the CPU executor, not this target")
+        ticks = bits.to(tl.int64)
+    for _ in tl.static_range(len(ticks.shape)):
+        ticks = tl.max(ticks, axis=0)
+    return ticks
+
+
+@cpu_entry(_ticks_after)
+def _cpu_ticks_after(program, value):
+    return np.int64(time.monotonic_ns())
+
+
+@aggregate
+class DeviceTracing:
+    """Tracing in a kernel: `ctx.tracing` of both languages' contexts.
+
+    Attributes:
+        words: pointer to the tracing words of the context tensor.
+        rank: the caller.
+        enabled: whether the kernel was compiled with tracing (constexpr).  Without it nothing here leaves an
+            instruction; with it, events are recorded while the host has tracing on.
+    """
+
+    words: tl.tensor
+    rank: tl.tensor
+    enabled: tl.constexpr
+
+    @triton.constexpr_function
+    def __init__(self, words, rank, enabled):
+        self.words = words
+        self.rank = rank
+        self.enabled = tl.constexpr(enabled)
+
+    @triton.jit
+    def record_event_start(self, event_id: tl.constexpr, target_rank, address, pid_m, pid_n, mask=None):
+        """Record that something begins; returns the handle for `record_event_end`.
+
+        Args:
+            event_id: a number of TraceEvent (`TraceEvent().compute`), or one of your own, which
+                `ctx.tracing.name_event` on the host gives a name (constexpr).
+            target_rank: rank whose memory is accessed; this rank where there is none.
+            address: pointer, block of pointers (the lowest one is recorded) or number.
+            pid_m, pid_n: two numbers of your own, usually a tile's place.
+            mask: which elements of the block are accessed; gives the size of the payload.
+        """
+        if self.enabled:
+            return begin_event(self.words, self.rank, event_id, target_rank, address, pid_m, pid_n, mask)
+        else:
+            return _NO_EVENT, 0
+
+    @triton.jit
+    def record_event_end(self, handle):
+        """Record that it has ended.  Without this call it is shown as a moment."""
+        if self.enabled:
+            end_event(self.words, handle)
+
+    @triton.jit
+    def begin(self, event_id: tl.constexpr, target_rank, address, mask=None, numel=None):
+        """`record_event_start` of an operation of the context; the two numbers are those of the program."""
+        if self.enabled:
+            return begin_event(
+                self.words, self.rank, event_id, target_rank, address, tl.program_id(0), tl.program_id(1), mask, numel
+            )
+        else:
+            return _NO_EVENT, 0
+
+    @triton.jit
+    def end(self, handle):
+        """The operation was issued, or is over."""
+        if self.enabled:
+            end_event(self.words, handle)
+
+    @triton.jit
+    def end_after(self, handle, value):
+        """The operation is over when what it returned is there."""
+        if self.enabled:
+            end_event_after(self.words, handle, value)

@@ -1,0 +1,1 @@
+"""Compile cases, compiling without a GPU, and the self-test of `iris doctor`."""

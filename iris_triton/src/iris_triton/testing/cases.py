@@ -1,0 +1,405 @@
+"""Kernels that must compile for every GPU target, and what must be in their assembly.
+
+Each device function is called through the functional API and as a method of DeviceContext.
+"""
+# mypy: ignore-errors
+
+import torch
+import triton
+import triton.language as tl
+
+from iris_core.types import CompileCase, DeviceType
+from iris_triton import language
+from iris_triton._compat import version
+from iris_triton.collectives import cases as collectives
+from iris_triton.context import DeviceContext
+from iris_triton.gemm import cases as operations
+from iris_triton.language import asm
+from iris_triton.tiles import cases as tiles
+
+_BLOCK = 1024
+_WORLD = 8
+_CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
+
+
+@triton.jit
+def move(
+    op: tl.constexpr, method: tl.constexpr, x, y, context, me, peer, n, W: tl.constexpr, BLOCK: tl.constexpr,
+    hint: tl.constexpr
+):  # fmt: skip
+    """One remote load, store, get, put or copy of a masked block."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < n
+    if method:
+        ctx = DeviceContext.from_tensor(context, W)
+        if op == "load":
+            tl.store(y + i, ctx.load(x + i, peer, mask=mask, hint=hint), mask=mask)
+        elif op == "store":
+            ctx.store(y + i, tl.load(x + i, mask=mask), peer, mask=mask, hint=hint)
+        elif op == "get":
+            ctx.get(x + i, y + i, peer, mask=mask, hint=hint)
+        elif op == "put":
+            ctx.put(x + i, y + i, peer, mask=mask, hint=hint)
+        else:
+            ctx.copy(x + i, y + i, peer, (peer + 1) % W, mask=mask, hint=hint)
+    else:
+        bases = context + 2
+        if op == "load":
+            tl.store(y + i, language.load(x + i, me, peer, bases, mask=mask, hint=hint), mask=mask)
+        elif op == "store":
+            language.store(y + i, tl.load(x + i, mask=mask), me, peer, bases, mask=mask, hint=hint)
+        elif op == "get":
+            language.get(x + i, y + i, me, peer, bases, mask=mask, hint=hint)
+        elif op == "put":
+            language.put(x + i, y + i, me, peer, bases, mask=mask, hint=hint)
+        else:
+            language.copy(x + i, y + i, peer, (peer + 1) % W, me, bases, mask=mask, hint=hint)
+
+
+@triton.jit
+def atomic(
+    op: tl.constexpr, method: tl.constexpr, x, out, context, me, peer, value, W: tl.constexpr, sem: tl.constexpr,
+    scope: tl.constexpr
+):  # fmt: skip
+    """One atomic on a peer's word; the old value is kept."""
+    if method:
+        ctx = DeviceContext.from_tensor(context, W)
+        if op == "add":
+            old = ctx.atomic_add(x, value, peer, sem=sem, scope=scope)
+        elif op == "sub":
+            old = ctx.atomic_sub(x, value, peer, sem=sem, scope=scope)
+        elif op == "cas":
+            old = ctx.atomic_cas(x, 0, value, peer, sem=sem, scope=scope)
+        elif op == "xchg":
+            old = ctx.atomic_xchg(x, value, peer, sem=sem, scope=scope)
+        elif op == "xor":
+            old = ctx.atomic_xor(x, value, peer, sem=sem, scope=scope)
+        elif op == "and":
+            old = ctx.atomic_and(x, value, peer, sem=sem, scope=scope)
+        elif op == "or":
+            old = ctx.atomic_or(x, value, peer, sem=sem, scope=scope)
+        elif op == "min":
+            old = ctx.atomic_min(x, value, peer, sem=sem, scope=scope)
+        else:
+            old = ctx.atomic_max(x, value, peer, sem=sem, scope=scope)
+    else:
+        bases = context + 2
+        if op == "add":
+            old = language.atomic_add(x, value, me, peer, bases, sem=sem, scope=scope)
+        elif op == "sub":
+            old = language.atomic_sub(x, value, me, peer, bases, sem=sem, scope=scope)
+        elif op == "cas":
+            old = language.atomic_cas(x, 0, value, me, peer, bases, sem=sem, scope=scope)
+        elif op == "xchg":
+            old = language.atomic_xchg(x, value, me, peer, bases, sem=sem, scope=scope)
+        elif op == "xor":
+            old = language.atomic_xor(x, value, me, peer, bases, sem=sem, scope=scope)
+        elif op == "and":
+            old = language.atomic_and(x, value, me, peer, bases, sem=sem, scope=scope)
+        elif op == "or":
+            old = language.atomic_or(x, value, me, peer, bases, sem=sem, scope=scope)
+        elif op == "min":
+            old = language.atomic_min(x, value, me, peer, bases, sem=sem, scope=scope)
+        else:
+            old = language.atomic_max(x, value, me, peer, bases, sem=sem, scope=scope)
+    tl.store(out, old)
+
+
+@triton.jit
+def synchronise(
+    op: tl.constexpr, method: tl.constexpr, x, flags, context, me, peer, value, timeout_ns, status, W: tl.constexpr,
+    BLOCK: tl.constexpr
+):  # fmt: skip
+    """One signal, wait, put_signal or barrier; data is stored before and loaded behind it."""
+    i = tl.arange(0, BLOCK)
+    bases = context + 2
+    ctx = DeviceContext.from_tensor(context, W)
+    if op == "signal":
+        ctx.store(x + i, value.to(x.dtype.element_ty), peer)
+        if method:
+            ctx.signal(flags, value, peer)
+        else:
+            language.signal(flags, value, me, peer, bases)
+    elif op == "signal_add":
+        if method:
+            ctx.signal(flags, value, peer, op="add")
+        else:
+            language.signal(flags, value, me, peer, bases, op="add")
+    elif op == "wait":
+        if method:
+            seen = ctx.wait(flags, value)
+        else:
+            seen = language.wait(flags, value, timeout_ns=timeout_ns, status=status, rank=me)
+        tl.store(flags + W, seen)
+    elif op == "wait_unbounded":
+        tl.store(flags + W, language.wait(flags, value, cmp="eq"))
+    elif op == "wait_block":
+        lanes = tl.arange(0, W)
+        if method:
+            seen = ctx.wait(flags + lanes, value)
+        else:
+            seen = language.wait(flags + lanes, value, timeout_ns=timeout_ns, status=status, rank=me)
+        tl.store(flags + W + lanes, seen)
+    elif op == "wait_any":
+        lanes = tl.arange(0, W)
+        if method:
+            place = ctx.wait_any(flags + lanes, value)
+        else:
+            place = language.wait_any(flags + lanes, value, timeout_ns=timeout_ns, status=status, rank=me)
+        tl.store(flags + W, place)
+    elif op == "test":
+        if method:
+            holds = ctx.test(flags, value)
+        else:
+            holds = language.test(flags, value)
+        tl.store(flags + W, holds)
+    elif op == "load_acquire":  # each thread has flags of its own, of which the compiler tells no other
+        if method:
+            seen = ctx.load_acquire(flags + i)
+        else:
+            seen = language.load_acquire(flags + i)
+        tl.store(flags + BLOCK + i, seen)
+    elif op == "put_signal":
+        if method:
+            ctx.put_signal(x + i, x + BLOCK + i, flags, value, peer)
+        else:
+            language.put_signal(x + i, x + BLOCK + i, flags, value, me, peer, bases)
+    elif op == "barrier":
+        if method:
+            ctx.barrier(flags)
+        else:
+            language.barrier(flags, me, W, bases, timeout_ns=timeout_ns, status=status)
+    else:
+        if method:
+            ctx.barrier(flags, 1, 2, 3, program=tl.program_id(0))
+        else:
+            language.barrier(flags, me, W, bases, 1, 2, 3, tl.program_id(0))
+
+
+@triton.jit
+def order(
+    op: tl.constexpr, method: tl.constexpr, x, flags, context, me, peer, value, sem: tl.constexpr,
+    scope: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """One signal, wait or put_signal with an order and a scope."""
+    i = tl.arange(0, BLOCK)
+    ctx = DeviceContext.from_tensor(context, W)
+    bases = context + 2
+    if op == "signal":
+        if method:
+            ctx.signal(flags, value, peer, sem=sem, scope=scope)
+        else:
+            language.signal(flags, value, me, peer, bases, sem=sem, scope=scope)
+    elif op == "signal_add":
+        if method:
+            ctx.signal(flags, value, peer, "add", sem, scope)
+        else:
+            language.signal(flags, value, me, peer, bases, "add", sem, scope)
+    elif op == "put_signal":
+        if method:
+            ctx.put_signal(x + i, x + BLOCK + i, flags, value, peer, sem=sem, scope=scope)
+        else:
+            language.put_signal(x + i, x + BLOCK + i, flags, value, me, peer, bases, sem=sem, scope=scope)
+    elif op == "wait":
+        if method:
+            seen = ctx.wait(flags, value, "ge", sem, scope)
+        else:
+            seen = language.wait(flags, value, "ge", sem, scope)
+        tl.store(flags + W, seen)
+    else:
+        tl.static_assert(op == "wait_block", "order knows no such operation")
+        each = tl.arange(0, W)
+        if method:
+            seen = ctx.wait(flags + each, value, "ge", sem, scope)
+        else:
+            seen = language.wait(flags + each, value, "ge", sem, scope)
+        tl.store(flags + W + each, seen)
+
+
+@triton.jit
+def initialize(x, context, rank: tl.constexpr, W: tl.constexpr):
+    """The form of the reference system: the rank is a constexpr."""
+    ctx = DeviceContext.initialize(context, rank, W)
+    ctx.store(x + tl.arange(0, 1024), 1.0, (ctx.rank + 1) % ctx.world_size)
+
+
+@triton.jit
+def measure(out):
+    """Every intrinsic."""
+    tl.store(out, asm.clock_ns())
+    tl.store(out + 1, asm.uniform_clock_ns())
+    tl.store(out + 2, asm.read_realtime())
+    tl.store(out + 3, asm.get_cu_id())
+    tl.store(out + 4, asm.get_xcc_id())
+    asm.wait_stores()
+
+
+_VECTOR_LOAD = {_CUDA: r"ld\.global\.v[24]\.b(32|64)", _HIP: r"global_load_dwordx4"}
+_VECTOR_STORE = {_CUDA: r"st\.global\.v[24]\.b(32|64)", _HIP: r"global_store_dwordx4"}
+_CUDA_RELEASE = r"bar\.sync[\s\S]*st\.release\.sys\.global\.b"
+_CUDA_RELEASE_ADD = r"bar\.sync[\s\S]*(atom|red)\.global\.sys\.release\.add\."
+_HIP_RELEASE = r"s_waitcnt vmcnt\(0\)[\s\S]*s_barrier[\s\S]*buffer_wbl2 sc0 sc1[\s\S]*global_atomic_{}"
+_CUDA_ACQUIRE = r"ld\.acquire\.sys\.global\.b[\s\S]*bar\.sync"
+_CUDA_LOOK = r"(ld|atom)\.global\.(sys\.acquire|acquire\.sys)\.[\s\S]*bar\.sync"
+_HIP_ACQUIRE = r"sc1[\s\S]*buffer_inv sc0 sc1"
+_CUDA_ATOMIC = {
+    "add": "add", "sub": "add", "cas": "cas", "xchg": "exch", "xor": "xor", "and": "and", "or": "or", "min": "min",
+    "max": "max",
+}  # fmt: skip
+# Where LLVM cannot know that the memory supports an atomic at system scope, it makes a loop around compare-and-swap.
+_HIP_ATOMIC = {"add": "(add|cmpswap)", "sub": "(add|cmpswap)", "cas": "cmpswap", "xchg": "swap"}
+_HIP_SYSTEM = (r"buffer_wbl2 sc0 sc1[\s\S]*", r"\S* .* sc1[\s\S]*buffer_inv sc0 sc1")
+# Triton 3.6 compiles compare-and-swap at device scope for AMD, whatever the scope.
+_HIP_CAS = ("", "") if version() < (3, 7) else _HIP_SYSTEM
+
+
+def _moves() -> list[CompileCase]:
+    cases = []
+    for op in ("load", "store", "get", "put", "copy"):
+        # what is remote: an AMD GPU may reach its own memory by other instructions
+        reads, writes = op in ("load", "get", "copy"), op in ("store", "put", "copy")
+        expect = {
+            _CUDA: (_VECTOR_LOAD[_CUDA], _VECTOR_STORE[_CUDA]),
+            _HIP: (_VECTOR_LOAD[_HIP],) * reads + (_VECTOR_STORE[_HIP],) * writes,
+        }
+        for dtype in (torch.int8, torch.bfloat16, torch.float32, torch.int64):
+            for method in (False, True) if dtype is torch.float32 else (False,):
+                for hint in (None, 16) if dtype is torch.float32 else (None,):
+                    form = "method" if method else "function"
+                    cases.append(
+                        CompileCase(
+                            name=f"{op}-{str(dtype)[6:]}-{form}-hint={hint}",
+                            kernel=move,
+                            args=(op, method, dtype, dtype, torch.int64, 3, 5, 1 << 20),
+                            kwargs={"W": _WORLD, "BLOCK": 4 * _BLOCK, "hint": hint},
+                            expect=expect,
+                        )
+                    )
+    return cases
+
+
+def _atomics() -> list[CompileCase]:
+    cases = []
+    integers, floats = (torch.int32, torch.int64), (torch.float32,)
+    for op in _CUDA_ATOMIC:
+        system = _HIP_CAS if op == "cas" else _HIP_SYSTEM
+        for dtype in integers + (floats if op in ("add", "sub", "xchg") else ()):
+            for method in (False, True) if dtype is torch.int32 else (False,):
+                cases.append(
+                    CompileCase(
+                        name=f"atomic_{op}-{str(dtype)[6:]}-{'method' if method else 'function'}",
+                        kernel=atomic,
+                        args=(op, method, dtype, dtype, torch.int64, 3, 5, 7),
+                        kwargs={"W": _WORLD, "sem": None, "scope": None},
+                        expect={
+                            _CUDA: (rf"atom\.global\.(sys\.acq_rel|acq_rel\.sys)\.{_CUDA_ATOMIC[op]}\.",),
+                            _HIP: (f"global_atomic_{_HIP_ATOMIC.get(op, 'cmpswap')}".join(system),),
+                        },
+                    )
+                )
+    cases.append(
+        CompileCase(
+            name="atomic_add-relaxed-gpu",
+            kernel=atomic,
+            args=("add", False, torch.int32, torch.int32, torch.int64, 3, 5, 7),
+            kwargs={"W": _WORLD, "sem": "relaxed", "scope": "gpu"},
+            expect={_CUDA: (r"atom\.global\.gpu\.relaxed\.add\.",), _HIP: (r"global_atomic_add",)},
+        )
+    )
+    return cases
+
+
+def _synchronisation() -> list[CompileCase]:
+    acquire = {_CUDA: (_CUDA_ACQUIRE,), _HIP: (_HIP_ACQUIRE,)}
+    bounded = {_CUDA: (_CUDA_ACQUIRE, "globaltimer"), _HIP: (_HIP_ACQUIRE, "s_memrealtime")}
+    release = {_CUDA: (_CUDA_RELEASE,), _HIP: (_HIP_RELEASE.format("swap"),)}
+    expectations = {
+        "signal": release,
+        "signal_add": {_CUDA: (_CUDA_RELEASE_ADD,), _HIP: (_HIP_RELEASE.format("add"),)},
+        "wait": bounded,
+        "wait_unbounded": acquire,
+        "wait_block": bounded,
+        "wait_any": {_CUDA: (_CUDA_LOOK, "globaltimer"), _HIP: bounded[_HIP]},
+        "test": {_CUDA: (_CUDA_LOOK,), _HIP: (_HIP_ACQUIRE,)},
+        "load_acquire": {_CUDA: (_CUDA_LOOK,), _HIP: (_HIP_ACQUIRE,)},
+        "put_signal": {kind: (_VECTOR_STORE[kind], *release[kind]) for kind in release},
+        "barrier": {kind: (*release[kind], *bounded[kind]) for kind in release},
+        "barrier_group": {kind: (*release[kind], *acquire[kind]) for kind in release},
+    }
+    cases = []
+    for op, expect in expectations.items():
+        for dtype, method in ((torch.int64, False), (torch.int32, True)):
+            cases.append(
+                CompileCase(
+                    name=f"{op}-{str(dtype)[6:]}-{'method' if method else 'function'}",
+                    kernel=synchronise,
+                    args=(op, method, torch.float32, dtype, torch.int64, 3, 5, 7, 10**9, torch.int64),
+                    kwargs={"W": _WORLD, "BLOCK": _BLOCK},
+                    expect=expect,
+                )
+            )
+    return cases
+
+
+def _orders() -> list[CompileCase]:
+    """Every sem and scope of signal, wait and put_signal; what they do not ask for must not be there."""
+    cases = []
+    for op in ("signal", "signal_add", "put_signal", "wait", "wait_block"):
+        strong, verb, fence = ("acquire", "ld", "buffer_inv") if "wait" in op else ("release", "st", "buffer_wbl2")
+        for sem, scope in ((strong, "gpu"), ("relaxed", "gpu"), ("relaxed", "sys")):
+            if op == "signal_add":
+                access = rf"(atom|red)\.global\.{scope}\.{sem}\.add\."
+            else:
+                access = rf"{verb}\.{sem}\.{scope}\.global\.b"
+            if sem == "relaxed":
+                expect = {_CUDA: (access, _without(rf"\.{strong}\.")), _HIP: (_without(fence),)}
+            elif op == "wait_block":  # of a larger scope, see iris_triton.language.flags
+                expect = {_CUDA: (access, _without(rf"\.{strong}\.sys\.")), _HIP: (_HIP_ACQUIRE,)}
+            else:
+                expect = {
+                    _CUDA: (access, _without(rf"\.{strong}\.sys\.")),
+                    _HIP: (f"{fence} sc1", _without(f"{fence} sc0 sc1")),
+                }
+            if "wait" in op:  # nor does a wait release, not even to report
+                expect[_CUDA] += (_without(r"\.release\."),)
+            # a relaxed wait as a function: by the method it is bounded, and would report by an atomic of its own
+            method = sem == strong if strong == "acquire" else scope == "sys"
+            cases.append(
+                CompileCase(
+                    name=f"{op}-{sem}-{scope}-{'method' if method else 'function'}",
+                    kernel=order,
+                    args=(op, method, torch.float32, torch.int64, torch.int64, 3, 5, 7, sem, scope),
+                    kwargs={"W": _WORLD, "BLOCK": _BLOCK},
+                    expect=expect,
+                )
+            )
+    return cases
+
+
+def _without(pattern: str) -> str:
+    """A pattern that holds where the other one occurs nowhere."""
+    return rf"\A(?![\s\S]*{pattern})"
+
+
+def compile_cases() -> list[CompileCase]:
+    """Return cases for every device function in representative element types, intrinsics, tiles and collectives."""
+    others = [
+        CompileCase(
+            name="initialize",
+            kernel=initialize,
+            args=(torch.float32, torch.int64),
+            kwargs={"rank": 3, "W": _WORLD},
+            expect={kind: (_VECTOR_STORE[kind],) for kind in (_CUDA, _HIP)},
+        ),
+        CompileCase(
+            name="intrinsics",
+            kernel=measure,
+            args=(torch.int64,),
+            expect={
+                _CUDA: ("globaltimer", "%smid"),
+                _HIP: ("s_memrealtime", r"HW_REG_HW_ID", r"HW_REG_XCC_ID", r"s_waitcnt vmcnt\(0\)"),
+            },
+        ),
+    ]
+    shared = tiles.compile_cases() + collectives.compile_cases() + operations.compile_cases()
+    return _moves() + _atomics() + _synchronisation() + _orders() + others + shared
