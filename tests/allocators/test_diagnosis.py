@@ -8,7 +8,8 @@ import pytest
 
 from iris_allocators import diagnosis
 from iris_allocators._plugin import host, torch_pool, vmem
-from iris_allocators.driver.facts import DeviceFacts, PeerFacts, device_facts, peer_facts
+from iris_allocators.driver import device_facts, peer_facts
+from iris_allocators.driver.facts import DeviceFacts, PeerFacts
 from iris_allocators.settings import TorchSettings, VmemSettings
 from iris_allocators.vmem.allocator import VmemAllocator
 from iris_core.diagnosis import Verdict

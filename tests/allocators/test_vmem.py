@@ -9,8 +9,9 @@ import weakref
 import pytest
 import torch
 
-from iris_allocators._plugin import TORCH_INFO, VMEM_INFO, vmem
+from iris_allocators._plugin import vmem
 from iris_allocators.driver.transaction import Transaction
+from iris_allocators.info import TORCH_INFO, VMEM_INFO
 from iris_allocators.vmem import lease
 from iris_allocators.vmem.allocator import MAX_DEFAULT_GRANULE
 from iris_core.errors import (

@@ -249,7 +249,7 @@ def test_a_backend_without_one_is_noted(theirs):
 # -- the Triton backend's, with one operation that is wrong ------------------------------------------------------------
 PROLOGUE = """
 import triton, triton.language as tl
-from iris_triton import selftest
+from iris_triton.testing import selftest
 from iris_triton.context import DeviceContext
 
 @triton.jit

@@ -10,10 +10,9 @@ import torch
 
 import iris_gluon
 from iris_core import Iris
-from iris_core.device.context_words import ContextSpec
 from iris_core.errors import CapabilityError
 from iris_core.registry import Registry
-from iris_core.types import CreateRequest, DeviceTarget, DeviceType, PluginKind
+from iris_core.types import ContextSpec, CreateRequest, DeviceTarget, DeviceType, PluginKind
 from iris_gluon import IrisDeviceCtx, _plugin, language
 from iris_gluon._plugin import plugin
 from iris_gluon.backend import GluonBackend

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from iris_core.tracing import EVENT_NAMES, TraceEvent, chrome
-from iris_core.tracing.clocks import Clock, Offset, offset_of
+from iris_core.tracing.clocks import Clock, offset_of
 from iris_core.tracing.events import Events
 from iris_core.tracing.layout import COLUMNS
+from iris_core.types import ClockOffset
 
 ZERO = 1_800_000_000_000_000_000  # nanoseconds that no float64 can count
-CLOCK = Clock(1e9, Offset(ZERO, 0, 1.0), Offset(ZERO + 10**9, 0, 1.0), ZERO)
+CLOCK = Clock(1e9, ClockOffset(ZERO, 0, 1.0), ClockOffset(ZERO + 10**9, 0, 1.0), ZERO)
 
 
 def events(dropped=0, **given):
@@ -34,12 +35,12 @@ def test_offset():
     first = np.array([[0, 500], [1000, 1100]])
     second = np.array([[1200, 1210], [2030, 2050]])
     offset = offset_of(first, second, resolution=2.0)
-    assert offset == Offset(2040, 990, 42.0)
+    assert offset == ClockOffset(2040, 990, 42.0)
     assert abs(offset.ahead - 1000) <= offset.error
 
 
 def test_alignment_follows_the_drift():
-    begin, end = Offset(ZERO + 500, 500, 3.0), Offset(ZERO + 10**9 + 1500, 1500, 5.0)
+    begin, end = ClockOffset(ZERO + 500, 500, 3.0), ClockOffset(ZERO + 10**9 + 1500, 1500, 5.0)
     clock = Clock(1e9, begin, end, ZERO)
     ticks = np.array([ZERO + 500, ZERO + 500 + (10**9 + 1000) // 2, ZERO + 10**9 + 1500])
     assert clock.align(ticks) == pytest.approx([0, 5e8, 1e9], abs=1)

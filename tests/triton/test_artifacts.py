@@ -7,8 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core.device.context_words import ContextSpec
-from iris_core.types import CreateRequest, DeviceTarget, DeviceType
+from iris_core.types import ContextSpec, CreateRequest, DeviceTarget, DeviceType
 from iris_triton.backend import TritonBackend
 from iris_triton.settings import TritonSettings
 from iris_triton.testing.artifacts import Artifacts

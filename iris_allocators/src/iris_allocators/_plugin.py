@@ -7,8 +7,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from iris_allocators.info import HOST_INFO, TORCH_INFO, VMEM_INFO
 from iris_core.hooks import hookimpl
-from iris_core.types import Availability, Capability, DeviceType, PluginInfo, PluginKind
+from iris_core.types import Availability, DeviceType, PluginInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,44 +20,6 @@ if TYPE_CHECKING:
     from iris_core.diagnosis import Finding
     from iris_core.settings import PluginSettings
     from iris_core.types import CreateRequest, DeviceTarget
-
-HOST_INFO = PluginInfo(
-    name="host",
-    kind=PluginKind.ALLOCATOR,
-    summary="shared memory of the host (memfd), for ranks that compute on the CPU",
-    devices=frozenset({DeviceType.CPU}),
-    provides=frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS, Capability.DECOMMIT}),
-)
-"""What the "host" allocator says about itself."""
-
-TORCH_INFO = PluginInfo(
-    name="torch",
-    kind=PluginKind.ALLOCATOR,
-    summary="one block of torch's caching allocator, mapped into peers by IPC handles",
-    devices=frozenset({DeviceType.CUDA, DeviceType.HIP}),
-    provides=frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS}),
-    priority=10,
-)
-"""What the "torch" allocator says about itself."""
-
-
-VMEM_INFO = PluginInfo(
-    name="vmem",
-    kind=PluginKind.ALLOCATOR,
-    summary="virtual memory that is backed as it is used, grows, shrinks and shares memory with existing tensors",
-    devices=frozenset({DeviceType.CUDA, DeviceType.HIP}),
-    provides=frozenset(
-        {
-            Capability.REMOTE_LOAD_STORE,
-            Capability.REMOTE_ATOMICS,
-            Capability.GROWTH,
-            Capability.DECOMMIT,
-            Capability.IMPORT_TENSOR,
-        }
-    ),
-    priority=5,
-)
-"""What the "vmem" allocator says about itself."""
 
 
 class HostPlugin:

@@ -6,14 +6,14 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from iris_allocators.driver import topology_command
-from iris_allocators.driver.facts import DeviceFacts, PeerFacts, device_facts, peer_facts
+from iris_allocators.driver import device_facts, peer_facts, topology_command
 from iris_core.diagnosis import Finding, Verdict
 from iris_core.types import CreateRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from iris_allocators.driver.facts import DeviceFacts, PeerFacts
     from iris_core.protocols import Allocator
     from iris_core.settings import PluginSettings
     from iris_core.types import DeviceTarget

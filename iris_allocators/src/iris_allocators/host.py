@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from iris_allocators._plugin import HOST_INFO
+from iris_allocators.info import HOST_INFO
 from iris_core.errors import HeapClosedError, HeapError
 from iris_core.types import PeerMapping, Segment
 

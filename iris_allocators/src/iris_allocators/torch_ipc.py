@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_allocators._plugin import TORCH_INFO
 from iris_allocators.driver import IpcDriver, ipc_driver, topology_command
 from iris_allocators.driver.transaction import Transaction
+from iris_allocators.info import TORCH_INFO
 from iris_core.errors import DriverError, HeapClosedError, HeapError, PeerAccessError, UnsupportedError
 from iris_core.types import PeerMapping, Segment
 

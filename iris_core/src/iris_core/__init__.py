@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from iris_core.types import VERSION as __version__
+
 if TYPE_CHECKING:
     from iris_core.api import Iris as Iris
     from iris_core.hooks import hookimpl as hookimpl
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from iris_core.settings import PluginSettings as PluginSettings
     from iris_core.world.launch import run as run
 
-__version__ = "0.2.0"
 
 _HOMES = {
     "Iris": "iris_core.api",

@@ -210,3 +210,12 @@ class PeerLostError(IrisError, RuntimeError):
 # -- benchmarks -------------------------------------------------------------------------------------------------------
 class BenchmarkError(IrisError, ValueError):
     """A benchmark is declared wrongly, or there is none of that name; a wrong result is not an error of this kind."""
+
+
+def error_text(error: BaseException) -> str:
+    """Return an error on one line, with its type."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - of a plugin, whose own code makes the text
+        text = "(making its text raised)"
+    return f"{type(error).__name__}: {' '.join(text.split())}"

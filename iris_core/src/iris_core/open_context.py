@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-import iris_core
 from iris_core.device import context_words
 from iris_core.device.barrier import GRAPHS, DeviceBarriers
 from iris_core.device.reports import KernelReports
@@ -27,8 +26,9 @@ from iris_core.heap.streams import TorchStreams
 from iris_core.heap.system_area import SystemArea
 from iris_core.logs import rank_logger
 from iris_core.registry import default_registry, select
-from iris_core.settings import check_options, load_plugin_settings
-from iris_core.types import CreateRequest, DeviceType
+from iris_core.registry.plugin_options import check_options
+from iris_core.settings import load_plugin_settings
+from iris_core.types import VERSION, ContextSpec, CreateRequest, DeviceType
 from iris_core.world.failures import check_agreement, on_all_ranks
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Opened:
     system_area: SystemArea
     device_barriers: DeviceBarriers
     reports: KernelReports
-    spec: context_words.ContextSpec
+    spec: ContextSpec
     context_tensor: torch.Tensor
 
 
@@ -200,7 +200,7 @@ def _on_all(world: World, what: str, step: Callable[[], T]) -> T:
 def plan_facts(plan: Plan, heap_nbytes: int) -> dict[str, str]:
     """What must be equal on all ranks, for `check_agreement`."""
     return {
-        "iris-core": iris_core.__version__,
+        "iris-core": VERSION,
         "torch": torch.__version__,
         "heap_size": str(heap_nbytes),
         "device type": plan.target.type.value,
@@ -231,11 +231,11 @@ def _make_context(
     backend: DeviceBackend,
     target: DeviceTarget,
     settings: IrisSettings,
-) -> tuple[KernelReports, context_words.ContextSpec, torch.Tensor]:
+) -> tuple[KernelReports, ContextSpec, torch.Tensor]:
     log = rank_logger(world.rank, world.world_size)
     base, bounds = heap.heap_bases[world.rank], (settings.device_timeout, settings.watchdog)
     reports = KernelReports(world.rank, target, page, base, heap.is_of_group, *bounds, log)
-    spec = context_words.ContextSpec(
+    spec = ContextSpec(
         rank=world.rank,
         world_size=world.world_size,
         heap_bases=heap.heap_bases,

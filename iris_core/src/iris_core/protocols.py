@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     import torch
 
-    from iris_core.api import Iris
-    from iris_core.device.barrier import BarrierSlot
-    from iris_core.device.context_words import ContextSpec
     from iris_core.diagnosis import PairCheck
-    from iris_core.ops.host import Host
-    from iris_core.tracing.clocks import Offset
     from iris_core.types import (
         Availability,
+        BarrierSlot,
         Block,
+        ClockOffset,
         CollectiveRequest,
         CompileCase,
+        ContextSpec,
         Demo,
+        DeviceTarget,
         FusedRequest,
         PeerMapping,
         PluginInfo,
@@ -261,6 +261,62 @@ class SupportsOperations(Protocol):
         """Folders with measured tables of operations (docs/ops.md has the format)."""
 
 
+class Context(Protocol):
+    """What backends and the core's own rooms use of an open `iris_core.Iris`, which says what the members do."""
+
+    @property
+    def cur_rank(self) -> int:
+        """This rank."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def device(self) -> str:
+        """Device of the heap, as torch names it."""
+
+    @property
+    def target(self) -> DeviceTarget:
+        """The same, with its architecture."""
+
+    @property
+    def backend(self) -> DeviceBackend:
+        """The device backend."""
+
+    @property
+    def settings(self) -> Any:
+        """The context's `IrisSettings`."""
+
+    @property
+    def heap(self) -> Any:
+        """The context's `SymmetricHeap`."""
+
+    def get_device_context(self) -> torch.Tensor:
+        """Return the context tensor."""
+
+    def get_cu_count(self) -> int:
+        """Return the number of multiprocessors of this rank's GPU."""
+
+    def empty(self, *sizes: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Allocate on the heap, without values.  Collective."""
+
+    def zeros(self, *sizes: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Allocate on the heap, with zeros.  Collective."""
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Free what is allocated in the block when it ends.  Collective."""
+
+    def barrier(self) -> None:
+        """Wait for all ranks.  Collective."""
+
+    def broadcast(self, value: Any, src: int = 0) -> Any:
+        """Return the value of one rank on all.  Collective."""
+
+    def warning(self, message: str) -> None:
+        """Log at level WARNING."""
+
+
 class SupportsTracing(Protocol):
     """A backend whose kernels can record events, for `ctx.tracing`."""
 
@@ -277,14 +333,14 @@ class SupportsTracing(Protocol):
             buffers: the tensors whose addresses they hold, which stay until the next call.
         """
 
-    def compare_clocks(self, context: Iris) -> Offset:
+    def compare_clocks(self, context: Context) -> ClockOffset:
         """Compare this rank's clock with rank 0's.  Collective: every rank of the context calls it."""
 
 
 class SupportsSelfTest(Protocol):
     """A backend that can test remote access between all pairs of ranks, for `iris doctor`."""
 
-    def self_test(self, context: Iris, begin: Callable[[str, int | None], None]) -> Iterator[PairCheck]:
+    def self_test(self, context: Context, begin: Callable[[str, int | None], None]) -> Iterator[PairCheck]:
         """Do each operation on each peer's memory, and yield what this rank can say of the result.
 
         Collective: every rank of the context calls it.  Of a world of one the rank is its own peer.  Waits inside
@@ -384,7 +440,7 @@ class FusedOperation(Protocol):
     def cost(self, request: FusedRequest) -> float:
         """Estimated seconds, for a choice where no measured table covers the request."""
 
-    def prepare(self, request: FusedRequest, host: Host) -> Any:
+    def prepare(self, request: FusedRequest, host: Any) -> Any:
         """Make a plan with its memory.  Collective: every member of the group calls it, and nobody else."""
 
     def launch(

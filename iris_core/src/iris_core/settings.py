@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import os
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
@@ -18,14 +17,12 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, PrivateAt
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as _DecodeError
 
-from iris_core.errors import FAILURES, PluginError, SettingsError
+from iris_core.errors import FAILURES, SettingsError, error_text
 from iris_core.logs import LEVELS, logger
-from iris_core.types import PluginKind, PluginState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from iris_core.registry import PluginRecord, Registry
 
 PREFIX = "IRIS_"
 NESTING = "__"
@@ -239,69 +236,9 @@ def load_plugin_settings(
             known = [prefix + each.upper() for each in cls.model_fields]
             raise SettingsError(
                 f"{variable} (from the environment) is not a setting of plugin {name!r}"
-                + _nearest(variable.upper(), known, prefix)
+                + nearest(variable.upper(), known, prefix)
             )
     return _build(cls, prefix, options, f"options[{name!r}][{{name!r}}]={{value!r}}")
-
-
-def check_options(
-    registry: Registry, options: Mapping[str, Mapping[str, Any]], used: Iterable[PluginRecord], stacklevel: int = 2
-) -> None:
-    """Check the settings that a caller gave for plugins, also of plugins that are not used.
-
-    A plugin that was not chosen has no use for its settings; what was given is checked, and a warning says that it has
-    no effect.
-
-    Args:
-        registry: the plugins.
-        options: settings by plugin name.
-        used: the allocator and the backend that were chosen.
-        stacklevel: of the warnings.
-
-    Raises:
-        SettingsError: no such plugin is installed or has settings, or a value is wrong, or a name unknown.
-    """
-    used = list(used)
-    for name, given in options.items():
-        records = [record for record in registry.records() if record.name == name]
-        if not records:
-            known = registry.names()
-            raise SettingsError(f"options has settings for {name!r}, which is not installed" + _nearest(name, known))
-        if not isinstance(given, Mapping):
-            raise SettingsError(f"options[{name!r}] must map names of settings to values, not be {given!r}")
-        records = [record for record in records if record.kind is not PluginKind.OBSERVER]
-        if not records:
-            raise SettingsError(f"options has settings for {name!r}, which is an observer: these have none")
-        if any(record is each for record in records for each in used):
-            continue  # checked when it is created
-        unused = _unused(registry, records, given)
-        if unused and given:
-            message = f"options has settings for {name!r}, which have no effect: {unused}"
-            warnings.warn(message, IrisSettingsWarning, stacklevel=stacklevel + 1)
-            logger.warning(message)
-
-
-def _unused(registry: Registry, records: Iterable[PluginRecord], given: Mapping[str, Any]) -> str:
-    """Check settings of a plugin that was not chosen; return why they have no effect, or nothing if they may have."""
-    reasons, wrong, fits = [], [], False
-    for record in records:
-        if record.state is PluginState.BLOCKED:
-            reasons.append(f"{record.label} is blocked")
-            continue
-        try:
-            load_plugin_settings(record.name, registry.settings_class(record), given)
-        except PluginError as error:
-            reasons.append(str(error))
-        except SettingsError as error:
-            wrong.append(error)
-        else:
-            fits = True
-            if record.kind not in (PluginKind.ALLOCATOR, PluginKind.BACKEND):
-                return ""  # made when it is first needed
-            reasons.append(f"another {record.kind} was chosen")
-    if wrong and not fits:
-        raise wrong[0]
-    return "; ".join(dict.fromkeys(reasons))
 
 
 def warn_unknown_variables(plugin_names: Iterable[str]) -> tuple[str, ...]:
@@ -325,9 +262,9 @@ def warn_unknown_variables(plugin_names: Iterable[str]) -> tuple[str, ...]:
         if NESTING in name:
             head = name.partition(NESTING)[0]
             message = f"{variable} is set, but no plugin of that name is installed"
-            message += _nearest(head + NESTING, prefixes, PREFIX)
+            message += nearest(head + NESTING, prefixes, PREFIX)
         else:
-            message = f"{variable} is set, but Iris has no such setting" + _nearest(name, known, PREFIX)
+            message = f"{variable} is set, but Iris has no such setting" + nearest(name, known, PREFIX)
             for prefix in prefixes:  # IRIS_TRITON_X where IRIS_TRITON__X is meant
                 if name.startswith(prefix[:-1]):
                     message += f"; settings of that plugin begin with {prefix}"
@@ -366,8 +303,8 @@ def _environment(prefix: str) -> dict[str, str]:
     return {name: value for name, value in sorted(os.environ.items()) if name.upper().startswith(prefix) and value}
 
 
-def _nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """The end of a message about an unknown name; a common prefix does not make two names similar."""
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return the end of a message about an unknown name; a common prefix does not make two names similar."""
     rests = sorted(each.removeprefix(prefix) for each in known)
     close = difflib.get_close_matches(name.removeprefix(prefix), rests, n=1, cutoff=0.6)
     if close:
@@ -378,7 +315,7 @@ def _nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
 def _refuse_unknown(given: Mapping[str, Any], cls: type[BaseSettings], message: str) -> None:
     for name in given:
         if name not in cls.model_fields:
-            raise SettingsError(message.format(name) + _nearest(name, cls.model_fields))
+            raise SettingsError(message.format(name) + nearest(name, cls.model_fields))
 
 
 def _build(cls: type[_S], prefix: str, given: Mapping[str, Any], label: str) -> _S:
@@ -391,8 +328,6 @@ def _build(cls: type[_S], prefix: str, given: Mapping[str, Any], label: str) -> 
     except _DecodeError as error:  # a structured value that is not JSON
         raise SettingsError(f"a variable {prefix}... is not valid JSON: {error}") from error
     except FAILURES as error:  # of a plugin's own code
-        from iris_core.registry.records import error_text
-
         way = "update the plugin, or block it with IRIS_BLOCK"
         raise SettingsError(f"making the settings {prefix}... raised {error_text(error)}; {way}") from error
 

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import torch
+
     from iris_core.settings import PluginSettings
+
+VERSION = "0.2.0"
+"""Version of iris-core, which its siblings share."""
 
 PLUGIN_API: tuple[int, int] = (1, 0)
 """(major, minor) of the plugin API.  A plugin must have the same major and a minor that is not newer."""
@@ -366,3 +371,60 @@ class FusedRequest:
     def shape(self) -> tuple[int, int, int]:
         """(m, n, k)."""
         return self.m, self.n, self.k
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSpec:
+    """What a context tensor says.
+
+    Attributes:
+        rank: this rank.
+        world_size: number of ranks.
+        heap_bases: address of every rank's heap in this process.
+        timeout_ns: bound of device-side waits in nanoseconds; 0 means unbounded, and so does a negative one, after
+            which a wait describes itself (`Waiting`).
+        status_ptr: address of the status words, 0 if none.
+        report_range: address and size in bytes of the memory of the host to which kernels write reports, as the host
+            sees it; (0, 0) for none.
+        device: torch device string of the tensor.
+        trace: the tracing words; empty means tracing is off.
+    """
+
+    rank: int
+    world_size: int
+    heap_bases: tuple[int, ...]
+    timeout_ns: int = 0
+    status_ptr: int = 0
+    report_range: tuple[int, int] = (0, 0)
+    device: str = "cpu"
+    trace: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierSlot:
+    """The flags of one group, as one member's kernel sees them.
+
+    Attributes:
+        words: int64[size + 1] on the heap: word i is raised by member i; the last one counts this rank's barriers.
+        targets: int64[size] on the device: address, in this process, of this rank's word on every member.
+        size: number of members.
+    """
+
+    words: torch.Tensor
+    targets: torch.Tensor
+    size: int
+
+
+@dataclass(frozen=True)
+class ClockOffset:
+    """How a device's clock compares with rank 0's at one moment.
+
+    Attributes:
+        at: the moment, in ticks of this clock.
+        ahead: ticks by which this clock is ahead.
+        error: most that this can be wrong by, in ticks.
+    """
+
+    at: int
+    ahead: int
+    error: float

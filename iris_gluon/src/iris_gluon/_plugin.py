@@ -7,21 +7,13 @@ import pathlib
 from typing import TYPE_CHECKING
 
 from iris_core.hooks import hookimpl
-from iris_core.types import Availability, Capability, DeviceType, PluginInfo, PluginKind
+from iris_core.types import Availability, PluginInfo
+from iris_gluon.info import GLUON_INFO
 
 if TYPE_CHECKING:
     from iris_core.settings import PluginSettings
     from iris_core.types import CreateRequest, DeviceTarget
     from iris_gluon.backend import GluonBackend
-
-GLUON_INFO = PluginInfo(
-    name="gluon",
-    kind=PluginKind.BACKEND,
-    summary="Gluon kernels, on GPUs and (through the CPU executor) on CPUs",
-    devices=frozenset({DeviceType.CPU, DeviceType.CUDA, DeviceType.HIP}),
-    requires=frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS}),
-)
-"""What the "gluon" backend says about itself."""
 
 
 class GluonPlugin:

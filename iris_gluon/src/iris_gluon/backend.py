@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from iris_gluon.info import GLUON_INFO
 from iris_triton.backend import TritonBackend
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ class GluonBackend(TritonBackend):
     @property
     def info(self) -> PluginInfo:
         """The plugin's description."""
-        from iris_gluon._plugin import plugin
-
-        return plugin.iris_plugin_info()
+        return GLUON_INFO
 
     def attach(self, memory: MemoryMap) -> None:
         """Let the CPU executor know the heap and Gluon; on a GPU, let kernels have scratch memory."""

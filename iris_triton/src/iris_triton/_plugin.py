@@ -10,22 +10,13 @@ from typing import TYPE_CHECKING
 
 from iris_core.diagnosis import Finding, Verdict
 from iris_core.hooks import hookimpl
-from iris_core.types import Availability, Capability, DeviceType, PluginInfo, PluginKind
+from iris_core.types import Availability, DeviceType, PluginInfo
+from iris_triton.info import TRITON_INFO
 
 if TYPE_CHECKING:
     from iris_core.settings import PluginSettings
     from iris_core.types import CreateRequest, DeviceTarget
     from iris_triton.backend import TritonBackend
-
-TRITON_INFO = PluginInfo(
-    name="triton",
-    kind=PluginKind.BACKEND,
-    summary="Triton kernels, on GPUs and (through the CPU executor) on CPUs",
-    devices=frozenset({DeviceType.CPU, DeviceType.CUDA, DeviceType.HIP}),
-    requires=frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS}),
-    priority=10,
-)
-"""What the "triton" backend says about itself."""
 
 OLDEST_TRITON = (3, 6)
 """Oldest Triton release that the backend works with; the tested ones stand in `iris_triton._compat`."""

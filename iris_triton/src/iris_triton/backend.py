@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Any
 from iris_core.device.context_words import STATUS_WORDS, TRACE_WORDS, encode
 from iris_core.errors import CapabilityError
 from iris_core.types import DeviceType
+from iris_triton.info import TRITON_INFO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
 
-    from iris_core.api import Iris
-    from iris_core.device.barrier import BarrierSlot
-    from iris_core.device.context_words import ContextSpec
     from iris_core.diagnosis import PairCheck
-    from iris_core.protocols import Collective, FusedOperation, MemoryMap
-    from iris_core.tracing.clocks import Offset
-    from iris_core.types import CompileCase, CreateRequest, Demo, PluginInfo
+    from iris_core.protocols import Collective, Context, FusedOperation, MemoryMap
+    from iris_core.types import BarrierSlot, ClockOffset, CompileCase, ContextSpec, CreateRequest, Demo, PluginInfo
     from iris_triton.launcher import BoundKernel
     from iris_triton.testing.artifacts import Artifacts
 
@@ -45,9 +42,7 @@ class TritonBackend:
     @property
     def info(self) -> PluginInfo:
         """The plugin's description."""
-        from iris_triton._plugin import plugin
-
-        return plugin.iris_plugin_info()
+        return TRITON_INFO
 
     def make_context(self, spec: ContextSpec) -> torch.Tensor:
         """Encode the context tensor (int64, on the rank's device) that `DeviceContext` decodes.
@@ -134,7 +129,7 @@ class TritonBackend:
         trace = torch.tensor(tuple(words) or (0,) * TRACE_WORDS, dtype=torch.int64)
         context[-TRACE_WORDS:].copy_(trace)
 
-    def compare_clocks(self, context: Iris) -> Offset:
+    def compare_clocks(self, context: Context) -> ClockOffset:
         """Compare this rank's clock with rank 0's.  Collective."""
         from iris_triton.clocks import compare
 
@@ -199,7 +194,7 @@ class TritonBackend:
 
         return demos()
 
-    def self_test(self, context: Iris, begin: Callable[[str, int | None], None]) -> Iterator[PairCheck]:
+    def self_test(self, context: Context, begin: Callable[[str, int | None], None]) -> Iterator[PairCheck]:
         """Test remote access between all ranks; see `iris_core.protocols.SupportsSelfTest`."""
         from iris_triton.testing.selftest import self_test
 

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core.tracing.clocks import Offset, offset_of
+from iris_core.tracing.clocks import ClockOffset, offset_of
 from iris_triton.context import DeviceContext
 from iris_triton.language.asm import read_realtime
 
@@ -45,17 +45,17 @@ def exchange(words, times, context, partner, FIRST: tl.constexpr, COUNT: tl.cons
             ctx.signal(words + 1, i + 1, partner, sem="relaxed")
 
 
-def compare(context: Any) -> Offset:
+def compare(context: Any) -> ClockOffset:
     """Return how this rank's clock compares with rank 0's.  Collective: every rank of the context calls it."""
     if context.device == "cpu":
-        return Offset(_now(context), 0, 1.0)  # ranks of one host have one clock
+        return ClockOffset(_now(context), 0, 1.0)  # ranks of one host have one clock
     return measure(context)
 
 
-def measure(context: Any) -> Offset:
+def measure(context: Any) -> ClockOffset:
     """Compare by words that are sent there and back.  Collective: every rank of the context calls it."""
     rank, world = context.cur_rank, context.num_ranks
-    own = Offset(_now(context), 0, 1.0)
+    own = ClockOffset(_now(context), 0, 1.0)
     with context.scope():
         words = context.zeros(2 * world, dtype=torch.int32)
         times = torch.zeros((world, ROUNDS, 2), dtype=torch.int64, device=context.device)

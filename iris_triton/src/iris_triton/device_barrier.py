@@ -23,7 +23,7 @@ def device_barrier(
     them over as well.  Barriers with the same words do not overlap on a device.
 
     Args:
-        words, targets, size: see `iris_core.device.barrier.BarrierSlot`.
+        words, targets, size: see `iris_core.types.BarrierSlot`.
         timeout_ns, status, rank: see `iris_triton.language.flags.await_flag`.
         sem: "release" or "relaxed".
         LANES: a power of two, at least `size`.

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from iris_allocators._plugin import VMEM_INFO
 from iris_allocators.driver import VmmDriver, topology_command, vmm_driver
 from iris_allocators.driver.transaction import Transaction
+from iris_allocators.info import VMEM_INFO
 from iris_allocators.settings import VmemSettings
 from iris_allocators.vmem.external import External, retain
 from iris_allocators.vmem.lease import Lease, Range, idle

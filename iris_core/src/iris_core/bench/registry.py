@@ -12,8 +12,7 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from iris_core.errors import FAILURES, BenchmarkError, IrisError
-from iris_core.registry.records import error_text
+from iris_core.errors import FAILURES, BenchmarkError, IrisError, error_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -14,12 +14,12 @@ the host only within a stream.  So:
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from iris_core.device.reports import Meaning
 from iris_core.errors import CapabilityError, UnsupportedError
+from iris_core.types import BarrierSlot
 from iris_core.world.failures import name_ranks
 
 if TYPE_CHECKING:
@@ -55,21 +55,6 @@ class Place(NamedTuple):
 
     launch: Callable[[Any], None]
     drop: Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class BarrierSlot:
-    """The flags of one group, as one member's kernel sees them.
-
-    Attributes:
-        words: int64[size + 1] on the heap: word i is raised by member i; the last one counts this rank's barriers.
-        targets: int64[size] on the device: address, in this process, of this rank's word on every member.
-        size: number of members.
-    """
-
-    words: torch.Tensor
-    targets: torch.Tensor
-    size: int
 
 
 class DeviceBarriers:

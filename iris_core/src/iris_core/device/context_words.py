@@ -23,10 +23,10 @@ the address in ALARM, too, unless that is 0.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iris_core.errors import IrisError, RankMismatchError
+from iris_core.types import ContextSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,33 +126,6 @@ def stamp(clock_ns: int, rank: int, part: int, code: int) -> int:
 def code_of(word: int) -> int:
     """Return the code of a part's first word, 0 if it is not complete."""
     return word & 7 if word >> STAMP_CLOCK else 0
-
-
-@dataclass(frozen=True, slots=True)
-class ContextSpec:
-    """What a context tensor says.
-
-    Attributes:
-        rank: this rank.
-        world_size: number of ranks.
-        heap_bases: address of every rank's heap in this process.
-        timeout_ns: bound of device-side waits in nanoseconds; 0 means unbounded, and so does a negative one, after
-            which a wait describes itself (`Waiting`).
-        status_ptr: address of the status words, 0 if none.
-        report_range: address and size in bytes of the memory of the host to which kernels write reports, as the host
-            sees it; (0, 0) for none.
-        device: torch device string of the tensor.
-        trace: the tracing words; empty means tracing is off.
-    """
-
-    rank: int
-    world_size: int
-    heap_bases: tuple[int, ...]
-    timeout_ns: int = 0
-    status_ptr: int = 0
-    report_range: tuple[int, int] = (0, 0)
-    device: str = "cpu"
-    trace: tuple[int, ...] = ()
 
 
 def encode(spec: ContextSpec) -> list[int]:

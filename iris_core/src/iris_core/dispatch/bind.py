@@ -36,17 +36,15 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from iris_core.api import Iris
     from iris_core.ccl.config import Config
     from iris_core.device.barrier import DeviceBarriers
-    from iris_core.device.context_words import ContextSpec
     from iris_core.device.reports import KernelReports, Meaning, Report
     from iris_core.dispatch.choice import Explanation
     from iris_core.heap.heap import SymmetricHeap
     from iris_core.heap.system_area import SystemArea
-    from iris_core.protocols import Collective, FusedOperation, SupportsCollectives, Work
+    from iris_core.protocols import Collective, Context, FusedOperation, SupportsCollectives, Work
     from iris_core.registry import PluginRecord
-    from iris_core.types import Capability, CollectiveRequest, FusedRequest
+    from iris_core.types import Capability, CollectiveRequest, ContextSpec, FusedRequest
     from iris_core.world import World
 
 
@@ -86,7 +84,7 @@ class Bound:
         plan: Any,
         order: HostOrder | DeviceOrder,
         team: Team,
-        context: weakref.ref[Iris],
+        context: weakref.ref[Context],
         request: CollectiveRequest | FusedRequest,
     ) -> None:
         self._algorithm = algorithm
@@ -218,13 +216,13 @@ class Binder:
 
     def __init__(
         self,
-        context: Iris,
+        context: Context,
         heap: SymmetricHeap,
         area: SystemArea,
         world: World,
         spec: ContextSpec,
         reports: KernelReports,
-        create: Callable[[Iris, PluginRecord], Collective],
+        create: Callable[[Context, PluginRecord], Collective],
         provides: frozenset[Capability],
         barriers: DeviceBarriers,
     ) -> None:
@@ -384,7 +382,7 @@ class Binder:
         self.gpu = None  # CUDA refuses every question there
         self.bound.clear()
 
-    def open(self) -> Iris:
+    def open(self) -> Context:
         """Return the context; HeapClosedError if it is closed."""
         context = self._context()
         if self._closed or context is None:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from iris_core.errors import FAILURES, ArgumentError, UnsupportedError
+from iris_core.errors import FAILURES, ArgumentError, UnsupportedError, error_text
 from iris_core.logs import logger
-from iris_core.registry.records import error_text
 from iris_core.types import Availability
 
 if TYPE_CHECKING:

@@ -12,14 +12,13 @@ from iris_core.types import PluginKind, PluginState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iris_core.api import Iris
-    from iris_core.protocols import Collective, SupportsCollectives
+    from iris_core.protocols import Collective, Context, SupportsCollectives
     from iris_core.registry import PluginRecord
     from iris_core.types import Capability
 
 
 def find_algorithms(
-    context: Iris, create: Callable[[PluginRecord], Collective], provides: frozenset[Capability]
+    context: Context, create: Callable[[PluginRecord], Collective], provides: frozenset[Capability]
 ) -> tuple[list[Collective], list[tuple[str, str]]]:
     """Return the algorithms that a context can use, and the plugins that bring none, with the reason.
 
@@ -51,7 +50,7 @@ def find_algorithms(
     return found, unusable
 
 
-def _obstacle(context: Iris, record: PluginRecord, provides: frozenset[Capability]) -> str:
+def _obstacle(context: Context, record: PluginRecord, provides: frozenset[Capability]) -> str:
     """Why a plugin cannot be used here; empty if it can."""
     if record.state in (PluginState.BLOCKED, PluginState.CONFLICTING):
         return f"{record.state}: {record.reason}"

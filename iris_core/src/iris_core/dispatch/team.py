@@ -24,10 +24,10 @@ from iris_core.logs import logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iris_core.device.context_words import ContextSpec
     from iris_core.device.reports import KernelReports, Report
     from iris_core.heap.heap import SymmetricHeap
     from iris_core.heap.system_area import SystemArea
+    from iris_core.types import ContextSpec
     from iris_core.world import World
 
 MAX_PROGRAMS = 160

@@ -22,12 +22,13 @@ from iris_core.errors import (
     PluginError,
     PluginLoadError,
     PluginNotFoundError,
+    error_text,
 )
 from iris_core.hooks import OBSERVER_HOOKS
 from iris_core.logs import logger
 from iris_core.registry.checks import check_info, missing_members, validate_hooks, wrong_result
 from iris_core.registry.discovery import discover, import_plugin
-from iris_core.registry.records import REGISTERED, PluginRecord, canonical, error_text, load_error, qualified
+from iris_core.registry.records import REGISTERED, PluginRecord, canonical, load_error, qualified
 from iris_core.types import Availability, CreateRequest, DeviceTarget, PluginKind, PluginState
 
 if TYPE_CHECKING:

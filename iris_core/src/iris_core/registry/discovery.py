@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import importlib_metadata
 
-from iris_core.errors import FAILURES
+from iris_core.errors import FAILURES, error_text
 from iris_core.logs import logger
-from iris_core.registry.records import PluginRecord, canonical, error_text, load_error
+from iris_core.registry.records import PluginRecord, canonical, load_error
 from iris_core.types import PluginKind
 
 if TYPE_CHECKING:

@@ -128,12 +128,3 @@ def qualified(name: str) -> str:
     """Return `name` or `name@distribution` with the distribution's name made canonical."""
     plain, at, distribution = name.partition("@")
     return plain + at + canonical(distribution)
-
-
-def error_text(error: BaseException) -> str:
-    """Return an error on one line, with its type."""
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - of a plugin, whose own code makes the text
-        text = "(making its text raised)"
-    return f"{type(error).__name__}: {' '.join(text.split())}"

@@ -13,23 +13,10 @@ from typing import Any
 
 import numpy as np
 
-
-@dataclass(frozen=True)
-class Offset:
-    """How a clock compares with rank 0's at one moment.
-
-    Attributes:
-        at: the moment, in ticks of this clock.
-        ahead: ticks by which this clock is ahead.
-        error: most that this can be wrong by, in ticks.
-    """
-
-    at: int
-    ahead: int
-    error: float
+from iris_core.types import ClockOffset
 
 
-def offset_of(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any], resolution: float = 1.0) -> Offset:
+def offset_of(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any], resolution: float = 1.0) -> ClockOffset:
     """Return the offset of the second clock against the first one.
 
     Args:
@@ -40,7 +27,7 @@ def offset_of(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any], resolut
     there_and_back = (first[:, 1] - first[:, 0]) - (second[:, 1] - second[:, 0])
     best = int(np.argmin(there_and_back))
     (t0, t3), (t1, t2) = first[best].tolist(), second[best].tolist()
-    return Offset((t1 + t2) // 2, ((t1 - t0) + (t2 - t3)) // 2, max(int(there_and_back[best]), 0) / 2 + resolution)
+    return ClockOffset((t1 + t2) // 2, ((t1 - t0) + (t2 - t3)) // 2, max(int(there_and_back[best]), 0) / 2 + resolution)
 
 
 @dataclass(frozen=True)
@@ -55,8 +42,8 @@ class Clock:
     """
 
     ticks_per_second: float
-    begin: Offset
-    end: Offset
+    begin: ClockOffset
+    end: ClockOffset
     origin: int
 
     @property

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     import torch
 
-    from iris_core.api import Iris
-    from iris_core.protocols import SupportsTracing
-    from iris_core.tracing.clocks import Clock, Offset
+    from iris_core.protocols import Context, SupportsTracing
+    from iris_core.tracing.clocks import Clock
     from iris_core.tracing.events import Events
+    from iris_core.types import ClockOffset
     from iris_core.world import World
 
 MAX_EVENTS = 1_000_000
@@ -55,12 +55,12 @@ class Tracing:
         world: its ranks.
     """
 
-    def __init__(self, context: Iris, world: World) -> None:
+    def __init__(self, context: Context, world: World) -> None:
         self._context = weakref.ref(context)
         self._world = world
         self._counters: torch.Tensor | None = None
         self._columns: list[torch.Tensor] = []
-        self._begin: Offset | None = None
+        self._begin: ClockOffset | None = None
         self._names = dict(EVENT_NAMES)
 
     @property
@@ -100,7 +100,7 @@ class Tracing:
         self._counters, self._columns = counters, columns
         self._world.barrier()
 
-    def _make(self, context: Iris, max_events: int) -> tuple[SupportsTracing, torch.Tensor, list[torch.Tensor]]:
+    def _make(self, context: Context, max_events: int) -> tuple[SupportsTracing, torch.Tensor, list[torch.Tensor]]:
         """Make this rank's buffers: the backend, the counters and the columns."""
         if isinstance(max_events, bool) or not isinstance(max_events, int) or not 0 < max_events < 1 << 31:
             raise ArgumentError(f"tracing.enable: max_events must be a number from 1 to 2**31 - 1, not {max_events!r}")
@@ -220,19 +220,19 @@ class Tracing:
         return metadata
 
     # -- steps --------------------------------------------------------------------------------------------------------
-    def _open(self) -> Iris:
+    def _open(self) -> Context:
         context = self._context()
         if context is None:
             raise HeapClosedError("this Iris context is closed; open a new one")
         context.get_device_context()  # raises where it is closed
         return context
 
-    def _backend(self, context: Iris) -> SupportsTracing:
+    def _backend(self, context: Context) -> SupportsTracing:
         if not hasattr(context.backend, "set_trace"):
             raise UnsupportedError(f"backend {context.backend.info.name!r} cannot trace kernels")
         return cast("SupportsTracing", context.backend)
 
-    def _clock(self, context: Iris) -> Clock:
+    def _clock(self, context: Context) -> Clock:
         """This rank's clock, from the comparisons then and now."""
         from iris_core.tracing.clocks import Clock
 
@@ -243,7 +243,7 @@ class Tracing:
         return Clock(backend.ticks_per_second, self._begin, end, origin)
 
     @staticmethod
-    def _metadata(context: Iris, clock: Clock) -> dict[str, Any]:
+    def _metadata(context: Context, clock: Clock) -> dict[str, Any]:
         import torch
 
         from iris_core.tracing.chrome import SCHEMA_VERSION

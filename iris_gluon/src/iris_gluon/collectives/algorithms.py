@@ -15,10 +15,10 @@ from triton.experimental.gluon import language as gl
 
 from iris_core.types import Availability, DeviceType
 from iris_gluon import _compat
-from iris_gluon._plugin import GLUON_INFO
 from iris_gluon.collectives.push import push
 from iris_gluon.collectives.push_bulk import push_bulk
 from iris_gluon.collectives.reduce import one_shot, two_shot
+from iris_gluon.info import GLUON_INFO
 from iris_triton.collectives.parts.portable import Plan, Portable
 from iris_triton.collectives.parts.sizes import (
     MOST_PROGRAMS,

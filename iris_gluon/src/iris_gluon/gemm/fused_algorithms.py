@@ -10,10 +10,10 @@ import torch
 
 from iris_core.ops.model import fixed_s, moving_s, product_s
 from iris_core.types import Availability, DeviceType
-from iris_gluon._plugin import GLUON_INFO
 from iris_gluon.collectives.algorithms import WithScratch
 from iris_gluon.gemm import GemmConfig, choose_config
 from iris_gluon.gemm.fused_kernels import PUT_PARTS, await_product, push_product, put_product, reduce_product
+from iris_gluon.info import GLUON_INFO
 from iris_triton.copies import copies_obstacle
 from iris_triton.gemm.fused import Fused, Plan, peer_memory, programs_for, staging, staging_nbytes
 from iris_triton.gemm.shards import COPY_S, WIRE, Shards, Words, gathered_rows, own_rows, shards_of, words_of

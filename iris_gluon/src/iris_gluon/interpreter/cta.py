@@ -25,8 +25,6 @@ from iris_triton.interpreter.state import Launch, current
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iris_gluon.interpreter.hopper.mbarrier import MBarrier
-
 
 class Copy(NamedTuple):
     """An asynchronous copy to shared memory that is under way.
@@ -151,7 +149,7 @@ class Cta:
         self.program, self.launch = program, launch
         self.failed: BaseException | None = None
         self.root = Partition(self, "the kernel", warps)
-        self.barriers: list[MBarrier] = []
+        self.barriers: list[Any] = []  # of `hopper.mbarrier.MBarrier`
         self._partitions = [self.root]
         self._ended: list[Partition] = []
 

@@ -9,8 +9,8 @@ import torch
 
 from iris_core.errors import UnsupportedError
 from iris_core.types import Availability, DeviceType
-from iris_triton._plugin import TRITON_INFO
 from iris_triton.gemm.shapes import USED_CONFIG, config_problem, dtype_problem, padded
+from iris_triton.info import TRITON_INFO
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:

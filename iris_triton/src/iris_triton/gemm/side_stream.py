@@ -19,12 +19,12 @@ import torch
 from iris_core.ops.model import fixed_s, moving_s, product_s
 from iris_core.ops.unfused import Unfused, multiply
 from iris_core.types import Availability, DeviceType
-from iris_triton._plugin import TRITON_INFO
 from iris_triton.copies import copies_obstacle
 from iris_triton.gemm.fused import peer_memory, staging, staging_nbytes
 from iris_triton.gemm.shards import COPY_S, WIRE, Shards, Side, Words, shards_of, side_of, words_of
 from iris_triton.gemm.sums import bind_sum
 from iris_triton.gemm.word_kernel import await_word
+from iris_triton.info import TRITON_INFO
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:

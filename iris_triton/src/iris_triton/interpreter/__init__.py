@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from iris_triton.interpreter.config import configuration as configuration
     from iris_triton.interpreter.config import configure as configure
     from iris_triton.interpreter.config import configured as configured
-    from iris_triton.interpreter.entries import ProgramInfo as ProgramInfo
     from iris_triton.interpreter.entries import cpu_assembly as cpu_assembly
     from iris_triton.interpreter.entries import cpu_entry as cpu_entry
     from iris_triton.interpreter.errors import DeadlockError as DeadlockError
@@ -31,12 +30,13 @@ if TYPE_CHECKING:
     from iris_triton.interpreter.memory.regions import allow_region as allow_region
     from iris_triton.interpreter.memory.regions import register_memory as register_memory
     from iris_triton.interpreter.memory.regions import unregister_memory as unregister_memory
+    from iris_triton.interpreter.state import ProgramInfo as ProgramInfo
 
 _HOMES = {
     "CpuConfig": "config",
     "DeadlockError": "errors",
     "OutOfBoundsError": "errors",
-    "ProgramInfo": "entries",
+    "ProgramInfo": "state",
     "allow_region": "memory.regions",
     "configuration": "config",
     "configure": "config",

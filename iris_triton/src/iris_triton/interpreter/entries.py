@@ -8,29 +8,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from iris_triton.interpreter.state import ProgramInfo, current
+
 Entry = TypeVar("Entry", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramInfo:
-    """The program that calls an entry.
-
-    Attributes:
-        pid: its index, as tl.program_id gives it.
-        grid: number of programs per axis.
-    """
-
-    pid: tuple[int, int, int]
-    grid: tuple[int, int, int]
-
-    @property
-    def linear_id(self) -> int:
-        """Its place in the order in which programs start; the x axis runs fastest."""
-        x, y, z = self.pid
-        return x + self.grid[0] * (y + self.grid[1] * z)
 
 
 PREPARED = "_iris_cpu"
@@ -122,8 +104,6 @@ _HARMLESS = re.compile(
 
 def read_clock(program: ProgramInfo, *operands: Any) -> int:
     """Nanoseconds; CPU entry.  What a program waits for may be the time, from now on."""
-    from iris_triton.interpreter.state import current
-
     current.program.scheduler.is_bounded = True
     return time.monotonic_ns()
 

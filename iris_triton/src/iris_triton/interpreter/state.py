@@ -10,11 +10,28 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iris_triton.interpreter.entries import ProgramInfo
-
 if TYPE_CHECKING:
     from iris_triton.interpreter.memory.regions import BoundsChecker
     from iris_triton.interpreter.scheduler import Program
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramInfo:
+    """The program that calls an entry.
+
+    Attributes:
+        pid: its index, as tl.program_id gives it.
+        grid: number of programs per axis.
+    """
+
+    pid: tuple[int, int, int]
+    grid: tuple[int, int, int]
+
+    @property
+    def linear_id(self) -> int:
+        """Its place in the order in which programs start; the x axis runs fastest."""
+        x, y, z = self.pid
+        return x + self.grid[0] * (y + self.grid[1] * z)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.heap.arguments import same_device
 from iris_core.logs import logger
 from iris_triton.rocm_iris.collectives import PortedCollectives
-from iris_triton.rocm_iris.host import is_simulation_env
 from iris_triton.rocm_iris.operations import PortedOperations
 from iris_triton.rocm_iris.tracing import Tracing
 
@@ -248,3 +247,13 @@ def _no_engines(what: str) -> NoReturn:
         f"ctx.{what}: this context has no copy engine (it was opened without engines, and there are none); use put, "
         "signal and wait in a kernel, or ctx.ccl.send, recv and the algorithm copy_engine of ctx.ccl on the host"
     )
+
+
+def is_simulation_env() -> bool:
+    """Return whether contexts compute on the CPU: there is no GPU, or IRIS_DEVICE says so."""
+    import torch
+
+    from iris_core.settings import load_settings
+
+    device = load_settings().device
+    return not torch.cuda.is_available() if device is None else device.startswith("cpu")

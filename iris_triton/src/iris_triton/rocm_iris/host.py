@@ -54,16 +54,6 @@ def get_device_id_for_rank(rank: int) -> int:
     return rank % count if count else 0
 
 
-def is_simulation_env() -> bool:
-    """Return whether contexts compute on the CPU: there is no GPU, or IRIS_DEVICE says so."""
-    import torch
-
-    from iris_core.settings import load_settings
-
-    device = load_settings().device
-    return not torch.cuda.is_available() if device is None else device.startswith("cpu")
-
-
 def iris_launch(
     kernel_fn: Any, grid: Any, *args: Any, algorithm: str, rank: int, dtype: Any = None, **kwargs: Any
 ) -> Any:

@@ -18,11 +18,8 @@ from typing import Any
 TABLE = (
     ("iris_triton.rocm_iris.context", "Iris", "iris iris.iris iris.host.iris"),
     ("iris_triton.rocm_iris.host", "iris", "iris iris.iris iris.host.iris"),
-    (
-        "iris_triton.rocm_iris.host",
-        "get_device_id_for_rank is_simulation_env",
-        "iris iris.host.platform.utils iris.util",
-    ),
+    ("iris_triton.rocm_iris.host", "get_device_id_for_rank", "iris iris.host.platform.utils iris.util"),
+    ("iris_triton.rocm_iris.context", "is_simulation_env", "iris iris.host.platform.utils iris.util"),
     ("iris_core.bench.once", "do_bench", "iris iris.host.platform.utils iris.util"),
     (
         "iris_triton.language",

@@ -16,11 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from iris_core.api import Iris
-    from iris_core.device.barrier import BarrierSlot
-    from iris_core.device.context_words import ContextSpec
     from iris_core.diagnosis import PairCheck
     from iris_core.protocols import MemoryMap
-    from iris_core.types import CompileCase, CreateRequest, Demo, PluginInfo
+    from iris_core.types import BarrierSlot, CompileCase, ContextSpec, CreateRequest, Demo, PluginInfo
 
 
 class ExampleBackend:

@@ -6,9 +6,8 @@ import re
 import warnings
 
 from iris_core.diagnosis import Finding, Verdict
-from iris_core.errors import IrisError
+from iris_core.errors import IrisError, error_text
 from iris_core.registry.discovery import folder_of, identity, installed
-from iris_core.registry.records import error_text
 
 DAMAGED = "(METADATA is damaged: reinstall it)"
 

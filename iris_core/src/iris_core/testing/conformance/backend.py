@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from iris_core import protocols
-from iris_core.device.context_words import ContextSpec
 from iris_core.protocols import DeviceBackend
 from iris_core.testing.conformance.plugin import PluginConformance
 from iris_core.testing.conformance.signatures import member_problems, parameter_problems
-from iris_core.types import Block, CompileCase, DeviceTarget, DeviceType, PluginInfo, PluginKind
+from iris_core.types import Block, CompileCase, ContextSpec, DeviceTarget, DeviceType, PluginInfo, PluginKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -113,7 +113,7 @@ class AsyncOps:
             time=signalled.phase + 1,
             remedy=f"wait for mbarrier {signalled.name!r}, which it signals",
         )
-        data = descriptor.box([scalar(c) for c in coordinates]).read(self)  # type: ignore[arg-type]  # the builder
+        data = descriptor.box([scalar(c) for c in coordinates]).read(self)
         what = f"the TMA load to {view.name!r} in {here()}"
         signalled.signal_after(mbarrier.Signal(descriptor.nbytes, 0, lambda: view.put(data), lambda: False, what))
 
@@ -122,16 +122,16 @@ class AsyncOps:
     ) -> None:
         data = self._read_for_tma(descriptor, view, "TMA store")
         box = descriptor.box([scalar(c) for c in coordinates])
-        box.check_writable(self)  # type: ignore[arg-type]  # the builder
-        self._under_way(lambda: box.write(self, data))  # type: ignore[arg-type]
+        box.check_writable(self)
+        self._under_way(lambda: box.write(self, data))
 
     def create_async_tma_reduce(
         self, kind: Any, descriptor: Descriptor, coordinates: list[Handle], view: View, policy: Any = None
     ) -> None:
         data = self._read_for_tma(descriptor, view, "TMA reduction")
         box = descriptor.box([scalar(c) for c in coordinates])
-        box.check_writable(self)  # type: ignore[arg-type]
-        self._under_way(lambda: box.reduce(self, kind, data))  # type: ignore[arg-type]
+        box.check_writable(self)
+        self._under_way(lambda: box.reduce(self, kind, data))
 
     def _read_for_tma(self, descriptor: Descriptor, view: View, what: str) -> Array:
         descriptor.check(view, f"a {what}")

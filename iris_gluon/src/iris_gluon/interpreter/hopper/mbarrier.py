@@ -164,7 +164,7 @@ def find(view: View, doing: str) -> MBarrier:
         MBarrierError: there is none.
     """
     _check_memory(view)
-    barrier = view.allocation.barriers.get(view.offset)
+    barrier: MBarrier | None = view.allocation.barriers.get(view.offset)
     if barrier is None:
         raise MBarrierError(f"{here()}: {doing} of mbarrier {view.name!r}, which mbarrier.init has not initialised")
     return barrier

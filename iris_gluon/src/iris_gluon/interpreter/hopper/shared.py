@@ -22,7 +22,6 @@ from iris_triton.interpreter.source import Line, here
 
 if TYPE_CHECKING:
     from iris_gluon.interpreter.cta import Partition
-    from iris_gluon.interpreter.hopper.mbarrier import MBarrier
 
 _POISON = 0xFF  # NaN in every floating-point type, -1 in integers
 _REPEAT = {1: 0x01, 2: 0x0101, 4: 0x01010101, 8: 0x0101010101010101}
@@ -79,7 +78,7 @@ class Allocation:
         self.name = self.line.target or f"shared memory of {self.line}"
         self.bytes: Array = np.full(nbytes, _POISON, np.uint8)
         self.forms: Array = np.zeros(nbytes, np.uint8)
-        self.barriers: dict[int, MBarrier] = {}
+        self.barriers: dict[int, Any] = {}  # of `hopper.mbarrier.MBarrier`
         self.accesses: list[Access] = []
         self._codes: dict[Any, int] = {}
 

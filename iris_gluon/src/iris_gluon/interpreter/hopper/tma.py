@@ -12,7 +12,6 @@ from iris_triton.interpreter.source import here
 from iris_triton.interpreter.state import current
 
 if TYPE_CHECKING:
-    from iris_gluon.interpreter.builder import GluonBuilder
     from iris_gluon.interpreter.hopper.shared import View
 
 _NAN = {2: 0x7FC0, 1: 0x7F}
@@ -140,7 +139,7 @@ class Box:
     def empty(self) -> bool:
         return 0 in self._extent
 
-    def _memory(self, builder: GluonBuilder, doing: str) -> Array | None:
+    def _memory(self, builder: Any, doing: str) -> Array | None:
         """The part as an array over global memory; None if it cannot be seen as one.
 
         Raises:
@@ -167,7 +166,7 @@ class Box:
             offsets += along.reshape([-1 if k == axis else 1 for k in range(len(self._extent))])
         return np.uint64(descriptor.pointer) + offsets.view(np.uint64)
 
-    def read(self, builder: GluonBuilder) -> Array:
+    def read(self, builder: Any) -> Array:
         """The whole box; what lies outside the tensor is 0 or NaN."""
         descriptor = self._descriptor
         kept = numpy_dtype(descriptor.dtype)
@@ -179,7 +178,7 @@ class Box:
             result[self.inside] = builder.load(self._addresses(), None, None, kept) if memory is None else memory
         return result
 
-    def write(self, builder: GluonBuilder, data: Array) -> None:
+    def write(self, builder: Any, data: Array) -> None:
         """Store the part of a box that lies inside the tensor."""
         if self.empty:
             return
@@ -190,7 +189,7 @@ class Box:
             memory[...] = data[self.inside]
             current.program.scheduler.idle_polls = 0
 
-    def check_writable(self, builder: GluonBuilder) -> None:
+    def check_writable(self, builder: Any) -> None:
         """Refuse a store before it is under way.
 
         Raises:
@@ -199,7 +198,7 @@ class Box:
         if not self.empty:
             self._memory(builder, "TMA store")
 
-    def reduce(self, builder: GluonBuilder, op: Any, data: Array) -> None:
+    def reduce(self, builder: Any, op: Any, data: Array) -> None:
         """Combine the part of a box that lies inside the tensor with global memory, atomically per element."""
         if not self.empty:
             inside = np.ascontiguousarray(data[self.inside])

@@ -11,7 +11,6 @@ import triton.language as tl
 
 from iris_core.ccl.reduce_op import REDUCIBLE, ReduceOp
 from iris_core.types import Availability, DeviceType
-from iris_triton._plugin import TRITON_INFO
 from iris_triton.collectives.packets.fabric import Fact, known_facts
 from iris_triton.collectives.packets.mailbox import MAX_MEMBERS, PER_CALL, exchange, two_shot
 from iris_triton.collectives.packets.mailbox_sizes import (
@@ -25,6 +24,7 @@ from iris_triton.collectives.packets.mailbox_sizes import (
 )
 from iris_triton.collectives.packets.packet import alignment
 from iris_triton.collectives.parts.sizes import Carrier, Layout, carrier_of, layout_of
+from iris_triton.info import TRITON_INFO
 from iris_triton.launcher import BoundKernel, early_launch
 
 if TYPE_CHECKING:

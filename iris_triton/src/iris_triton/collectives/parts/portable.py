@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from iris_core.ccl.reduce_op import REDUCIBLE, ReduceOp
 from iris_core.dispatch.requests import REDUCING
 from iris_core.types import Availability, DeviceType
-from iris_triton._plugin import TRITON_INFO
 from iris_triton.collectives.parts.sizes import MOVABLE, USED_CONFIG, block_problem
+from iris_triton.info import TRITON_INFO
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from iris_triton.interpreter.memory.regions import OFF_HEAP, Array, registered_h
 from iris_triton.interpreter.state import current
 
 if TYPE_CHECKING:
-    from iris_triton.interpreter.entries import ProgramInfo
+    from iris_triton.interpreter.state import ProgramInfo
 
 _word = ctypes.c_int64
 _NO_HEAP = 0, None

@@ -1,0 +1,39 @@
+"""What the plugins of this distribution say about themselves.  Imports nothing heavy."""
+
+from __future__ import annotations
+
+from iris_core.types import Capability, DeviceType, PluginInfo, PluginKind
+
+HOST_INFO = PluginInfo(
+    name="host",
+    kind=PluginKind.ALLOCATOR,
+    summary="shared memory of the host (memfd), for ranks that compute on the CPU",
+    devices=frozenset({DeviceType.CPU}),
+    provides=frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS, Capability.DECOMMIT}),
+)
+
+TORCH_INFO = PluginInfo(
+    name="torch",
+    kind=PluginKind.ALLOCATOR,
+    summary="one block of torch's caching allocator, mapped into peers by IPC handles",
+    devices=frozenset({DeviceType.CUDA, DeviceType.HIP}),
+    provides=frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS}),
+    priority=10,
+)
+
+VMEM_INFO = PluginInfo(
+    name="vmem",
+    kind=PluginKind.ALLOCATOR,
+    summary="virtual memory that is backed as it is used, grows, shrinks and shares memory with existing tensors",
+    devices=frozenset({DeviceType.CUDA, DeviceType.HIP}),
+    provides=frozenset(
+        {
+            Capability.REMOTE_LOAD_STORE,
+            Capability.REMOTE_ATOMICS,
+            Capability.GROWTH,
+            Capability.DECOMMIT,
+            Capability.IMPORT_TENSOR,
+        }
+    ),
+    priority=5,
+)

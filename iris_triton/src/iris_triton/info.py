@@ -1,0 +1,14 @@
+"""What the plugins of this distribution say about themselves.  Imports nothing heavy."""
+
+from __future__ import annotations
+
+from iris_core.types import Capability, DeviceType, PluginInfo, PluginKind
+
+TRITON_INFO = PluginInfo(
+    name="triton",
+    kind=PluginKind.BACKEND,
+    summary="Triton kernels, on GPUs and (through the CPU executor) on CPUs",
+    devices=frozenset({DeviceType.CPU, DeviceType.CUDA, DeviceType.HIP}),
+    requires=frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS}),
+    priority=10,
+)
