@@ -36,7 +36,7 @@ BUDGETS = {
     "iris_core/heap": 3710,
     "iris_core/ops": 2580,
     "iris_core/registry": 1190,
-    "iris_core/testing": 4800,
+    "iris_core/testing": 4830,
     "iris_core/tracing": 670,
     "iris_core/world": 2330,
     "iris_allocators/*.py": 820,

@@ -62,6 +62,17 @@ def test_the_pool_keeps_its_processes(pool):
     assert pool.run(jobs.process_id, 2) == first
 
 
+def test_workers_take_variables_at_their_start_and_have_addresses_of_their_own(pool, monkeypatch):
+    """Also where one server forks them."""
+    pool.run(jobs.process_id, 1)  # the server runs
+    monkeypatch.setenv("IRIS_X_TEST", "later")
+    with RankPool(environ={"IRIS_Y_TEST": "given"}) as another:
+        assert another.run(jobs.variable, 2, "IRIS_X_TEST") == ["later"] * 2
+        assert another.run(jobs.variable, 2, "IRIS_Y_TEST") == ["given"] * 2
+        first, second = another.run(jobs.address, 2)
+        assert first != second
+
+
 def test_the_pool_survives_failures():
     with RankPool(timeout_s=60) as pool:
         with pytest.raises(RankError, match="deliberate, on 0"):

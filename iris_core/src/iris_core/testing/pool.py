@@ -1,16 +1,21 @@
 """A persistent pool of rank processes.
 
-Starting a process costs one to two seconds (importing torch and triton), so tests keep the processes and only make new
+Starting a process costs two seconds of work (importing torch and triton), so tests keep the processes and only make new
 process groups.  One pool serves every world size up to its largest: a job of n ranks runs on the first n workers.
+Where there are no GPUs, workers are forked from one server process that has these modules; a driver would not survive
+that, so that elsewhere each worker imports them itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import importlib
+import mmap
 import multiprocessing
 import os
 import pickle
+import secrets
 import sys
 import tempfile
 import time
@@ -24,6 +29,7 @@ from iris_core.world.launch import RankError, failure, join_rank, rank_environme
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkServerContext, SpawnContext
     from multiprocessing.process import BaseProcess
 
 
@@ -166,13 +172,24 @@ class RankPool:
         return [results[r] for r in range(len(workers))]
 
 
+def _context(warm: Sequence[str]) -> ForkServerContext | SpawnContext:
+    """How workers are started; the server is one for all pools of this process, and ends with it."""
+    if glob.glob("/dev/nvidia[0-9]*") or glob.glob("/dev/kfd"):
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    # these start no thread, and read no variable that may differ between workers
+    context.set_forkserver_preload(["torch.distributed", "triton.language", "iris_core.api", *warm])
+    return context
+
+
 class _Worker:
     def __init__(self, rank: int, warm: tuple[str, ...], environ: Mapping[str, str], torch_distributed: bool) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = _context(warm)
         self.pipe, theirs = context.Pipe()
-        # spawn passes sys.path on, so jobs may live in test modules
+        variables = {**os.environ, **environ}
+        # jobs may live in test modules, so sys.path goes with them
         self.process: BaseProcess = context.Process(
-            target=_serve, args=(theirs, rank, warm, environ, list(sys.path), torch_distributed), daemon=True
+            target=_serve, args=(theirs, rank, warm, variables, list(sys.path), torch_distributed), daemon=True
         )
         self.process.start()
         theirs.close()
@@ -201,7 +218,11 @@ def _serve(
     torch_distributed: bool,
 ) -> None:
     sys.path[:] = path
-    os.environ.update({**environ, **rank_environment(rank, rank + 1)})
+    os.environ.clear()
+    os.environ.update(environ)
+    os.environ.update(rank_environment(rank, rank + 1))
+    # forked workers are alike in their addresses: what confuses those of two ranks has to fail here, too
+    _kept = mmap.mmap(-1, secrets.randbelow(1 << 20) + 1 << 21, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0)
     for name in warm:
         importlib.import_module(name)
     import torch
