@@ -3,10 +3,12 @@
 import json
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from iris_core import bench
 from iris_core.bench import registry
@@ -34,7 +36,7 @@ def report():
         patch.setattr(sys, "path", list(sys.path))
         for name in ("rank_benchmarks", "rank_signals"):
             bench.load(str(HERE / f"{name}.py"))
-        return bench.run(bench.registered(), OPTIONS, name="ranks")
+        return bench.run([*bench.registered(), *bench.registered(pattern="resets")], OPTIONS, name="ranks")
 
 
 def of_file(report, name):
@@ -46,7 +48,7 @@ def test_two_ranks(report):
     assert report.run["num_ranks"] == 2
     assert (report.run["allocator"], report.run["device"]) == ("host", "cpu")
     assert report.run["device_timeout_s"] == OPTIONS.device_timeout_s
-    right, wrong, alone, *frees = of_file(report, "rank_benchmarks")
+    right, wrong, alone, *frees, _ = of_file(report, "rank_benchmarks")
     assert right.params == {"nbytes": 8}
     assert right.local_us == (2000, 4000)
     assert (right.time_us, right.min_us, right.skew_pct) == (4000, 2000, 50)
@@ -62,9 +64,8 @@ def test_two_ranks(report):
     assert bench.finish(report) == 1
 
 
-def test_a_preamble_waits_for_the_last_call_of_all_ranks(on_ranks):
-    options = RunOptions(num_ranks=3, device="cpu", heap_size="1MiB", rounds=2)
-    (result,) = on_ranks("resets", options).results
+def test_a_preamble_waits_for_the_last_call_of_all_ranks(report):
+    (result,) = (each for each in report.results if each.benchmark == "rank_benchmarks.resets")
     assert (result.error, result.verified) == ("", True)
 
 
@@ -108,11 +109,17 @@ def test_signals_by_copies_come_in_turn(report):
     assert [us is not None for us in result.local_us] == [True, True]
 
 
-def test_rma_without_gpus_says_what_to_do():
-    done = rma()
-    assert done.returncode == 2
-    assert "torch sees 0" in done.stderr
-    assert "--device cpu" in done.stderr
+def test_rma_without_gpus_says_what_to_do(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(sys, "argv", [str(RMA)])
+    monkeypatch.setattr(sys, "path", [str(RMA.parent), *sys.path])
+    with pytest.raises(SystemExit) as ending:
+        runpy.run_path(str(RMA), run_name="__main__")
+    assert ending.value.code == 2
+    said = capsys.readouterr().err
+    assert "torch sees 0" in said
+    assert "--device cpu" in said
 
 
 def test_a_file_of_benchmarks_is_a_program(tmp_path, capsys):
