@@ -10,12 +10,12 @@ import pytest
 import iris_core
 from iris_core import hooks, protocols, types
 
-from .workspace import shown, sources
+from .workspace import parsed, shown, sources
 
 
 def public_without_docstring(path):
     """Public functions and classes at the top of a file, and the file itself."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     if not ast.get_docstring(tree):
         yield shown(path)
     if path.name.startswith("_") and path.name != "__init__.py":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import sys
 import pytest
 from packaging.requirements import Requirement
 
-from .workspace import FOLDERS, project, shown, sources
+from .workspace import FOLDERS, parsed, project, shown, sources
 
 HEAVY = ("torch", "triton", "numpy")
 
@@ -62,13 +63,16 @@ select(default_registry(), load_settings(), targets=[DeviceTarget(DeviceType.CPU
     assert not loaded & set(HEAVY)
 
 
+@functools.cache
 def imported(path):
     """Top-level names that a file imports anywhere, under TYPE_CHECKING too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    names = set()
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
+            names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0]
+            names.add(node.module.partition(".")[0])
+    return frozenset(names)
 
 
 ALLOWED = {
@@ -84,7 +88,7 @@ def test_distributions_import_only_what_they_require(folder):
     wrong = {
         shown(path): sorted(names)
         for path in sources(folder)
-        if (names := set(imported(path)) & set(FOLDERS) - ALLOWED[folder])
+        if (names := imported(path) & set(FOLDERS) - ALLOWED[folder])
     }
     assert not wrong
 
@@ -99,7 +103,7 @@ def test_only_the_registry_and_the_markers_touch_pluggy():
 
 def has_kernels(path):
     """Whether a file defines a jitted function or an aggregate."""
-    definitions = [node for node in ast.walk(ast.parse(path.read_text())) if hasattr(node, "decorator_list")]
+    definitions = [node for node in ast.walk(parsed(path)) if hasattr(node, "decorator_list")]
     decorators = [ast.unparse(decorator) for node in definitions for decorator in node.decorator_list]
     return any(text.startswith("triton.jit") or text.endswith("aggregate") for text in decorators)
 
@@ -108,7 +112,7 @@ def test_kernel_modules_do_not_postpone_annotations():
     """`from __future__ import annotations` breaks Triton's aggregates."""
     kernels = [path for path in sources() if has_kernels(path)]
     assert kernels
-    assert [shown(path) for path in kernels if "__future__" in set(imported(path))] == []
+    assert [shown(path) for path in kernels if "__future__" in imported(path)] == []
 
 
 class _Imports(ast.NodeVisitor):
@@ -139,7 +143,7 @@ DISTRIBUTIONS = {"hip": "hip-python"}  # where the name is another one
 def test_what_is_imported_is_required(folder):
     about, visitor = project(folder), _Imports()
     for path in sources(folder):
-        visitor.visit(ast.parse(path.read_text()))
+        visitor.visit(parsed(path))
     imported = visitor.found - set(sys.stdlib_module_names) - OF_TORCH - {folder}
     needed = {DISTRIBUTIONS.get(name, name.replace("_", "-")) for name in imported}
     extras = [text for texts in about.get("optional-dependencies", {}).values() for text in texts]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import tomllib
 from pathlib import Path
 
@@ -22,6 +24,12 @@ def project(folder):
 def sources(*folders):
     """All Python files of the distributions (default: all four), sorted."""
     return sorted(path for folder in folders or FOLDERS for path in (ROOT / folder / "src").rglob("*.py"))
+
+
+@functools.cache
+def parsed(path):
+    """The syntax tree of a file; nobody changes it."""
+    return ast.parse(path.read_text())
 
 
 def shown(path):
