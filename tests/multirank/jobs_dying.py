@@ -102,6 +102,11 @@ def squat(folder, name):
     return True
 
 
+def hello(token):
+    """The frame with which a rank begins."""
+    return struct.pack("<QQBHIQ", 0, 0, 255, 0, 0, len(token)) + token
+
+
 def flood(folder, cards, number):
     """Connect to ranks, many times, and send all sorts of things; what came back, and which errors there were.
 
@@ -112,12 +117,12 @@ def flood(folder, cards, number):
     """
     found, connections, errors = set(), [], set()
     for index in range(number):
-        rank, card = index % len(cards), cards[index % len(cards)]
+        card = cards[index % len(cards)]
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(5.0)
         try:
             connection.connect(os.path.join(folder, card["socket"]))
-            greeting = struct.pack("<8sI32s32s", b"iris\0\0\0\1", 1 - rank, bytes(32), bytes.fromhex(card["token"]))
+            greeting = hello(bytes.fromhex(card["token"]))
             kinds = [b"", b"garbage" * 1000, greeting[:20], greeting]
             fds = [] if index % 5 else [0, 1]
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []

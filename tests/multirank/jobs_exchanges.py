@@ -11,7 +11,7 @@ import torch
 
 from iris_core import Iris
 from iris_core.errors import CollectiveTimeoutError, IrisError
-from iris_core.world import connect, folder, rendezvous
+from iris_core.world import connect, rendezvous
 
 
 def attempt(call):
@@ -224,13 +224,13 @@ def _refuse(*_):
 
 def elsewhere():
     """Rank 1 seems to be on another host; what all are told."""
-    real = folder.host_id
+    real = rendezvous.host_id
     if int(os.environ["RANK"]) == 1:
-        folder.host_id = lambda: "elsewhere"
+        rendezvous.host_id = lambda: "elsewhere"
     try:
         return attempt(lambda: connect(None, 30.0))
     finally:
-        folder.host_id = real
+        rendezvous.host_id = real
 
 
 def refused_settings():

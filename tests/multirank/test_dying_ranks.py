@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ import pytest
 
 from iris_core.errors import IrisError
 from iris_core.world import rendezvous
-from iris_core.world.folder import Folder, announce
+from iris_core.world.rendezvous import Folder
 
 HANG_S = 60.0  # bounds a hang, and says nothing about how long anything takes
 NOBODY = 65534
@@ -52,11 +51,10 @@ class Processes:
         return process
 
     def start_ranks(self, folder, num_ranks, job, *args):
-        opened = Folder(folder)
-        for rank in range(num_ranks):
-            process = self.start(jobs.rank_main, folder, rank, num_ranks, job, *args)
-            announce(opened, rank, process.pid)
-        opened.close()
+        with Folder(folder) as opened:
+            for rank in range(num_ranks):
+                process = self.start(jobs.rank_main, folder, rank, num_ranks, job, *args)
+                opened.announce(rank, process.pid)
 
     def answer(self, index):
         pipe = self.started[index][1]
@@ -187,21 +185,20 @@ def greet(opening, said=b""):
 
 def test_a_process_of_no_rank_is_hung_up_on_at_once(opening):
     with greet(opening) as connection:
-        assert opening._greetings == {}
+        assert opening._peers[1].link is None
         with pytest.raises(ConnectionResetError):
             connection.recv(1)
 
 
-@pytest.mark.parametrize("known", [(), ("theirs",), ("ours",), ("theirs", "ours")])
-def test_a_rank_shows_the_tokens_of_both_cards(opening, known):
+@pytest.mark.parametrize("token", ["the right one", "another one"])
+def test_a_rank_shows_the_token_of_the_others_card(opening, token):
     peer, theirs = opening._peers[1], bytes(range(32))
     peer.pid, peer.card = os.getpid(), {"pid": os.getpid(), "socket": "socket", "token": theirs.hex()}
-    tokens = {"theirs": theirs, "ours": opening._token}
-    shown = [tokens[each] if each in known else bytes(32) for each in tokens]
-    with greet(opening, struct.pack("<8sI32s32s", b"iris\0\0\0\1", 1, *shown)) as connection:
-        opening._answer(os.getpid())
-        assert (peer.link is not None) == (len(known) == 2)
-        assert len(connection.recv(100)) == (76 if len(known) == 2 else 0)
+    shown = opening._token if token == "the right one" else bytes(32)
+    with greet(opening, jobs.hello(shown)) as connection:
+        opening._prove(peer, peer.link)
+        assert peer.proven == (peer.link is not None) == (token == "the right one")
+        assert connection.recv(100) == jobs.hello(theirs)
 
 
 @as_root

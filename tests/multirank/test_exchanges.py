@@ -39,7 +39,6 @@ def test_ranks_in_different_exchanges(plain_pool, pair):
         assert kind == "RankMismatchError"
         assert "rank 0" in text
         assert "rank 1" in text
-        assert text.count("jobs_exchanges.py") == (0 if "another root" in pair else 2)
         assert after == [0, 1]
 
 
@@ -53,17 +52,16 @@ def test_a_broadcast_that_one_rank_cannot_send(pool):
 def test_ranks_in_different_calls_of_a_context(pool):
     for (kind, _, text), result in pool.run(jobs.different_calls, 3):
         assert kind == "RankMismatchError"
-        assert "ranks 0, 2: matmul_all_reduce(), called at jobs_exchanges.py:" in text
-        assert "rank 1: barrier(), called at jobs_exchanges.py:" in text
+        assert "ranks 0, 2: matmul_all_reduce()\n" in text
+        assert "rank 1: barrier()\n" in text
         assert result == [24.0]
 
 
 def test_time_outs_name_the_missing_ranks_and_say_where_the_others_are(plain_pool):
     first, second, third = plain_pool.run(jobs.late, 3)
     assert first[:2] == ("CollectiveTimeoutError", (1, 2))
-    assert "rank 0 waits in barrier(), called at jobs_exchanges.py:" in first[2]
-    assert "rank 1 waits in barrier(), called at jobs_exchanges.py:" in first[2]
-    assert ", among ranks 1, 0\n" in first[2]
+    assert "rank 0 waits in barrier(), among ranks 0, 2, 1\n" in first[2]
+    assert "rank 1 waits in barrier(), among ranks 1, 0\n" in first[2]
     assert "rank 2 waits in no exchange with rank 0" in first[2]
     assert second[:2] == ("CollectiveTimeoutError", (0,))
     assert third is None

@@ -1,8 +1,8 @@
 """The ranks of one host: who they are, how they find each other, and how they talk.
 
 Ranks talk over unix sockets alone.  They find each other in a folder that only their user can enter (`rendezvous`),
-have one connection for each pair (`fd_passing`), over which all exchanges go (`exchange`, `group`).  What one rank
-refuses, all refuse (`failures`).  `launch` starts ranks; `torch_world` asks a torch.distributed that the program has
+have one connection for each pair (`exchange`), over which all exchanges go (`group`).  What one rank refuses, all
+refuse (`failures`).  `launch` starts ranks; `torch_world` asks a torch.distributed that the program has
 initialised who the ranks are.
 
 Importing this imports neither torch nor triton.
@@ -10,17 +10,12 @@ Importing this imports neither torch nor triton.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
-import shutil
 from typing import TYPE_CHECKING, NamedTuple
 
 from iris_core.errors import IrisError, RankMismatchError, UnsupportedError
 from iris_core.world import rendezvous, torch_world
-from iris_core.world.exchange import Exchanges
-from iris_core.world.folder import named_folder
-from iris_core.world.group import HostWorld
 from iris_core.world.group import SingleWorld as SingleWorld
 from iris_core.world.group import World as World
 
@@ -70,11 +65,7 @@ class Arrival:
         if where is None or opening is None:
             return SingleWorld()
         self._opening = None
-        links, pidfds = opening.run(timeout_s)
-        if not where.is_new:
-            _remove_at_exit(where.path, where.rank)
-        exchanges = Exchanges(where.rank, links, pidfds, opening.failure)
-        return HostWorld(exchanges, range(where.world_size), where.rank, timeout_s, where.members)
+        return World(opening.run(timeout_s), range(where.world_size), where.rank, timeout_s, where.members)
 
     def fail(self, error: BaseException) -> None:
         """Let the others know that this rank does not come; nothing if it has."""
@@ -158,7 +149,7 @@ def _find(group: dist.ProcessGroup | None, environ: Mapping[str, str] | None) ->
             "(LOCAL_WORLD_SIZE), but ranks share a heap on one host only; use --nnodes=1"
         )
     parts = [environ["MASTER_ADDR"], environ["MASTER_PORT"], environ["WORLD_SIZE"]]
-    folder = named_folder(*parts, *(environ.get(name, "") for name in _MORE_VARIABLES))
+    folder = rendezvous.named_folder(*parts, *(environ.get(name, "") for name in _MORE_VARIABLES))
     return rendezvous.Rendezvous(folder, rank, world_size, _next(folder), is_new=False)
 
 
@@ -166,23 +157,3 @@ def _next(folder: str) -> str:
     """Name of the next world that is made in a folder: the same on all ranks."""
     _made[folder] = _made.get(folder, 0) + 1
     return str(_made[folder])
-
-
-_leaving: set[str] = set()
-
-
-def _remove_at_exit(path: str, rank: int) -> None:
-    """Remove this rank's traces when its process ends in an orderly way; the last one removes the folder."""
-    if path in _leaving:
-        return
-    _leaving.add(path)
-    pid = os.getpid()
-
-    def leave() -> None:
-        if os.getpid() == pid:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(path, f"pid.{rank}"))
-                if not any(name.startswith("pid.") for name in os.listdir(path)):
-                    shutil.rmtree(path)
-
-    atexit.register(leave)

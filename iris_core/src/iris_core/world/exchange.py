@@ -1,51 +1,196 @@
-"""Exchanges between the ranks of one host: everybody's frame to everybody, and who is gone or late.
+"""Connections between the ranks of one host: frames of bytes, descriptors beside them, and who is gone or late.
 
-Each pair of ranks has one connection for all worlds that both are in.  Frames say which world's exchange they belong
-to, and which one of them, so ranks may use worlds in any order and from several threads: one thread at a time takes in
-what arrives, for all of them.
+Each pair of ranks has one connection, a stream of a unix socket, for all worlds that both are in.  Frames say which
+world's exchange they belong to, and which one of them, so ranks may use worlds in any order and from several threads:
+one thread at a time receives, for all of them.
 """
 
 from __future__ import annotations
 
+import array
+import errno
 import os
+import resource
 import select
+import socket
+import struct
 import threading
 import time
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from iris_core.errors import HeapClosedError, IrisError, PeerLostError
 from iris_core.world.failures import name_ranks
-from iris_core.world.fd_passing import GIVEN_UP, LEFT, Frame, Link, close_all
-from iris_core.world.folder import Failed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from iris_core.world.folder import FirstFailure
-
+_HEADER = struct.Struct("<QQBHIQ")  # world, number, kind, then how many: bytes of the call, descriptors, bytes
+_FDS_PER_MESSAGE = 200  # the kernel's limit is 253
+_ROOM_NBYTES = 1 << 16
+_ROOM_FDS = socket.CMSG_SPACE(253 * array.array("i").itemsize)
+_LATER = (errno.EAGAIN, errno.ETOOMANYREFS)  # a full queue; too many descriptors in flight, until the peer takes some
+_GONE = (errno.EPIPE, errno.ECONNRESET)
+_LEFT = 0  # kind of the last frame of a rank that closes its world
 _LOOK_S = 0.1  # a thread that polls does not hear that another one has something to send
 _RETRY_S = 0.002  # how long to wait until the kernel may take descriptors again
 
 
-class Mine(NamedTuple):
-    """What this rank brings to an exchange.
+class Frame(NamedTuple):
+    """What one rank brings to an exchange.
 
     Attributes:
-        world: the world's number, the same on all its members.
-        number: which one of its exchanges.
-        kind: of exchange.
-        place: the function that was called, and where.
-        payload: the bytes.
-        fds: descriptors for each peer.
+        kind: of exchange, from 1.
+        call: the function that the program called.
+        payload: the bytes; one for each 200 descriptors at least.
+        fds: the descriptors, which belong to whoever takes the frame.
+        num_fds: how many were sent.
     """
 
-    world: int
-    number: int
     kind: int
-    place: bytes
-    payload: bytes
+    call: bytes = b""
+    payload: bytes = b""
     fds: Sequence[int] = ()
+    num_fds: int = 0
+
+
+class Link:
+    """A connection to one peer; nothing here waits.
+
+    Args:
+        connection: the socket, which belongs to this object from now on.
+
+    Attributes:
+        left: whether the peer has closed its world.
+        ended: whether nothing more will come.
+        stalled: whether the kernel takes no descriptors now, so that polling for room is no use.
+        refused: why descriptors could not be sent.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._out: deque[tuple[bytes, Sequence[int]]] = deque()
+        self._in = bytearray()
+        self._fds: list[int] = []
+        self._arrived: dict[int, deque[tuple[int, Frame]]] = {}
+        self.left = self.ended = self.stalled = False
+        self.refused: OSError | None = None
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._connection.fileno()
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is still to be sent."""
+        return bool(self._out)
+
+    def post(self, world: int, number: int, frame: Frame) -> None:
+        """Send a frame, as far as there is room; its descriptors must stay open until nothing is `pending`."""
+        kind, call, payload, fds, _ = frame
+        head = _HEADER.pack(world, number, kind, len(call), len(fds), len(payload)) + call
+        if not fds:
+            self._out.append((head + payload, ()))
+        else:
+            parts = [fds[start : start + _FDS_PER_MESSAGE] for start in range(0, len(fds), _FDS_PER_MESSAGE)]
+            at = len(payload) - len(parts) + 1
+            self._out.append((head + payload[:at], parts[0]))
+            self._out.extend((payload[at + i : at + i + 1], part) for i, part in enumerate(parts[1:]))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is pending, as far as there is room."""
+        self.stalled = False
+        while self._out:
+            data, fds = self._out[0]
+            try:
+                if fds:
+                    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+                    sent = self._connection.sendmsg([data], [rights])
+                else:
+                    sent = self._connection.send(data)
+            except OSError as e:
+                if e.errno in _LATER:
+                    self.stalled = e.errno == errno.ETOOMANYREFS
+                    return
+                if fds and e.errno not in _GONE:  # the peer gets the bytes, and finds out that descriptors are missing
+                    self.refused = e
+                    self._out[0] = data, ()
+                    continue
+                self._out.clear()  # the peer is gone; `receive` finds that out, behind what it has sent before
+                return
+            if sent < len(data):
+                self._out[0] = data[sent:], ()
+            else:
+                self._out.popleft()
+
+    def receive(self, *, everything: bool = False) -> None:
+        """Take in what has arrived; with `everything` of a peer whose process has ended, to the end."""
+        while not self.ended:
+            try:
+                data, extra, _, _ = self._connection.recvmsg(_ROOM_NBYTES, _ROOM_FDS, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                data, extra = b"", []
+            for level, kind, raw in extra:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    self._fds += array.array("i", raw[: len(raw) - len(raw) % array.array("i").itemsize])
+            if data:
+                self._in += data
+                self._parse()
+            else:
+                self.ended = True
+            if len(data) < _ROOM_NBYTES and not extra and not everything:
+                return
+
+    def _parse(self) -> None:
+        while len(self._in) >= _HEADER.size:
+            world, number, kind, len_call, num_fds, len_payload = _HEADER.unpack_from(self._in)
+            middle = _HEADER.size + len_call
+            end = middle + len_payload
+            if len(self._in) < end:
+                return
+            call, payload = bytes(self._in[_HEADER.size : middle]), bytes(self._in[middle:end])
+            del self._in[:end]
+            if kind == _LEFT:
+                self.left = True
+                continue
+            fds, self._fds = self._fds[:num_fds], self._fds[num_fds:]
+            frames = self._arrived.get(world)
+            if frames is None:
+                frames = self._arrived[world] = deque()
+            frames.append((number, Frame(kind, call, payload, fds, num_fds)))
+
+    def take(self, world: int, number: int) -> Frame | None:
+        """Return what the peer has brought to an exchange, None if it is not there yet; drop what came before it."""
+        frames = self._arrived.get(world)
+        while frames and frames[0][0] <= number:
+            at, frame = frames.popleft()
+            if at == number:
+                return frame
+            close_all(frame.fds)
+        return None
+
+    def waits_in(self) -> list[str]:
+        """The calls of frames that nobody has taken yet."""
+        return [frame.call.decode() for frames in self._arrived.values() for _, frame in frames]
+
+    def end(self) -> None:
+        """Expect nothing more, and send nothing more."""
+        self._out.clear()
+        self.ended = True
+
+    def close(self) -> None:
+        """Hang up, and close descriptors that nobody has taken."""
+        self._connection.close()
+        close_all(self._fds)
+        close_all([fd for frames in self._arrived.values() for _, frame in frames for fd in frame.fds])
+        self._arrived.clear()
+        self._fds = []
+        self.end()
 
 
 class Exchanges:
@@ -55,14 +200,20 @@ class Exchanges:
         rank: this rank.
         links: by peer.
         pidfds: a descriptor of each peer's process.
-        failure: which rank was the first to be gone.
+        first_error: turns the error of lost peers into that of those which were lost first, alike on all ranks.
+        leave: called at the end.
     """
 
-    def __init__(self, rank: int, links: Mapping[int, Link], pidfds: Mapping[int, int], failure: FirstFailure) -> None:
-        self._rank = rank
-        self._failure = failure
-        self._links = dict(links)
-        self._pidfds = dict(pidfds)
+    def __init__(
+        self,
+        rank: int,
+        links: Mapping[int, Link],
+        pidfds: Mapping[int, int],
+        first_error: Callable[[IrisError], IrisError],
+        leave: Callable[[], None],
+    ) -> None:
+        self._rank, self._first_error, self._leave = rank, first_error, leave
+        self._links, self._pidfds = dict(links), dict(pidfds)
         self._pid = os.getpid()
         self._closed = ""
         self._changed = threading.Condition(threading.Lock())
@@ -76,7 +227,9 @@ class Exchanges:
             self._poll.register(fd, select.POLLIN)
         _open.add(self)
 
-    def gather(self, mine: Mine, peers: Sequence[int], timeout_s: float) -> tuple[dict[int, Frame], list[int]]:
+    def gather(
+        self, world: int, number: int, mine: Frame, peers: Sequence[int], timeout_s: float
+    ) -> tuple[dict[int, Frame], list[int]]:
         """Send this rank's frame to peers, and return theirs.
 
         Returns:
@@ -91,54 +244,39 @@ class Exchanges:
         with self._changed:
             self.check_usable()
             for peer in peers:
-                self._links[peer].post(*mine)
+                self._links[peer].post(world, number, mine)
+            missing = list(peers)
             try:
                 while True:
-                    self._take(mine, peers, found)
-                    missing = [peer for peer in peers if peer not in found or self._links[peer].pending]
+                    for peer in missing:
+                        if peer not in found and (frame := self._links[peer].take(world, number)) is not None:
+                            found[peer] = frame
+                    missing = [peer for peer in missing if peer not in found or self._links[peer].pending]
                     if not missing:
                         return found, []
                     self._check(peers, missing)
                     now = time.monotonic()
                     deadline = deadline or now + timeout_s
                     if now >= deadline:
-                        for peer in peers:
-                            self._links[peer].post(mine.world, mine.number, GIVEN_UP, b"", b"")
-                        for frame in found.values():
-                            close_all(frame.fds)
-                        return found, missing
-                    self._take_in(deadline - now)
+                        break
+                    self._receive(deadline - now)
             except BaseException:
-                for frame in found.values():
-                    close_all(frame.fds)
+                close_all([fd for frame in found.values() for fd in frame.fds])
                 raise
+        close_all([fd for frame in found.values() for fd in frame.fds])
+        return found, missing
 
     def waits_in(self, peer: int) -> list[str]:
-        """Where a peer waits for this rank, as far as known."""
+        """The calls in which a peer waits for this rank, as far as known."""
         with self._changed:
             return self._links[peer].waits_in() if peer in self._links else []
 
-    def gave_up(self, peer: int, world: int, number: int) -> bool:
-        """Whether a peer has waited too long in an exchange."""
-        with self._changed:
-            if peer not in self._links:
-                return False
-            if not self._links[peer].ended:
-                self._move(self._links[peer].fileno())  # it may have said so behind its frame
-            return self._links[peer].given_up.get(world) == number
-
-    def trouble(self, peers: Sequence[int]) -> tuple[OSError | None, list[int]]:
-        """Return why descriptors could not be sent to some peer, and of which peers some could not be received; once.
-
-        They are known after an exchange with descriptors.
-        """
-        refused, truncated = None, []
+    def refused(self, peers: Sequence[int]) -> OSError | None:
+        """Return why descriptors could not be sent to some peer; once."""
+        errors = [self._links[peer].refused for peer in peers]
         for peer in peers:
-            link = self._links[peer]
-            refused, link.refused = refused or link.refused, None
-            truncated += [peer] if link.truncated else []
-            link.truncated = False
-        return refused, truncated
+            self._links[peer].refused = None
+        return next((error for error in errors if error is not None), None)
 
     def check_peers(self, peers: Sequence[int]) -> None:
         """Raise PeerLostError if the process of one has ended."""
@@ -164,9 +302,8 @@ class Exchanges:
                 return
             for link in self._links.values():
                 if not link.pending and not link.ended:
-                    link.post(0, 0, LEFT, b"", b"")
+                    link.post(0, 0, Frame(_LEFT))
             self._hang_up("this world is closed")
-        self._failure.close()
 
     def _hang_up(self, why: str) -> None:
         self._closed = why
@@ -174,6 +311,7 @@ class Exchanges:
             link.close()
         close_all(list(self._pidfds.values()))
         self._links, self._pidfds, self._poll = {}, {}, select.poll()
+        self._leave()
         self._changed.notify_all()
 
     def after_fork(self) -> None:
@@ -184,16 +322,8 @@ class Exchanges:
                 f"this process ({os.getpid()}) was forked off rank {self._rank} (process {self._pid}), whose context "
                 "it cannot use: only that process can; start other processes with the method spawn, or without Iris"
             )
-        self._failure.close()
 
     # -- steps --------------------------------------------------------------------------------------------------------
-    def _take(self, mine: Mine, peers: Sequence[int], found: dict[int, Frame]) -> None:
-        for peer in peers:
-            if peer not in found:
-                frame = self._links[peer].take(mine.world, mine.number)
-                if frame is not None:
-                    found[peer] = frame
-
     def _check(self, peers: Sequence[int], missing: Sequence[int]) -> None:
         """Raise PeerLostError if this exchange cannot end.  Who has left on purpose may be missed by nobody."""
         links = self._links
@@ -207,10 +337,9 @@ class Exchanges:
         its, it = ("its", "it") if len(ranks) == 1 else ("their", "them")
         what = "ended" if self._dead.issuperset(ranks) else f"closed {its} world, or ended,"
         text = f"{name_ranks(ranks)} {what} while others still needed {it}; look at the output of that process"
-        mine = PeerLostError(f"{text} for the first error", ranks=ranks)
-        return self._failure.note(Failed.of(mine)).error(self._rank)
+        return self._first_error(PeerLostError(f"{text} for the first error", ranks=ranks))
 
-    def _take_in(self, timeout_s: float) -> None:
+    def _receive(self, timeout_s: float) -> None:
         """Wait until something has arrived, or there is room for what is to be sent."""
         if self._polling:
             self._changed.wait(timeout_s)
@@ -240,6 +369,7 @@ class Exchanges:
                 link.flush()
 
     def _move(self, fd: int) -> None:
+        """Receive and send what the kernel is ready for."""
         peer = self._by_fd[fd]
         link = self._links[peer]
         if fd == self._pidfds[peer]:
@@ -247,8 +377,7 @@ class Exchanges:
             self._dead.add(peer)
             if not link.ended:
                 link.receive(everything=True)
-                if not link.ended:  # a process that was forked off it holds the connection, too
-                    link.end()
+                link.end()  # a process that was forked off it may hold the connection, too
                 self._poll.unregister(link)
         if link.ended:
             return
@@ -268,3 +397,22 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def close_all(fds: Sequence[int]) -> None:
+    """Close descriptors."""
+    for fd in fds:
+        os.close(fd)
+
+
+def credentials(connection: socket.socket) -> tuple[int, int]:
+    """Process id and user id of the process at the other end, as the kernel knows them."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = array.array("i", raw)
+    return pid, uid
+
+
+def limit_of_files() -> str:
+    """Say how many descriptors this process may have; for messages."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return f"the limit of open files of this process is {soft} (`ulimit -n`, at most {hard} here)"

@@ -43,13 +43,10 @@ _KINDS = (
 """Errors that keep their kind when all ranks raise them; a driver's are only the reason for another one."""
 
 
-class _Gathers(Protocol):
+class _Ranks(Protocol):
     @property
     def world_size(self) -> int: ...
     def all_gather_object(self, obj: Any) -> Any: ...
-
-
-class _GathersInts(_Gathers, Protocol):
     def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]: ...
 
 
@@ -59,11 +56,12 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def on_all_ranks(
-    world: _GathersInts,
+    world: _Ranks,
     what: str,
     step: Callable[[], T],
     otherwise: type[IrisError] = HeapError,
     ranks: Sequence[int] | None = None,
+    tell: Callable[[bool], Sequence[bool | int]] | None = None,
 ) -> T:
     """Do a local step; if it fails on any rank, all ranks raise the same error.
 
@@ -75,6 +73,7 @@ def on_all_ranks(
         step: what this rank does, alone.
         otherwise: as of `raise_failure`.
         ranks: likewise.
+        tell: exchanges whether the step has worked, with whatever else there is to be exchanged.
 
     Raises:
         PeerLostError, CollectiveTimeoutError: raised by the step, at once: the other ranks learn it by themselves.
@@ -88,13 +87,15 @@ def on_all_ranks(
         if isinstance(e, PeerLostError | CollectiveTimeoutError):
             raise
         error = e
-    oks = [ok for (ok,) in world.all_gather_ints([error is None])]
-    raise_failure(world, error, oks, what, otherwise, ranks)
+    worked = error is None
+    oks = [ok for (ok,) in world.all_gather_ints([worked])] if tell is None else tell(worked)
+    if not all(oks):
+        raise_failure(world, error, oks, what, otherwise, ranks)
     return result  # type: ignore[no-any-return]
 
 
 def raise_failure(
-    world: _Gathers,
+    world: _Ranks,
     error: Exception | None,
     outcomes: Sequence[bool | int],
     what: str,
@@ -163,7 +164,7 @@ def raise_described(
     raise (otherwise if kind is None else _KINDS[kind])(text) from error
 
 
-def check_agreement(world: _Gathers, facts: Mapping[str, str]) -> None:
+def check_agreement(world: _Ranks, facts: Mapping[str, str]) -> None:
     """Compare what every rank was opened with.
 
     Collective: every rank calls it with the same keys.

@@ -11,150 +11,20 @@ import os
 import pickle
 import struct
 import sys
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from iris_core.errors import (
-    CollectiveTimeoutError,
-    GroupError,
-    IrisError,
-    PeerAccessError,
-    RankMismatchError,
-)
+from iris_core.errors import CollectiveTimeoutError, GroupError, IrisError, PeerAccessError, RankMismatchError
 from iris_core.types import Segment
 from iris_core.world import torch_world
-from iris_core.world.exchange import Exchanges, Mine
-from iris_core.world.failures import name_ranks, raise_failure
-from iris_core.world.fd_passing import Frame, close_all, limit_of_files
+from iris_core.world.exchange import Frame, close_all, limit_of_files
+from iris_core.world.failures import name_ranks, on_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch.distributed as dist
 
-
-class World(Protocol):
-    """The ranks that share one heap.  Every method is collective, unless it says otherwise.
-
-    Collective methods raise:
-        RankMismatchError: ranks are in different methods, or bring different numbers of integers; all of them raise.
-        CollectiveTimeoutError: a rank did not arrive in time.
-        PeerLostError: a rank's process has ended.
-    """
-
-    rank: int
-    world_size: int
-
-    def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]:
-        """Gather a fixed number of 64-bit integers from every rank."""
-
-    def all_gather_object(self, obj: Any) -> Any:
-        """Return a list of what every rank brings: anything that JSON can hold; tuples come back as lists."""
-
-    def compare_calls(self, obj: Any, timeout_s: float | None = None) -> Any:
-        """Gather like `all_gather_object`, but with nothing else; this rank waits for so many seconds at most.
-
-        Where that is not enough, the other ranks still get its object, if they come; if not, their next exchange says
-        that this rank gave up.
-        """
-
-    def broadcast_object(self, obj: Any, src: int) -> Any:
-        """Return rank `src`'s object, which can be pickled, on every rank.
-
-        Raises:
-            ValueError: no such rank.
-            RankMismatchError: the ranks name different roots.
-            IrisError: the object cannot be pickled; on rank `src`, what pickle has raised.
-        """
-
-    def barrier(self) -> None:
-        """Wait until every rank has arrived."""
-
-    def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
-        """Gather every rank's segments; the descriptors received from peers belong to the caller.
-
-        Raises:
-            PeerAccessError: a rank could not send or receive its descriptors; raised on every rank.
-        """
-
-    def members_of(self, group: dist.ProcessGroup | Sequence[int] | None) -> tuple[int, ...]:
-        """Return the ranks of this world that form a group, in the group's order; all for None.  Not collective.
-
-        A group may also be a list or tuple of ranks of this world.
-
-        Raises:
-            GroupError: this rank is not a member.
-            IrisError: a member is not a rank of this world.
-        """
-
-    def subgroup(self, group: dist.ProcessGroup | Sequence[int] | None) -> World:
-        """Return the world of a group's members; not collective, and this world closes it.
-
-        Raises like `members_of`.
-        """
-
-    def subworld(self, members: tuple[int, ...]) -> World:
-        """Return the world of some ranks of this one, in this order; not collective, and this world closes it."""
-
-    def check_peers(self) -> None:
-        """Raise PeerLostError if a peer's process has ended.  Not collective."""
-
-    def close(self) -> None:
-        """Let go of everything; not collective."""
-
-
-class SingleWorld:
-    """A world of one rank: nothing to exchange."""
-
-    rank = 0
-    world_size = 1
-
-    def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the values alone."""
-        return [tuple(values)]
-
-    def all_gather_object(self, obj: Any) -> Any:
-        """Return the object alone, as JSON keeps it."""
-        return [json.loads(json.dumps(obj))]
-
-    def compare_calls(self, obj: Any, timeout_s: float | None = None) -> Any:
-        """Return the object alone, as JSON keeps it."""
-        return self.all_gather_object(obj)
-
-    def broadcast_object(self, obj: Any, src: int) -> Any:
-        """Return the object."""
-        _check_rank(src, 1)
-        return obj
-
-    def barrier(self) -> None:
-        """Return at once."""
-
-    def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
-        """Return the segments alone."""
-        return [list(segments)]
-
-    def members_of(self, group: dist.ProcessGroup | Sequence[int] | None) -> tuple[int, ...]:
-        """Return the only rank."""
-        if isinstance(group, list | tuple):
-            return _members_of_list(group, 0, 1)
-        if group is not None:
-            raise IrisError("group= was given, but this world has one rank and torch.distributed was not initialised")
-        return (0,)
-
-    def subgroup(self, group: dist.ProcessGroup | Sequence[int] | None) -> World:
-        """Return this world."""
-        self.members_of(group)
-        return self
-
-    def subworld(self, members: tuple[int, ...]) -> World:
-        """Return this world."""
-        _check_members(members, 0, 1)
-        return self
-
-    def check_peers(self) -> None:
-        """There is no peer."""
-
-    def close(self) -> None:
-        """Nothing to let go of."""
+    from iris_core.world.exchange import Exchanges
 
 
 class _Kind(enum.IntEnum):
@@ -169,14 +39,18 @@ class _Kind(enum.IntEnum):
 
 
 _ROOT = struct.Struct("<i?")  # of a broadcast: its root, and whether that could pickle the object
-_FAULT, _FINE, _CONSEQUENCE = 0, 1, 2
 
 
-class HostWorld:
-    """Ranks of one host.
+class World:
+    """The ranks that share one heap.  Every method is collective, unless it says otherwise.
+
+    Collective methods raise:
+        RankMismatchError: ranks are in different methods, or bring different numbers of integers; all of them raise.
+        CollectiveTimeoutError: a rank did not arrive in time.
+        PeerLostError: a rank's process has ended.
 
     Args:
-        exchanges: the connections of this rank.
+        exchanges: the connections of this rank; None in a world of one.
         ranks: the members, by their ranks in the world that has the connections.
         rank: this rank among them.
         timeout_s: bound of every exchange in seconds.
@@ -184,21 +58,24 @@ class HostWorld:
         parent: the world of all ranks; None if this is the one.
     """
 
+    rank: int
+    world_size: int
+
     def __init__(
         self,
-        exchanges: Exchanges,
+        exchanges: Exchanges | None,
         ranks: Sequence[int],
         rank: int,
         timeout_s: float,
         members: Sequence[int] | None = None,
-        parent: HostWorld | None = None,
+        parent: World | None = None,
     ) -> None:
         self.rank, self.world_size = rank, len(ranks)
         self._exchanges, self._timeout_s, self._members = exchanges, timeout_s, members
         self._ranks = tuple(ranks)
         self._peers = sorted({*ranks} - {ranks[rank]})
         self._root = self if parent is None else parent
-        self._subworlds: dict[tuple[int, ...], HostWorld] = {}
+        self._subworlds: dict[tuple[int, ...], World] = {}
         self._number = 0
         self._key, self._among = 0, b""
         if parent is not None:
@@ -213,17 +90,29 @@ class HostWorld:
         return [struct.unpack(layout, row) for row in self._gather(_Kind.INTEGERS, struct.pack(layout, *values))]
 
     def all_gather_object(self, obj: Any) -> Any:
-        """Return a list of what every rank brings: anything that JSON can hold."""
+        """Return a list of what every rank brings: anything that JSON can hold; tuples come back as lists."""
         return [json.loads(row) for row in self._gather(_Kind.OBJECTS, json.dumps(obj).encode())]
 
     def compare_calls(self, obj: Any, timeout_s: float | None = None) -> Any:
-        """Gather like `all_gather_object`, but with nothing else; this rank waits for so many seconds at most."""
+        """Gather like `all_gather_object`, but with nothing else; this rank waits for so many seconds at most.
+
+        Where that is not enough, the other ranks still get its object, if they come.
+        """
         wait_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
         return [json.loads(row) for row in self._gather(_Kind.CALLS, json.dumps(obj).encode(), wait_s)]
 
     def broadcast_object(self, obj: Any, src: int) -> Any:
-        """Return rank `src`'s object, which can be pickled, on every rank."""
-        _check_rank(src, self.world_size)
+        """Return rank `src`'s object, which can be pickled, on every rank.
+
+        Raises:
+            ValueError: no such rank.
+            RankMismatchError: the ranks name different roots.
+            IrisError: the object cannot be pickled; on rank `src`, what pickle has raised.
+        """
+        if not 0 <= src < self.world_size:
+            raise ValueError(f"there is no rank {src} in a world of {self.world_size} (0 to {self.world_size - 1})")
+        if self._exchanges is None:
+            return obj
         data, problem = b"", None
         if self.rank == src:
             try:
@@ -247,12 +136,16 @@ class HostWorld:
         self._gather(_Kind.BARRIER, b"")
 
     def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
-        """Gather every rank's segments, passing descriptors between the processes."""
+        """Gather every rank's segments; the descriptors received from peers belong to the caller.
+
+        Raises:
+            PeerAccessError: a rank could not send or receive its descriptors; raised on every rank.
+        """
         everyone = self.all_gather_object(
             [(each.offset_bytes, each.nbytes, each.payload.hex(), each.fd is not None) for each in segments]
         )
-        received: list[list[int]] = [[]] * self.world_size
-        if any(has_fd for row in everyone for *_, has_fd in row):
+        received: list[Sequence[int]] = [()] * self.world_size
+        if self._peers and any(has_fd for row in everyone for *_, has_fd in row):
             received = self._pass_descriptors([each.fd for each in segments if each.fd is not None])
         out = []
         for row, fds in zip(everyone, received, strict=True):
@@ -266,33 +159,27 @@ class HostWorld:
         out[self.rank] = [dataclasses.replace(each) for each in segments]
         return out
 
-    def _pass_descriptors(self, fds: Sequence[int]) -> list[list[int]]:
+    def _pass_descriptors(self, fds: Sequence[int]) -> list[Sequence[int]]:
         """Send descriptors to every peer and receive theirs; on all ranks or on none."""
+        assert self._exchanges is not None
         frames = self._frames(_Kind.DESCRIPTORS, bytes(1 + len(fds) // 200), fds)
-        refused, truncated = self._exchanges.trouble(self._peers)
-        error: IrisError | None = None
-        state = _FINE if all(len(each.fds) == each.num_fds for each in frames) else _CONSEQUENCE
-        if refused is not None:
-            error = IrisError(f"could not send them: {os.strerror(refused.errno or 0)}")
-        elif truncated:
-            error = IrisError(f"not all descriptors of {name_ranks(truncated)} were let in: {limit_of_files()}")
+        refused = self._exchanges.refused(self._peers)
+
+        def check() -> None:
+            if refused is not None:
+                raise IrisError(f"could not send them: {os.strerror(refused.errno or 0)}")
+            short = [rank for rank, each in zip(self._ranks, frames, strict=True) if len(each.fds) < each.num_fds]
+            if short:
+                raise IrisError(f"not all descriptors of {name_ranks(short)} have come; {limit_of_files()}")
+
         try:
-            states = [each for (each,) in self.all_gather_ints([_FAULT if error is not None else state])]
-            outcomes = [each != _FAULT for each in states]
-            if all(outcomes):
-                outcomes = [each == _FINE for each in states]
-            error = error or IrisError("not all descriptors have come")
-            raise_failure(self, error, outcomes, "could not exchange descriptors of memory", PeerAccessError)
+            on_all_ranks(self, "could not exchange descriptors of memory", check, PeerAccessError)
         except BaseException:
-            for frame in frames:
-                close_all(frame.fds)
+            close_all([fd for frame in frames for fd in frame.fds])
             raise
         return [frame.fds for frame in frames]
 
     def _gather(self, kind: _Kind, mine: bytes, timeout_s: float | None = None) -> list[bytes]:
-        if not self._peers:
-            self._exchanges.check_usable()
-            return [mine]
         return [frame.payload for frame in self._frames(kind, mine, timeout_s=timeout_s)]
 
     def _frames(self, kind: _Kind, mine: bytes, fds: Sequence[int] = (), timeout_s: float | None = None) -> list[Frame]:
@@ -301,53 +188,44 @@ class HostWorld:
         Raises:
             RankMismatchError: the ranks are in different exchanges; on all of them.
         """
+        if self._exchanges is None:
+            return [Frame(kind, b"", mine)]
+        self._exchanges.check_usable()
         self._number += 1
-        place = _place() + self._among
+        sent = Frame(kind, _called() + self._among, mine, fds)
         wait_s = self._timeout_s if timeout_s is None else timeout_s
-        found, missing = self._exchanges.gather(
-            Mine(self._key, self._number, kind, place, mine, fds), self._peers, wait_s
-        )
+        found, missing = self._exchanges.gather(self._key, self._number, sent, self._peers, wait_s)
         if missing:
-            raise self._late(place, found, missing, wait_s)
-        found[self._ranks[self.rank]] = Frame(kind, place, mine, [], 0)
+            raise self._late(sent, found, missing, wait_s)
+        found[self._ranks[self.rank]] = sent._replace(fds=())
         frames = [found[rank] for rank in self._ranks]
         sizes = {len(each.payload) for each in frames} if kind == _Kind.INTEGERS else {0}
-        if len(sizes) > 1 or any(each.kind != kind for each in frames):
-            for each in frames:
-                close_all(each.fds)
-            gone = [rank for rank in self._peers if self._exchanges.gave_up(rank, self._key, self._number)]
-            if gone:
-                raise CollectiveTimeoutError(
-                    f"rank {self._ranks[self.rank]}: {place.decode()} cannot complete, because {name_ranks(gone)} gave "
-                    f"up waiting in {found[gone[0]].place.decode()}, which is another call",
-                    missing_ranks=gone,
-                )
-            raise self._mismatch(frames)
-        return frames
-
-    def _mismatch(self, frames: Sequence[Frame]) -> RankMismatchError:
-        by_place: dict[str, list[int]] = {}
-        for rank, frame in zip(self._ranks, frames, strict=True):
-            by_place.setdefault(frame.place.decode(), []).append(rank)
-        lines = "".join(f"\n  {name_ranks(ranks)}: {where}" for where, ranks in by_place.items())
-        return RankMismatchError(
+        if len(sizes) == 1 and all(each.kind == kind for each in frames):
+            return frames
+        close_all([fd for each in frames for fd in each.fds])
+        alike = len({each.call for each in frames}) == 1
+        by_call: dict[str, list[int]] = {}
+        for rank, each in zip(self._ranks, frames, strict=True):
+            brings = f", which exchanges {_Kind(each.kind).name.lower()} of {len(each.payload)} bytes" if alike else ""
+            by_call.setdefault(each.call.decode() + brings, []).append(rank)
+        lines = "".join(f"\n  {name_ranks(ranks)}: {call}" for call, ranks in by_call.items())
+        raise RankMismatchError(
             f"the ranks are in different calls that all of them take part in:{lines}\nIf one of them went on after an "
             "error, the others were still waiting for it; if a call lies inside `if rank == ...`, all ranks must make "
             "it."
         )
 
-    def _late(self, place: bytes, found: dict[int, Frame], missing: list[int], wait_s: float) -> CollectiveTimeoutError:
-        """The error of an exchange that took too long: who is missing, and where the others are."""
+    def _late(self, sent: Frame, found: dict[int, Frame], missing: list[int], wait_s: float) -> CollectiveTimeoutError:
+        """The error of an exchange that took too long: who is missing, and what the others wait for."""
+        assert self._exchanges is not None
         me = self._ranks[self.rank]
-        present = {rank: [frame.place.decode()] for rank, frame in found.items()} | {me: [place.decode()]}
+        present = {rank: [frame.call.decode()] for rank, frame in found.items()} | {me: [sent.call.decode()]}
         lines = []
         for rank in self._ranks:
-            places = present.get(rank) or self._exchanges.waits_in(rank)
-            lines += [f"\n  rank {rank} waits in {each}" for each in places]
-            if not places:
-                lines.append(f"\n  rank {rank} waits in no exchange with rank {me}")
+            calls = present.get(rank) or self._exchanges.waits_in(rank)
+            lines += [f"\n  rank {rank} waits in {each}" for each in calls or [f"no exchange with rank {me}"]]
         return CollectiveTimeoutError(
-            f"rank {me}: {place.decode()} did not complete within {wait_s:g} s; "
+            f"rank {me}: {sent.call.decode()} did not complete within {wait_s:g} s; "
             f"{name_ranks(missing)} did not arrive:{''.join(lines)}\n"
             "Either that rank failed, or it does not make the same calls, or IRIS_BARRIER_TIMEOUT is too short",
             missing_ranks=missing,
@@ -355,11 +233,20 @@ class HostWorld:
 
     # -- groups of ranks ----------------------------------------------------------------------------------------------
     def members_of(self, group: dist.ProcessGroup | Sequence[int] | None) -> tuple[int, ...]:
-        """Return the ranks of this world that form a group, in the group's order; all for None."""
+        """Return the ranks of this world that form a group, in the group's order; all for None.  Not collective.
+
+        A group may also be a list or tuple of ranks of this world.
+
+        Raises:
+            GroupError: this rank is not a member.
+            IrisError: a member is not a rank of this world.
+        """
         if group is None:
             return tuple(range(self.world_size))
         if isinstance(group, list | tuple):
-            return _members_of_list(group, self.rank, self.world_size)
+            members = tuple(operator.index(each) for each in group)
+            self._check_members(members)
+            return members
         theirs = torch_world.members_of(cast("dist.ProcessGroup", group))
         if theirs is None:
             raise GroupError(f"rank {self.rank} is not a member of the process group that was passed as group=")
@@ -373,13 +260,17 @@ class HostWorld:
         return tuple(mine.index(rank) for rank in theirs)
 
     def subgroup(self, group: dist.ProcessGroup | Sequence[int] | None) -> World:
-        """Return the world of a group's members; not collective, and this world closes it."""
+        """Return the world of a group's members; not collective, and this world closes it.
+
+        Raises like `members_of`.
+        """
         return self.subworld(self.members_of(group))
 
     def subworld(self, members: tuple[int, ...]) -> World:
         """Return the world of some ranks of this one, in this order; not collective, and this world closes it."""
-        self._exchanges.check_usable()
-        _check_members(members, self.rank, self.world_size)
+        if self._exchanges is not None:
+            self._exchanges.check_usable()
+        self._check_members(members)
         ranks = tuple(self._ranks[member] for member in members)
         root = self._root
         if ranks == root._ranks:
@@ -387,62 +278,46 @@ class HostWorld:
         found = root._subworlds.get(ranks)
         if found is None:
             theirs = None if self._members is None else [self._members[member] for member in members]
-            found = HostWorld(self._exchanges, ranks, members.index(self.rank), self._timeout_s, theirs, root)
+            found = World(self._exchanges, ranks, members.index(self.rank), self._timeout_s, theirs, root)
             root._subworlds[ranks] = found
         return found
 
+    def _check_members(self, members: tuple[int, ...]) -> None:
+        size = self.world_size
+        if any(not 0 <= member < size for member in members) or len(set(members)) < len(members):
+            raise IrisError(f"{members} are not different ranks of a world of {size} (0 to {size - 1})")
+        if self.rank not in members:
+            raise GroupError(f"rank {self.rank} is not one of {name_ranks(members)}")
+
     # -- peers --------------------------------------------------------------------------------------------------------
     def check_peers(self) -> None:
-        """Raise PeerLostError if a peer's process has ended."""
-        self._exchanges.check_peers(self._peers)
+        """Raise PeerLostError if a peer's process has ended.  Not collective."""
+        if self._exchanges is not None:
+            self._exchanges.check_peers(self._peers)
 
     def close(self) -> None:
-        """Tell the peers and hang up, for all worlds of these ranks; of some of the ranks, do nothing."""
-        if self._root is self:
+        """Tell the peers and hang up, for all worlds of these ranks; of some of the ranks, do nothing.  Local."""
+        if self._root is self and self._exchanges is not None:
             self._exchanges.close()
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-def _members_of_list(group: Sequence[Any], rank: int, world_size: int) -> tuple[int, ...]:
-    """The members of a group that is given as a list of ranks of the world."""
-    members = tuple(operator.index(each) for each in group)
-    _check_members(members, rank, world_size, GroupError)
-    return members
+class SingleWorld(World):
+    """A world of one rank: nothing to exchange."""
+
+    rank, world_size = 0, 1
+    _exchanges = None
+
+    def __init__(self) -> None:
+        super().__init__(None, (0,), 0, 0.0)
+
+    def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the values alone."""
+        return [tuple(values)]
 
 
-def _check_members(
-    members: tuple[int, ...], rank: int, world_size: int, otherwise: type[IrisError] = IrisError
-) -> None:
-    strangers = [member for member in members if not 0 <= member < world_size]
-    if strangers or len(set(members)) < len(members):
-        raise IrisError(f"{members} are not different ranks of a world of {world_size} (0 to {world_size - 1})")
-    if rank not in members:
-        raise otherwise(f"rank {rank} is not one of {name_ranks(members)}")
-
-
-def _check_rank(rank: int, world_size: int) -> None:
-    if not 0 <= rank < world_size:
-        raise ValueError(f"there is no rank {rank} in a world of {world_size} (0 to {world_size - 1})")
-
-
-_PLACE_NBYTES = 256
-_MOST_PLACES = 4096
-_places: dict[tuple[str, int, str], bytes] = {}
-
-
-def _place() -> bytes:
-    """Say which function of Iris was called last from outside, and where; quick, because every exchange asks."""
-    frame, inner = sys._getframe(1), None
-    while frame.f_globals.get("__name__", "").startswith("iris_"):
-        if frame.f_back is None:
-            return frame.f_code.co_name.encode("ascii", "backslashreplace")[:_PLACE_NBYTES]
-        frame, inner = frame.f_back, frame
-    assert inner is not None
-    key = frame.f_code.co_filename, frame.f_lineno, inner.f_code.co_name
-    found = _places.get(key)
-    if found is None:
-        if len(_places) >= _MOST_PLACES:
-            _places.clear()
-        text = f"{inner.f_code.co_name}(), called at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-        found = _places[key] = text.encode("ascii", "backslashreplace")[:_PLACE_NBYTES]
-    return found
+def _called() -> bytes:
+    """Name the function of Iris that was called last from outside."""
+    frame, name = sys._getframe(1), ""
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("iris_"):
+        frame, name = frame.f_back, frame.f_code.co_name
+    return f"{name or frame.f_code.co_name}()".encode("ascii", "backslashreplace")[:256]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from iris_core import world
 from iris_core.errors import IrisError, PeerLostError
-from iris_core.world.folder import Folder, announce
+from iris_core.world.rendezvous import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -92,7 +92,7 @@ def run(
                 theirs.close()
                 pipes.append(ours)
                 processes.append(process)
-                announce(opened, rank, process.pid)  # if it dies before it can do that, the others know it, too
+                opened.announce(rank, process.pid or 0)  # if it dies before it can do that, the others know it, too
             return _collect(pipes, processes)
         finally:
             for process in processes:
@@ -138,9 +138,8 @@ def join_rank(folder: str, rank: int, num_ranks: int, *, torch_distributed: bool
         num_ranks: number of ranks.
         torch_distributed: initialise torch.distributed as well, through a file in the folder.
     """
-    opened = Folder(folder)
-    announce(opened, rank)
-    opened.close()
+    with Folder(folder) as opened:
+        opened.announce(rank, os.getpid())
     world.launched_in(folder, rank, num_ranks)
     if torch_distributed:
         import torch

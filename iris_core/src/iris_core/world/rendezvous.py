@@ -8,32 +8,38 @@ card.  Connections of other processes are closed at once, so there is never more
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
+import functools
+import hashlib
 import hmac
+import json
 import os
+import pwd
 import secrets
 import select
 import shutil
 import socket
-import struct
+import stat
+import tempfile
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, UnsupportedError
-from iris_core.world import folder
+from iris_core.logs import logger
+from iris_core.world.exchange import Exchanges, Frame, Link, credentials, limit_of_files
 from iris_core.world.failures import name_ranks
-from iris_core.world.fd_passing import Link, close_all, credentials, limit_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_GREETING = struct.Struct("<8sI32s32s")  # magic, the sender's rank, its token, the receiver's token
-_MAGIC = b"iris\0\0\0\1"
-_TOKEN_NBYTES = 32
-_GREETING_S = 5.0
+_HELLO = 255  # kind of the first frame, which shows the token of the receiver's card
 _PAUSE_S = 0.001, 0.02  # between two looks into the folder: at first, at most
+_OLD_S = 86400.0
+_ERRORS = {each.__name__: each for each in (PeerLostError, CollectiveTimeoutError, UnsupportedError, IrisError)}
 ELSEWHERE = (
     "is on another host, or in another container, where it and the others cannot see each other's processes; ranks "
     "share a heap on one host only"
@@ -41,6 +47,165 @@ ELSEWHERE = (
 """What is wrong with a rank there; for messages."""
 
 
+# -- folders ----------------------------------------------------------------------------------------------------------
+class Folder:
+    """An open folder that belongs to this user, and that nobody else can enter.
+
+    Raises:
+        IrisError: it belongs to another user, others can enter it, or it is no folder; the text names it and its owner.
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        try:
+            self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as e:
+            if e.errno not in (errno.ELOOP, errno.ENOTDIR, errno.EACCES):
+                raise
+            raise self._refused(os.stat(self.path, follow_symlinks=False)) from e
+        found = os.fstat(self.fd)
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            os.close(self.fd)
+            raise self._refused(found)
+
+    def _refused(self, found: os.stat_result) -> IrisError:
+        owner = str(found.st_uid)
+        with contextlib.suppress(KeyError):
+            owner += f" ({pwd.getpwuid(found.st_uid).pw_name})"
+        return IrisError(
+            f"{self.path} belongs to user {owner} and has mode {stat.filemode(found.st_mode)}; ranks meet only in a "
+            f"folder that belongs to their own user, {os.geteuid()}, and that nobody else can enter. Remove it, or set "
+            "XDG_RUNTIME_DIR or TMPDIR to a folder of this user"
+        )
+
+    def write(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a file, all of it at once."""
+        os.rename(self._temporary(content), name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def write_first(self, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Write a file unless there is one; returns what the file says."""
+        temporary = self._temporary(content)
+        try:
+            os.link(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except FileExistsError:
+            content = self.read(name) or content
+        finally:
+            os.unlink(temporary, dir_fd=self.fd)
+        return dict(content)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """What a file says; None if there is none."""
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
+        except FileNotFoundError:
+            return None
+        with open(fd, "rb") as file:
+            return dict(json.load(file))
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if there is one."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self.fd)
+
+    def announce(self, rank: int, pid: int) -> None:
+        """Write the process id of a rank, before anything else."""
+        at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.write(f"pid.{rank}", {"pid": pid, "started": _started_at(pid), "at": at, "host": host_id()})
+
+    def leave(self, rank: int) -> None:
+        """Remove the process id of a rank; the last one removes the folder."""
+        self.remove(f"pid.{rank}")
+        if not any(name.startswith("pid.") for name in os.listdir(self.fd)):
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def _temporary(self, content: Mapping[str, Any]) -> str:
+        name = f".{secrets.token_hex(8)}"
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
+        with open(fd, "w") as file:
+            json.dump(content, file)
+        return name
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def private_folder() -> str:
+    """Return the folder of this user for all that ranks leave for each other; made if there is none.
+
+    Raises:
+        IrisError: no folder is safe; the text says what is wrong with the last one.
+    """
+    refused: Exception | None = None
+    for place in dict.fromkeys((os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/dev/shm")):
+        if not place:
+            continue
+        path = os.path.join(place, f"iris-{os.geteuid()}")
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+            with Folder(path):
+                return path
+        except (IrisError, OSError) as e:
+            if isinstance(e, IrisError):
+                logger.warning("%s", e)
+            refused = e
+    raise refused if isinstance(refused, IrisError) else IrisError(f"ranks find no folder to meet in: {refused}")
+
+
+def new_folder() -> str:
+    """Make a folder for one world, and remove those that nobody has used for a day."""
+    base = private_folder()
+    for entry in os.scandir(base):
+        with contextlib.suppress(OSError, IrisError, ValueError):
+            if time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD_S:
+                with Folder(entry.path) as old:
+                    said = [old.read(name) for name in os.listdir(old.fd) if name.startswith("pid.")]
+                if not any(each is not None and _started_at(each["pid"]) == each["started"] for each in said):
+                    shutil.rmtree(entry.path)
+    return tempfile.mkdtemp(prefix="world-", dir=base)
+
+
+def named_folder(*parts: str) -> str:
+    """Make or find the folder that all processes of this user with the same parts have."""
+    name = "job-" + hashlib.sha256("\0".join((host_id(), *parts)).encode()).hexdigest()[:24]
+    path = os.path.join(private_folder(), name)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    os.utime(path)
+    return path
+
+
+@functools.cache
+def host_id() -> str:
+    """Equal for two processes exactly if they see each other's process ids."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    with contextlib.suppress(OSError):
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return "|".join(parts)
+
+
+def _started_at(pid: int) -> int | None:
+    """When a process was started, in ticks since the machine was; None if it is gone."""
+    try:
+        line = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(line.rpartition(")")[2].split()[19])
+
+
+# -- meeting there ----------------------------------------------------------------------------------------------------
 @dataclass
 class Rendezvous:
     """Where the ranks of a world find each other.
@@ -70,56 +235,19 @@ class _Peer:
     """What is known of one peer.
 
     Attributes:
-        pidfd: of its process; None until it has announced itself.
-        pid: its process.
-        card: where it listens; None until it does.
-        link: the connection; None until both have proved who they are.
-        asked: a connection that waits for the peer's answer.
+        pid: its process; -1 until it has announced itself.
+        pidfd: of its process.
+        card: where it listens.
+        link: a connection.
+        proven: whether it has shown over this connection that it knows the token.
     """
 
     def __init__(self) -> None:
-        self.pidfd: int | None = None
         self.pid = -1
+        self.pidfd: int | None = None
         self.card: dict[str, Any] | None = None
         self.link: Link | None = None
-        self.asked: _Greeting | None = None
-
-    def close(self) -> None:
-        if self.asked is not None:
-            self.asked.connection.close()
-        if self.link is not None:
-            self.link.close()
-        if self.pidfd is not None:
-            os.close(self.pidfd)
-
-
-class _Greeting:
-    """A connection over which a greeting is to come."""
-
-    def __init__(self, connection: socket.socket, pid: int) -> None:
-        self.connection, self.pid = connection, pid
-        self.data = b""
-        self.ends = time.monotonic() + _GREETING_S
-
-    def read(self) -> tuple[int, bytes, bytes] | None:
-        """The rank at the other end, its token and what it takes for ours; None if there is more to come.
-
-        Raises:
-            OSError: nothing sensible will come.
-        """
-        with contextlib.suppress(BlockingIOError):
-            part = self.connection.recv(_GREETING.size - len(self.data))
-            self.data += part
-            if not part:
-                raise ConnectionResetError
-        if len(self.data) < _GREETING.size:
-            if time.monotonic() > self.ends:
-                raise TimeoutError
-            return None
-        magic, rank, theirs, ours = _GREETING.unpack(self.data)
-        if magic != _MAGIC:
-            raise ConnectionRefusedError
-        return rank, theirs, ours
+        self.proven = False
 
 
 class Opening:
@@ -127,34 +255,25 @@ class Opening:
 
     Args:
         where: to find them.
-
-    Raises:
-        CollectiveTimeoutError: a rank did not arrive in time.
-        PeerLostError: a rank's process has ended; all ranks name the one that was first.
-        UnsupportedError: a rank runs on another host.
-        IrisError: a rank could not open its part.
     """
 
     def __init__(self, where: Rendezvous) -> None:
         self._where = where
-        self._since = 0.0 if where.is_new else folder.began()
-        self._folder = folder.Folder(where.path)
-        self.failure = folder.FirstFailure(self._folder, where.name, self._leave, self._since)
+        self._since = 0.0  # what happened before counts for nothing, in seconds since the machine was started
+        if not where.is_new:
+            self._since = (_started_at(os.getpid()) or 0) / os.sysconf("SC_CLK_TCK")
+        self._folder = Folder(where.path)
+        self._pid = os.getpid()
+        self._failed = f"failed.{where.name}"
         self._peers = {rank: _Peer() for rank in range(where.world_size) if rank != where.rank}
-        self._greetings: dict[int, _Greeting] = {}
-        self._token = secrets.token_bytes(_TOKEN_NBYTES)
+        self._token = secrets.token_bytes(32)
         self._socket_name = f"socket.{secrets.token_hex(8)}"
         self._card = f"card.{where.name}.{where.rank}"
         self._listener: socket.socket | None = None
+        self._folder.announce(where.rank, self._pid)
 
-        folder.announce(self._folder, where.rank)
-
-    def run(self, timeout_s: float) -> tuple[dict[int, Link], dict[int, int]]:
-        """Return the connections and a descriptor of each peer's process; the caller closes `failure` at the end.
-
-        Args:
-            timeout_s: bound in seconds.
-        """
+    def run(self, timeout_s: float) -> Exchanges:
+        """Return the connections with all other ranks; `timeout_s` bounds the way to them."""
         try:
             self._listen()
             self._connect_all(timeout_s)
@@ -164,41 +283,58 @@ class Opening:
                 raise
             raise error from (None if isinstance(e, IrisError) else e)
         finally:
-            for greeting in self._greetings.values():
-                greeting.connection.close()
             if self._listener is not None:
                 self._listener.close()
         for name in (self._card, self._socket_name):
             self._folder.remove(name)
+        if not self._where.is_new:
+            _leave_at_exit(self._where.path, self._where.rank, self._pid)
         links = {rank: peer.link for rank, peer in self._peers.items() if peer.link is not None}
-        return links, {rank: peer.pidfd for rank, peer in self._peers.items() if peer.pidfd is not None}
+        pidfds = {rank: peer.pidfd for rank, peer in self._peers.items() if peer.pidfd is not None}
+        return Exchanges(self._where.rank, links, pidfds, self.first_error, self._leave)
 
     def fail(self, error: BaseException) -> BaseException:
         """Let go of everything, and let the others know why this rank cannot go on; returns what was first."""
         try:
-            return self._first(error)
+            if isinstance(error, OSError) and not isinstance(error, IrisError):
+                more = f"; {limit_of_files()}" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+                error = IrisError(f"cannot open the world: {error}{more}")
+            return self.first_error(error) if isinstance(error, IrisError) else error
         finally:
             for peer in self._peers.values():
-                peer.close()
+                if peer.link is not None:
+                    peer.link.close()
+                if peer.pidfd is not None:
+                    os.close(peer.pidfd)
             self._folder.close()
 
-    def _first(self, error: BaseException) -> BaseException:
-        if isinstance(error, OSError) and not isinstance(error, IrisError):
-            more = f"; {limit_of_files()}" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
-            error = IrisError(f"cannot open the world: {error}{more}")
-        if not isinstance(error, IrisError):
-            return error
-        first = self.failure.note(folder.Failed.of(error))
-        return first.error(self._where.rank)
-
     def _leave(self) -> None:
-        """Remove this rank's files, when its world is closed; the last one removes the folder."""
-        if not self._where.remove:
-            return
-        self._folder.remove(f"pid.{self._where.rank}")
-        left = os.listdir(self._folder.fd)
-        if not any(name.startswith("pid.") for name in left):
-            shutil.rmtree(self._folder.path, ignore_errors=True)
+        """Let go of the folder, when the world is closed; its files stay for others if this process was forked off."""
+        if self._where.remove and self._folder.fd >= 0 and os.getpid() == self._pid:
+            self._folder.leave(self._where.rank)
+        self._folder.close()
+
+    # -- the first failure --------------------------------------------------------------------------------------------
+    def first_error(self, error: IrisError) -> IrisError:
+        """Let the other ranks know of an error, unless one has known something before; returns what was first."""
+        kind = next(name for name, each in _ERRORS.items() if isinstance(error, each))
+        ranks = getattr(error, "ranks", ()) or getattr(error, "missing_ranks", ())
+        at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        mine = {"kind": kind, "ranks": list(ranks), "text": str(error), "at": at}
+        with contextlib.suppress(OSError):  # somebody has emptied the folder: then what this rank knows must do
+            found = self._folder.read(self._failed)
+            if found is not None and found["at"] < self._since:
+                self._folder.write(self._failed, mine)
+            mine = self._folder.write_first(self._failed, mine)
+        return self._as_error(mine)
+
+    def _as_error(self, said: Mapping[str, Any]) -> IrisError:
+        text = f"rank {self._where.rank}: {said['text']}"
+        if said["kind"] == "PeerLostError":
+            return PeerLostError(text, ranks=said["ranks"])
+        if said["kind"] == "CollectiveTimeoutError":
+            return CollectiveTimeoutError(text, missing_ranks=said["ranks"])
+        return _ERRORS[said["kind"]](text)
 
     # -- steps --------------------------------------------------------------------------------------------------------
     def _listen(self) -> None:
@@ -206,8 +342,7 @@ class Opening:
         self._listener.setblocking(False)
         self._listener.bind(self._address(self._socket_name))
         self._listener.listen(128)
-        content = {"pid": os.getpid(), "socket": self._socket_name, "token": self._token.hex()}
-        self._folder.write(self._card, content)
+        self._folder.write(self._card, {"pid": self._pid, "socket": self._socket_name, "token": self._token.hex()})
 
     def _address(self, name: str) -> str:
         """A socket's path; through the descriptor, because paths of sockets have 107 bytes at most."""
@@ -216,16 +351,14 @@ class Opening:
     def _connect_all(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         pause, most = _PAUSE_S
-        while any(peer.link is None for peer in self._peers.values()):
-            failed = self.failure.read()
-            if failed is not None:
-                raise failed.error(self._where.rank)
+        while not all(peer.proven for peer in self._peers.values()):
+            failed = self._folder.read(self._failed)
+            if failed is not None and failed["at"] >= self._since:
+                raise self._as_error(failed)
             for rank, peer in self._peers.items():
-                if peer.link is None:
+                if not peer.proven:
                     self._look_after(rank, peer)
             self._accept()
-            for key in list(self._greetings):
-                self._answer(key)
             self._look_for_the_dead()
             self._where.elsewhere()
             if time.monotonic() >= deadline:
@@ -242,17 +375,19 @@ class Opening:
         if card is None or peer.pidfd is None or card["pid"] != peer.pid:
             return  # not here yet, or somebody's who was here before us
         peer.card = card
-        if rank < self._where.rank:
-            self._ask(rank, peer, card)
+        if peer.link is None and rank < self._where.rank:
+            self._connect(peer, card)
+        if peer.link is not None:
+            self._prove(peer, peer.link)
 
     def _watch(self, rank: int, peer: _Peer, said: Mapping[str, Any]) -> None:
         """Get hold of the process of a peer."""
-        if said["host"] != folder.host_id():
+        if said["host"] != host_id():
             raise UnsupportedError(f"rank {rank} {ELSEWHERE}")
         pid, pidfd = said["pid"], None
         with contextlib.suppress(ProcessLookupError):
             pidfd = os.pidfd_open(pid)
-            if folder.started_at(pid) != said["started"]:  # another process has its number now
+            if _started_at(pid) != said["started"]:  # another process has its number now
                 os.close(pidfd)
                 pidfd = None
         if pidfd is None:
@@ -263,91 +398,50 @@ class Opening:
             os.close(peer.pidfd)
         peer.pid, peer.pidfd = pid, pidfd
 
-    def _ask(self, rank: int, peer: _Peer, card: Mapping[str, Any]) -> None:
-        """Connect to a lower rank, and wait for its answer."""
-        if peer.asked is None:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connection.setblocking(False)
-            try:
-                connection.connect(self._address(card["socket"]))
-                if credentials(connection) != (card["pid"], os.geteuid()):
-                    raise ConnectionRefusedError
-                connection.send(
-                    _GREETING.pack(_MAGIC, self._where.rank, self._token, bytes.fromhex(card["token"]))
-                )  # which an empty queue has room for
-            except OSError as e:
-                connection.close()
-                if e.errno in (errno.EMFILE, errno.ENFILE):
-                    raise
-                return  # its queue is full, or it is gone
-            peer.asked = _Greeting(connection, card["pid"])
+    def _connect(self, peer: _Peer, card: Mapping[str, Any]) -> None:
+        """Connect to a lower rank, and show its token."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.setblocking(False)
         try:
-            answer = peer.asked.read()
-        except OSError:
-            peer.asked.connection.close()
-            peer.asked = None
-            return
-        if answer is None:
-            return
-        connection, peer.asked = peer.asked.connection, None
-        if answer[0] == rank and self._knows(peer, answer):
-            peer.link = Link(connection)
-        else:
+            connection.connect(self._address(card["socket"]))
+            if credentials(connection) != (card["pid"], os.geteuid()):
+                raise ConnectionRefusedError
+        except OSError:  # its queue is full, or it is gone
             connection.close()
+            return
+        self._greet(peer, connection, card)
 
     def _accept(self) -> None:
-        """Take connections, as far as processes of ranks have made them."""
+        """Take connections of higher ranks."""
         assert self._listener is not None
         for _ in range(128):
             try:
                 connection = self._listener.accept()[0]
             except BlockingIOError:
                 return
-            connection.setblocking(False)
             pid, uid = credentials(connection)
-            if uid != os.geteuid() or pid not in (peer.pid for peer in self._peers.values()):
+            known = [peer for rank, peer in self._peers.items() if peer.pid == pid and rank > self._where.rank]
+            if uid != os.geteuid() or not known or known[0].card is None or known[0].proven:
                 connection.close()  # a stranger, or a rank that will ask again when it is known
                 continue
-            if pid in self._greetings:
-                self._greetings[pid].connection.close()
-            self._greetings[pid] = _Greeting(connection, pid)
+            if known[0].link is not None:
+                known[0].link.close()
+            self._greet(known[0], connection, known[0].card)
 
-    def _answer(self, pid: int) -> None:
-        """Prove who this rank is to one that has proved who it is."""
-        greeting = self._greetings[pid]
-        try:
-            said = greeting.read()
-        except OSError:
-            del self._greetings[pid]
-            greeting.connection.close()
-            return
-        if said is None:
-            return
-        peer = self._peers.get(said[0])
-        if peer is not None and peer.card is None:
-            self._look_after(said[0], peer)
-        del self._greetings[pid]
-        if (
-            peer is None
-            or peer.card is None
-            or peer.link is not None
-            or peer.pid != pid
-            or said[0] < self._where.rank
-            or not self._knows(peer, said)
-        ):
-            greeting.connection.close()
-            return
-        assert peer.card is not None
-        greeting.connection.send(
-            _GREETING.pack(_MAGIC, self._where.rank, self._token, bytes.fromhex(peer.card["token"]))
-        )
-        peer.link = Link(greeting.connection)
+    @staticmethod
+    def _greet(peer: _Peer, connection: socket.socket, card: Mapping[str, Any]) -> None:
+        peer.link = Link(connection)
+        peer.link.post(0, 0, Frame(_HELLO, payload=bytes.fromhex(card["token"])))
 
-    def _knows(self, peer: _Peer, said: tuple[int, bytes, bytes]) -> bool:
-        """Whether a greeting has the tokens of both cards."""
-        assert peer.card is not None
-        theirs = hmac.compare_digest(said[1], bytes.fromhex(peer.card["token"]))
-        return theirs and hmac.compare_digest(said[2], self._token)
+    def _prove(self, peer: _Peer, link: Link) -> None:
+        """Look whether a peer has shown this rank's token; hang up if not."""
+        link.receive()
+        hello = link.take(0, 0)
+        if hello is not None:
+            peer.proven = hello.kind == _HELLO and hmac.compare_digest(hello.payload, self._token)
+        if not peer.proven and (hello is not None or link.ended):
+            link.close()
+            peer.link = None
 
     def _look_for_the_dead(self) -> None:
         poll = select.poll()
@@ -355,26 +449,23 @@ class Opening:
         for fd in by_fd:
             poll.register(fd, select.POLLIN)
         for fd, _ in poll.poll(0):
-            rank = by_fd[fd]
-            said = self._folder.read(f"pid.{rank}")
+            peer = self._peers[by_fd[fd]]
+            said = self._folder.read(f"pid.{by_fd[fd]}")
             if said is None or said["at"] >= self._since:
-                raise _lost(rank, self._peers[rank].pid)
-            self._peers[rank].pidfd = None  # of an earlier job, which has ended only now
-            self._peers[rank].pid = -1
-            close_all([fd])
+                raise _lost(by_fd[fd], peer.pid)
+            peer.pid, peer.pidfd = -1, None  # of an earlier job, which has ended only now
+            os.close(fd)
 
     def _wait(self, pause_s: float) -> None:
         poll = select.poll()
-        waiting = [greeting.connection for greeting in self._greetings.values()]
-        waiting += [peer.asked.connection for peer in self._peers.values() if peer.asked is not None]
-        for connection in [self._listener, *waiting]:
-            assert connection is not None
-            poll.register(connection, select.POLLIN)
+        for each in (self._listener, *(peer.link for peer in self._peers.values() if not peer.proven)):
+            if each is not None:
+                poll.register(each, select.POLLIN)
         poll.poll(1e3 * pause_s)
 
     def _late(self, timeout_s: float) -> CollectiveTimeoutError:
-        missing = [rank for rank, peer in self._peers.items() if peer.link is None and peer.card is None]
-        missing = missing or [rank for rank, peer in self._peers.items() if peer.link is None]
+        missing = [rank for rank, peer in self._peers.items() if not peer.proven and peer.card is None]
+        missing = missing or [rank for rank, peer in self._peers.items() if not peer.proven]
         started = [rank for rank in missing if self._peers[rank].pidfd is not None]
         where = f" (of these, {name_ranks(started)} has started)" if started else ""
         return CollectiveTimeoutError(
@@ -388,3 +479,21 @@ class Opening:
 def _lost(rank: int, pid: int) -> PeerLostError:
     text = f"rank {rank} (process {pid}) ended while the world was opened; look at its output for the first error"
     return PeerLostError(text, ranks=[rank])
+
+
+_leaving: set[str] = set()
+
+
+def _leave_at_exit(path: str, rank: int, pid: int) -> None:
+    """Have a process that ends in an orderly way remove what its rank has left in a folder that worlds share."""
+    if path in _leaving:
+        return
+    _leaving.add(path)
+
+    def leave() -> None:
+        with contextlib.suppress(OSError, IrisError):
+            if os.getpid() == pid:
+                with Folder(path) as folder:
+                    folder.leave(rank)
+
+    atexit.register(leave)

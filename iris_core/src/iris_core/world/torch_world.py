@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import GroupError, PeerLostError, UnsupportedError
-from iris_core.world import folder, rendezvous
+from iris_core.world import rendezvous
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -44,13 +44,13 @@ def find(group: dist.ProcessGroup | None) -> rendezvous.Rendezvous:
     """
     import torch.distributed as dist
 
-    rank = dist.get_rank(group)
-    if rank < 0:
+    members = members_of(dist.group.WORLD if group is None else group)  # type: ignore[arg-type]
+    if members is None:
         raise GroupError("this process is not a member of the process group that was passed as group=")
-    members = tuple(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
+    rank = dist.get_rank(group)
     store = dist.distributed_c10d._get_default_store()
     name = f"iris/{'' if group is None else group.group_name}"
-    mine = {"host": folder.host_id(), "folder": folder.new_folder()}
+    mine = {"host": rendezvous.host_id(), "folder": rendezvous.new_folder()}
     try:
         name = f"{name}/{store.add(f'{name}/made by {rank}', 1)}"  # the same on all members, for each world they make
         chosen = json.loads(store.compare_set(f"{name}/folder", "", json.dumps(mine)))
@@ -69,17 +69,13 @@ def find(group: dist.ProcessGroup | None) -> rendezvous.Rendezvous:
         nonlocal next_time
         if time.monotonic() >= next_time:
             next_time = time.monotonic() + _ASK_S
-            if _has(store, key):
+            try:
+                found = store.check([key])
+            except RuntimeError:  # the rank that holds the store is gone, which is noticed by itself
+                return
+            if found:
                 raise UnsupportedError(f"rank {store.get(key).decode()} {rendezvous.ELSEWHERE}")
 
     return rendezvous.Rendezvous(
         chosen["folder"], rank, len(members), "1", remove=True, members=members, elsewhere=elsewhere
     )
-
-
-def _has(store: Any, key: str) -> bool:
-    """Whether the store has a key; it has none when the rank that holds it is gone, which is noticed by itself."""
-    try:
-        return bool(store.check([key]))
-    except RuntimeError:
-        return False
