@@ -57,6 +57,13 @@ def reducing_cases(each=None):
             yield Case(op, dtype, known[(number + i) % len(known)], shape=(5, 3))
 
 
+def reducing_pairs():
+    """Every dtype with every reduction, by the operations in turn."""
+    for number, dtype in enumerate((*FLOATS, *INTEGERS, "bool")):
+        for i, reduction in enumerate(reductions(dtype)):
+            yield Case(REDUCING[(number + i) % len(REDUCING)], dtype, reduction, shape=(5, 3))
+
+
 def moving_cases():
     """Every operation that moves with every dtype."""
     others = ("bool", "float8_e4m3fn", "complex64", "complex128")
