@@ -27,13 +27,14 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 3500,
+    "iris_core/*.py": 2820,
     "iris_core/bench": 2940,
     "iris_core/ccl": 1000,
     "iris_core/cli": 2650,
     "iris_core/device": 1320,
     "iris_core/dispatch": 3340,
     "iris_core/heap": 3710,
+    "iris_core/nn": 680,
     "iris_core/ops": 2580,
     "iris_core/registry": 1190,
     "iris_core/testing": 4830,
@@ -59,7 +60,6 @@ BUDGETS = {
 
 # What does not keep to the rules yet: only ever shorter.
 CROWDED = {
-    "iris_core/src/iris_core": 13,
     "iris_core/src/iris_core/bench": 17,
     "iris_core/src/iris_core/cli/doctor": 13,
     "iris_core/src/iris_core/dispatch": 14,
@@ -74,7 +74,6 @@ CROWDED = {
 LONG = {
     "iris_core.api": 690,
     "iris_core.heap.heap": 621,
-    "iris_core.nn": 688,
     "iris_core.testing.conformance.allocator": 662,
     "iris_triton.context": 686,
     "iris_gluon.context": 713,
