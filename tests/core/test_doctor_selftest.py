@@ -114,25 +114,6 @@ def test_the_callers_environment_plays_no_part(theirs, monkeypatch):
     assert theirs("def self_test(self, context, begin):\n    yield PairCheck('touch', 0, 0)", ranks=1).ok
 
 
-def test_what_was_found_wrong_names_pair_and_operation(theirs):
-    outcome = theirs("""
-def self_test(self, context, begin):
-    for peer in range(3):
-        lost = (context.cur_rank, peer) == (2, 1)
-        yield PairCheck("atomic_add", context.cur_rank, peer, "lost 3 of 1000 additions" if lost else "")
-""", ranks=3)  # fmt: skip
-    assert outcome.finding().verdict is Verdict.BROKEN
-    assert lines(outcome) == ["3 ranks on cpu:", "rank 2 -> rank 1: atomic_add lost 3 of 1000 additions"]
-    assert [line.split() for line in tables.self_test_matrix(outcome).splitlines()[1:]] == [
-        ["rank", "0", "1", "2"],
-        ["0", "ok", "ok", "ok"],
-        ["1", "ok", "ok", "ok"],
-        ["2", "ok", "FAILED", "ok"],
-    ]
-    (bad,) = (each for each in outcome.to_json()["checks"] if not each["ok"])
-    assert (bad["op"], bad["rank"], bad["peer"]) == ("atomic_add", 2, 1)
-
-
 def test_a_rank_that_raises(theirs):
     outcome = theirs("""
 def self_test(self, context, begin):
@@ -356,6 +337,22 @@ def records(ranks=8, ops=("write", "read"), bad=()):
 
 JOB = Job("triton", "torch", "cuda", 8)
 WELL = Ending("", "", 9.0)
+
+
+def test_what_was_found_wrong_names_pair_and_operation():
+    told = records(3, ops=("atomic_add",))
+    told[2][-3]["check"]["problem"] = "lost 3 of 1000 additions"
+    outcome = judge(Job("theirs", "host", "cpu", 3), told, [], WELL)
+    assert outcome.finding().verdict is Verdict.BROKEN
+    assert lines(outcome)[1:] == ["rank 2 -> rank 1: atomic_add lost 3 of 1000 additions"]
+    assert [line.split() for line in tables.self_test_matrix(outcome).splitlines()[1:]] == [
+        ["rank", "0", "1", "2"],
+        ["0", "-", "ok", "ok"],
+        ["1", "ok", "-", "ok"],
+        ["2", "ok", "FAILED", "-"],
+    ]
+    (bad,) = (each for each in outcome.to_json()["checks"] if not each["ok"])
+    assert (bad["op"], bad["rank"], bad["peer"]) == ("atomic_add", 2, 1)
 
 
 def test_eight_ranks_fit_into_the_width():
