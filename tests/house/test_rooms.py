@@ -39,7 +39,7 @@ BUDGETS = {
     "iris_core/registry": 1190,
     "iris_core/testing": 4830,
     "iris_core/tracing": 670,
-    "iris_core/world": 1930,
+    "iris_core/world": 1955,
     "iris_allocators/*.py": 820,
     "iris_allocators/driver": 730,
     "iris_allocators/vmem": 880,

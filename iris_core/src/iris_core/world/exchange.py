@@ -32,7 +32,7 @@ _ROOM_NBYTES = 1 << 16
 _ROOM_FDS = socket.CMSG_SPACE(253 * array.array("i").itemsize)
 _LATER = (errno.EAGAIN, errno.ETOOMANYREFS)  # a full queue; too many descriptors in flight, until the peer takes some
 _GONE = (errno.EPIPE, errno.ECONNRESET)
-_LEFT = 0  # kind of the last frame of a rank that closes its world
+_LEFT, _GIVEN_UP = 0, 254  # kinds of frames: this rank closes its world; it waits no longer in this exchange
 _LOOK_S = 0.1  # a thread that polls does not hear that another one has something to send
 _RETRY_S = 0.002  # how long to wait until the kernel may take descriptors again
 
@@ -63,6 +63,7 @@ class Link:
 
     Attributes:
         left: whether the peer has closed its world.
+        given_up: by world, the last exchange in which the peer has waited too long.
         ended: whether nothing more will come.
         stalled: whether the kernel takes no descriptors now, so that polling for room is no use.
         refused: why descriptors could not be sent.
@@ -77,6 +78,7 @@ class Link:
         self._arrived: dict[int, deque[tuple[int, Frame]]] = {}
         self.left = self.ended = self.stalled = False
         self.refused: OSError | None = None
+        self.given_up: dict[int, int] = {}
 
     def fileno(self) -> int:
         """The socket's descriptor."""
@@ -157,6 +159,9 @@ class Link:
             del self._in[:end]
             if kind == _LEFT:
                 self.left = True
+                continue
+            if kind == _GIVEN_UP:
+                self.given_up[world] = number
                 continue
             fds, self._fds = self._fds[:num_fds], self._fds[num_fds:]
             frames = self._arrived.get(world)
@@ -258,6 +263,8 @@ class Exchanges:
                     now = time.monotonic()
                     deadline = deadline or now + timeout_s
                     if now >= deadline:
+                        for peer in peers:
+                            self._links[peer].post(world, number, Frame(_GIVEN_UP))
                         break
                     self._receive(deadline - now)
             except BaseException:
@@ -270,6 +277,13 @@ class Exchanges:
         """The calls in which a peer waits for this rank, as far as known."""
         with self._changed:
             return self._links[peer].waits_in() if peer in self._links else []
+
+    def gave_up(self, peer: int, world: int, number: int) -> bool:
+        """Whether a peer has waited too long in an exchange to which it has come."""
+        with self._changed:
+            if peer in self._links and not self._links[peer].ended:
+                self._move(self._links[peer].fileno())  # it may have said so behind its frame
+            return peer in self._links and self._links[peer].given_up.get(world) == number
 
     def refused(self, peers: Sequence[int]) -> OSError | None:
         """Return why descriptors could not be sent to some peer; once."""

@@ -96,7 +96,8 @@ class World:
     def compare_calls(self, obj: Any, timeout_s: float | None = None) -> Any:
         """Gather like `all_gather_object`, but with nothing else; this rank waits for so many seconds at most.
 
-        Where that is not enough, the other ranks still get its object, if they come.
+        Where that is not enough, the other ranks still get its object, if they come; if not, their next exchange says
+        that this rank gave up.
         """
         wait_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
         return [json.loads(row) for row in self._gather(_Kind.CALLS, json.dumps(obj).encode(), wait_s)]
@@ -203,6 +204,13 @@ class World:
         if len(sizes) == 1 and all(each.kind == kind for each in frames):
             return frames
         close_all([fd for each in frames for fd in each.fds])
+        for rank in self._peers:
+            if self._exchanges.gave_up(rank, self._key, self._number):
+                raise CollectiveTimeoutError(
+                    f"rank {self._ranks[self.rank]}: {sent.call.decode()} cannot complete, because rank {rank} gave up "
+                    f"waiting in {found[rank].call.decode()}, which is another call",
+                    missing_ranks=[rank],
+                )
         alike = len({each.call for each in frames}) == 1
         by_call: dict[str, list[int]] = {}
         for rank, each in zip(self._ranks, frames, strict=True):
