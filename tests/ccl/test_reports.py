@@ -5,6 +5,7 @@ import operator
 import jobs_reports as jobs
 import pytest
 import torch
+from rank_counts import on_many_ranks
 
 from iris_core import Iris
 from iris_core.device.context_words import STATUS_WAIT_TIMEOUT, Status, stamp
@@ -22,19 +23,19 @@ FOLLOWING = [
 ]
 
 
-@pytest.mark.parametrize("following", FOLLOWING)
-@pytest.mark.parametrize("num_ranks", [3])
+@pytest.mark.parametrize(
+    ("following", "num_ranks"), on_many_ranks(FOLLOWING, 2, many=3, always=("all_reduce", "device_barrier", "barrier"))
+)
 def test_every_member_raises_at_its_next_call(pool, num_ranks, device, following):
     for said, again, sums in pool.run(jobs.gives_up, num_ranks, device, following):
-        assert said in [("DeviceTimeoutError", rank, 1, "all_reduce") for rank in (0, 2)]
-        assert (again, sums) == (None, [3.0])
+        assert said in [("DeviceTimeoutError", rank, 1, "all_reduce") for rank in (0, 2)[: num_ranks - 1]]
+        assert (again, sums) == (None, [float(num_ranks)])
 
 
 @pytest.mark.parametrize("num_ranks", [2])
-@pytest.mark.parametrize("first", ["all_reduce", "device_barrier"])
-def test_every_member_raises_at_its_next_call_on_two_ranks(pool, num_ranks, device, first):
-    for said, again, sums in pool.run(jobs.gives_up, num_ranks, device, "all_reduce", first):
-        assert said == ("DeviceTimeoutError", 0, 1, first)
+def test_every_member_raises_after_a_barrier(pool, num_ranks, device):
+    for said, again, sums in pool.run(jobs.gives_up, num_ranks, device, "all_reduce", "device_barrier"):
+        assert said == ("DeviceTimeoutError", 0, 1, "device_barrier")
         assert (again, sums) == (None, [2.0])
 
 
