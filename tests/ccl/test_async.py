@@ -5,8 +5,9 @@ from jobs_async import fails, freed_and_asked_for, keeps_errors, leaves, nobody_
 
 
 @pytest.mark.parametrize("num_ranks", [3, 4])
-def test_barriers_finish_calls_and_frees_wait_for_them(pool, num_ranks, device):
-    assert pool.run(nobody_waits, num_ranks, device, num_ranks, 12) == [[]] * num_ranks
+def test_barriers_finish_calls_and_frees_wait_for_them(pool, some, num_ranks, device):
+    rounds = 12 if device == "cuda" else len(some(range(12), 2))
+    assert pool.run(nobody_waits, num_ranks, device, num_ranks, rounds) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from jobs_common import environment
 from jobs_compat import load_from_torchs_symmetric_memory, run_script
+from rank_counts import rank_counts
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -237,7 +238,7 @@ def run_program(name, num_ranks, device, folder):
     return sorted(line.partition("INFO [Iris] ")[2] for line in done.stderr.splitlines() if "INFO [Iris]" in line)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", rank_counts(4, seldom=[2]))
 def test_program(num_ranks, device, tmp_path):
     """Everything at once, as a program of that system would be."""
     found = run_program("ported_program.py", num_ranks, device, tmp_path)

@@ -73,7 +73,8 @@ def test_workers_take_variables_at_their_start_and_have_addresses_of_their_own(p
         assert first != second
 
 
-def test_the_pool_survives_failures():
+def test_the_pool_survives_failures(monkeypatch):
+    monkeypatch.setattr("iris_core.testing.pool._LAST_WORDS_S", 0.5)
     with RankPool(timeout_s=60) as pool:
         with pytest.raises(RankError, match="deliberate, on 0"):
             pool.run(jobs.raise_on, 2, 0)
