@@ -10,6 +10,8 @@ import pytest
 
 from iris_core.testing import RankPool
 
+pytest_plugins = ["gpu_tiers"]  # the markers gpu and multigpu(n), and the options of `make gpu-test`
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 collect_ignore: list[pathlib.Path] = []  # pytest reads it

@@ -37,7 +37,7 @@ BUDGETS = {
     "iris_core/nn": 680,
     "iris_core/ops": 2580,
     "iris_core/registry": 1190,
-    "iris_core/testing": 4830,
+    "iris_core/testing": 4370,
     "iris_core/tracing": 670,
     "iris_core/world": 1955,
     "iris_allocators/*.py": 820,

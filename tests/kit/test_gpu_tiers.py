@@ -1,13 +1,13 @@
-"""iris_core.testing.gpu_tiers: which tests need how many GPUs, what is skipped, and what is a failure."""
+"""gpu_tiers: which tests need how many GPUs, what is skipped, and what is a failure."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
-
-from iris_core.testing.gpu_tiers import digest_of_commit, lacks
+from gpu_tiers import digest_of_commit, lacks
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -40,7 +40,7 @@ class TestStack:
 """
 PRETEND = """
 from iris_core.bench import machine
-from iris_core.testing import gpu_tiers
+import gpu_tiers
 
 gpu_tiers.visible_gpus = lambda: {gpus}
 machine.describe = lambda: {{"gpu": "NVIDIA Testing 100", "gpus": {gpus}}}
@@ -55,8 +55,10 @@ def tiers(tmp_path):
         (tmp_path / "conftest.py").write_text(PRETEND.format(gpus=gpus))
         (tmp_path / "test_suite.py").write_text(suite)
         (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = .\naddopts = --strict-markers -rs\n")
-        command = [sys.executable, "-m", "pytest", "-p", "iris_core.testing.gpu_tiers", "-p", "no:cacheprovider", "-v"]
-        done = subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False)
+        command = [sys.executable, "-m", "pytest", "-p", "gpu_tiers", "-p", "no:cacheprovider", "-v", *arguments]
+        paths = os.pathsep.join([str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
+        environ = os.environ | {"PYTHONPATH": paths}
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environ, check=False)
         return done.returncode, done.stdout + done.stderr
 
     return run

@@ -74,7 +74,7 @@ class CollectiveConformance(PluginConformance):
     accumulates_in_float32: ClassVar[bool] = True
 
     gpus_of_tier: ClassVar[Mapping[str, int]] = {"host": 0, "gpu": 1, "gpus": 2}
-    """GPUs that each tier needs at least; `iris_core.testing.gpu_tiers` reads it."""
+    """GPUs that each tier needs at least; Iris's own suite reads it (`tests/support/gpu_tiers.py`)."""
 
     # -- fixtures -----------------------------------------------------------------------------------------------------
     @pytest.fixture

@@ -221,7 +221,7 @@ class StackConformance:
     timeout_s: ClassVar[float] = 20.0
 
     gpus_of_tier: ClassVar[Mapping[str, int]] = {"host": 0, "gpu": 1, "gpus": 2}
-    """GPUs that each tier needs at least; `iris_core.testing.gpu_tiers` reads it."""
+    """GPUs that each tier needs at least; Iris's own suite reads it (`tests/support/gpu_tiers.py`)."""
 
     @pytest.fixture
     def pool(self) -> RankPool:
