@@ -15,6 +15,7 @@ from iris_core.errors import (
     RankMismatchError,
     UnsupportedError,
 )
+from iris_core.heap.heap_state import NOT_OPEN
 from iris_core.testing.conformance import oracle
 
 from .fake_driver import GRANULE, Expandable
@@ -212,7 +213,7 @@ def test_ranks_with_different_granules_are_told_so():
     with Cluster(2) as c:
         c.allocators[1]._granule = 2 * GRANULE
         for heap in c.heaps:
-            heap._open = False
+            heap._state.closed = NOT_OPEN
         errors = c.attempt(lambda heap: heap.open())
         assert [type(e) for e in errors] == [RankMismatchError] * 2
         assert f"rank 0 {GRANULE}, rank 1 {2 * GRANULE}" in str(errors[0])

@@ -92,7 +92,7 @@ class MemoryAllocator:
         self.placed: dict[int, int] = {}  # address of an imported storage -> where it is
         self.more = 0  # exports that are still to come
         self.closed = False
-        self._map = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE))
+        self._map = mmap.mmap(-1, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         self._view = memoryview(self._map)
         self.base_ptr = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._grows = Capability.GROWTH in provides

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iris_core.errors import HeapExhaustedError, SymmetryError
-from iris_core.heap.symmetry import HISTORY_LENGTH, History, Op
+from iris_core.heap.blocks import HISTORY_LENGTH, History, Op
 
 from .fakes import Cluster
 
@@ -195,7 +195,7 @@ def test_the_digest_sees_order_and_every_field(calls: list[Any], which: int, fie
 
 def test_the_digest_is_the_same_in_every_process() -> None:
     code = (
-        "from iris_core.heap.symmetry import History\nh = History()\n"
+        "from iris_core.heap.blocks import History\nh = History()\n"
         f"for call in {[tuple(map(int, call)) for call in CALLS]}: h.record(*call, label=('zeros', 'float32'))\n"
         "print(h.digest)"
     )

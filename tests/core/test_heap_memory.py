@@ -22,8 +22,8 @@ from iris_core.errors import (
     SymmetryError,
     UnsupportedError,
 )
+from iris_core.heap import regions
 from iris_core.heap.streams import HostStreams
-from iris_core.heap.system_area import SystemArea
 from iris_core.types import Capability, Segment
 
 from .fakes import Cluster, Hub, ThreadWorld
@@ -286,16 +286,18 @@ def test_what_groups_have_is_not_free() -> None:
 
 def test_a_group_takes_memory_while_allocations_get_more(monkeypatch: pytest.MonkeyPatch) -> None:
     with Cluster(2, 1 << 16) as c:
-        hub, places = Hub(2), [0, 0]
-        for rank, heap in enumerate(c.heaps):  # what another thread does behind the agreement of all ranks
-            groups, world = heap._groups, ThreadWorld(hub, rank)
+        hub, places, worlds = Hub(2), [0, 0], {}  # what another thread does behind the agreement of all ranks
+        for rank, heap in enumerate(c.heaps):
+            worlds[heap._state] = ThreadWorld(hub, rank)
+        own = regions.raise_limit
 
-            def raise_limit(*args: Any, groups: Any = groups, own: Any = groups.raise_limit, world: Any = world) -> Any:
-                if not groups.blocks:
-                    places[world.rank] = groups.take(world, (0, 1), 28 << 10, "a test")
-                return own(*args)
+        def raise_limit(state: Any, *args: Any) -> bool:
+            if not state.groups:
+                world = worlds[state]
+                places[world.rank] = regions.take(state, world, (0, 1), 28 << 10, "a test")
+            return own(state, *args)
 
-            monkeypatch.setattr(groups, "raise_limit", raise_limit)
+        monkeypatch.setattr(regions, "raise_limit", raise_limit)
         _kept = c.each(lambda heap: heap.allocate(30 << 10, torch.uint8))
         errors = c.attempt(lambda heap: heap.allocate(7 << 10, torch.uint8))
         assert [type(e) for e in errors] == [HeapExhaustedError] * 2
@@ -355,9 +357,9 @@ def test_all_groups_take_memory_at_once(num_ranks: int) -> None:
                 taken[member].append(offset)
         for heap in c.heaps:
             starts = sorted(taken[heap.rank])
-            assert starts == [block.offset_bytes for block in heap._groups.blocks]
+            assert starts == [block.offset_bytes for block in heap._state.groups]
             assert all(one + 4096 <= other for one, other in itertools.pairwise(starts))
-            assert starts[0] >= heap._groups._sub.limit >= 768 << 10
+            assert starts[0] >= heap._state.offsets.limit >= 768 << 10
 
 
 def test_groups_of_one_rank_take_memory_at_the_same_time() -> None:
@@ -381,7 +383,7 @@ def test_groups_of_one_rank_take_memory_at_the_same_time() -> None:
 
 def test_groups_of_one_rank_take_ranges_of_the_system_area_at_the_same_time() -> None:
     with Cluster(3, 1 << 16, usable_nbytes=1 << 15) as c:
-        areas = [SystemArea(heap) for heap in c.heaps]
+        areas = [heap.system_area for heap in c.heaps]
         hub, second = Hub(2), []
 
         class Taking(ThreadWorld):

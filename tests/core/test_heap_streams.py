@@ -423,5 +423,5 @@ def test_fences_against_a_plain_model() -> None:
 def test_past_fences_do_not_pile_up() -> None:
     order, stream = StreamOrder(Device()), Stream()
     for i in range(10_000):
-        order._fences.add(2 * i, 2 * i + 1, ((stream, Event(stream)),))
-    assert len(order._fences._ranges) < 200
+        order.fences.add(2 * i, 2 * i + 1, ((stream, Event(stream)),))
+    assert len(order.fences._ranges) < 200

@@ -19,19 +19,19 @@ from iris_core.ccl.api import Collectives
 from iris_core.device import targets
 from iris_core.dispatch.bind import Binder
 from iris_core.errors import DeviceError, HeapClosedError, PeerLostError
-from iris_core.heap.reclaim import NOT_FINISHED
+from iris_core.heap.symmetry import NOT_FINISHED
 from iris_core.heap.tensors import TensorFactories
 from iris_core.logs import rank_logger, set_logger_level
 from iris_core.ops.api import Operations
 from iris_core.ops.binding import OperationBinder
 from iris_core.registry import default_registry
-from iris_core.registry.observers import notify
+from iris_core.registry.observers import allocation_notifier, notify
 from iris_core.settings import load_settings, warn_unknown_variables
 from iris_core.tracing.recorder import Tracing
 from iris_core.world.failures import on_all_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     import torch
     import torch.distributed as dist
@@ -116,14 +116,12 @@ class Iris(TensorFactories):
         registry = default_registry()
         warn_unknown_variables(registry.names())
         self.settings = settings
-        # a weak method: the heap must not keep a dropped context alive
-        on_allocated = weakref.WeakMethod(self._allocated)
         with contextlib.ExitStack() as undo:
             opened = open_context.open_heap(
                 settings,
                 options,
                 arrival,
-                on_allocated=lambda *block: _call(on_allocated, *block),
+                on_allocated=allocation_notifier(self),
                 undo=undo,
             )
             self._world, self._plan, self._reports = opened.world, opened.plan, opened.reports
@@ -162,9 +160,6 @@ class Iris(TensorFactories):
         self._finalizer = weakref.finalize(self, _close_here, closing, self._pid)
         _open.add(self)
         notify("iris_opened", context=self)
-
-    def _allocated(self, offset_bytes: int, nbytes: int) -> None:
-        notify("iris_allocated", context=self, offset_bytes=offset_bytes, nbytes=nbytes)
 
     # -- who and where ------------------------------------------------------------------------------------------------
     @property
@@ -663,12 +658,6 @@ def _close_here(closing: contextlib.ExitStack, pid: int) -> None:
     """Undo the opening, but not in a process that was forked off: groups and descriptors are its parent's."""
     if os.getpid() == pid:
         closing.close()
-
-
-def _call(method: weakref.WeakMethod[Callable[..., None]], *args: Any) -> None:
-    alive = method()
-    if alive is not None:
-        alive(*args)
 
 
 def _broadcastable(value: Any) -> Any:

@@ -23,7 +23,6 @@ from iris_core.device.targets import device_targets
 from iris_core.errors import IrisError
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.streams import TorchStreams
-from iris_core.heap.system_area import SystemArea
 from iris_core.logs import rank_logger
 from iris_core.registry import default_registry, select
 from iris_core.registry.plugin_options import check_options
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Mapping
 
+    from iris_core.heap.regions import SystemArea
     from iris_core.protocols import Allocator, DeviceBackend
     from iris_core.registry import PluginRecord
     from iris_core.registry.select import Plan
@@ -175,7 +175,7 @@ def open_heap(
     _on_all(world, "open the heap", heap.open)
     undo.callback(heap.close)
     undo.callback(backend.detach)  # before the next steps: any may fail on another rank alone
-    area = SystemArea(heap)
+    area = heap.system_area
     graphs = 0 if target.type is DeviceType.CPU else GRAPHS
     barriers = DeviceBarriers(heap, area, world, backend, plan.backend.name, graphs)
     _on_all(world, "clear the system area", lambda: _clear(area, heap))

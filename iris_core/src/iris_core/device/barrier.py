@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from iris_core.device.reports import Report
     from iris_core.dispatch.stream_order import DeviceOrder
     from iris_core.heap.heap import SymmetricHeap
-    from iris_core.heap.system_area import SystemArea
+    from iris_core.heap.regions import SystemArea
     from iris_core.protocols import DeviceBackend, SupportsDeviceBarrier
     from iris_core.world import World
 

@@ -15,6 +15,8 @@ from iris_core.types import DeviceTarget, DeviceType
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    import torch
+
 
 def device_targets(device: str | None, rank: int) -> list[DeviceTarget]:
     """Return the devices that a rank may use, the preferred one first.
@@ -61,6 +63,14 @@ def _gpu_target(index: int) -> DeviceTarget:
         warp_size = int(getattr(properties, "warp_size", 64))
         return DeviceTarget(DeviceType.HIP, index, arch, warp_size)
     return DeviceTarget(DeviceType.CUDA, index, f"sm_{properties.major}{properties.minor}", 32)
+
+
+def same_device(device: torch.device, own: str) -> bool:
+    """Whether a requested device is this context's own; without an index any device of the kind is."""
+    import torch
+
+    mine = torch.device(own)
+    return device.type == mine.type and (device.index is None or device.index == (mine.index or 0))
 
 
 def num_compute_units(target: DeviceTarget) -> int:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from iris_core.device.reports import KernelReports, Meaning, Report
     from iris_core.dispatch.choice import Explanation
     from iris_core.heap.heap import SymmetricHeap
-    from iris_core.heap.system_area import SystemArea
+    from iris_core.heap.regions import SystemArea
     from iris_core.protocols import Collective, Context, FusedOperation, SupportsCollectives, Work
     from iris_core.registry import PluginRecord
     from iris_core.types import Capability, CollectiveRequest, ContextSpec, FusedRequest

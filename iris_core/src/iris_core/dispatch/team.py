@@ -18,7 +18,7 @@ from iris_core.device.context_words import Mismatch, Status
 from iris_core.device.reports import Meaning
 from iris_core.dispatch.mismatch import mismatch_meaning
 from iris_core.errors import HeapExhaustedError, IrisError, UnsupportedError
-from iris_core.heap.system_area import ALIGNMENT
+from iris_core.heap.regions import ALIGNMENT
 from iris_core.logs import logger
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from iris_core.device.reports import KernelReports, Report
     from iris_core.heap.heap import SymmetricHeap
-    from iris_core.heap.system_area import SystemArea
+    from iris_core.heap.regions import SystemArea
     from iris_core.types import ContextSpec
     from iris_core.world import World
 

@@ -1,66 +1,193 @@
-"""Where the peers' heaps are in this process, and telling each other when there is something new to map."""
+"""What backs the heap: which parts have memory, and where the peers' heaps are in this process.
+
+Commits and decommits follow from offsets alone, so they are the same on every rank.  Memory is given back only after
+it has been free from one agreement of all ranks to the next: a program that allocates and frees the same block in every
+iteration keeps its pages.
+"""
 
 from __future__ import annotations
 
 import os
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, cast
 
 import torch
 
 from iris_core.errors import HeapError, NotOnHeapError, PeerAccessError, RankMismatchError
 from iris_core.types import Capability
-from iris_core.world.failures import raise_failure
+from iris_core.world.failures import on_all_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from iris_core.heap.symmetry import Report
-    from iris_core.protocols import Allocator, SupportsGrowth
+    from iris_core.protocols import Allocator, SupportsDecommit, SupportsGrowth
     from iris_core.types import Segment
     from iris_core.world import World
 
 
-def tensor_at(
-    address: int, dtype: torch.dtype, device: torch.device | str, shape: Sequence[int], stride: Sequence[int]
-) -> torch.Tensor:
-    """Return a tensor of memory that this process can address; whose it is must outlive the tensor.
+class RangeSet:
+    """A set of integers kept as disjoint, sorted, half-open ranges."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(list(zip(self._starts, self._ends, strict=True)))
+
+    def covers(self, start: int, end: int) -> bool:
+        """Whether every integer of [start, end) is in the set."""
+        i = bisect_right(self._starts, start) - 1
+        return start >= end or (i >= 0 and self._ends[i] >= end)
+
+    def add(self, start: int, end: int) -> None:
+        """Put [start, end) into the set."""
+        if start >= end:
+            return
+        i, j = bisect_left(self._ends, start), bisect_right(self._starts, end)
+        if i < j:
+            start, end = min(start, self._starts[i]), max(end, self._ends[j - 1])
+        self._starts[i:j], self._ends[i:j] = [start], [end]
+
+    def remove(self, start: int, end: int) -> None:
+        """Take [start, end) out of the set."""
+        i, j = bisect_right(self._ends, start), bisect_left(self._starts, end)
+        if start >= end or i >= j:
+            return
+        first, last = self._starts[i], self._ends[j - 1]
+        keep = [(a, b) for a, b in ((first, start), (end, last)) if a < b]
+        self._starts[i:j], self._ends[i:j] = [a for a, _ in keep], [b for _, b in keep]
+
+    def intersection(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The ranges of the set within [start, end); none where `start` is not below `end`."""
+        if start >= end:
+            return []
+        i, j = bisect_right(self._ends, start), bisect_left(self._starts, end)
+        pairs = zip(self._starts[i:j], self._ends[i:j], strict=True)
+        return [(max(a, start), min(b, end)) for a, b in pairs]
+
+
+class Backing:
+    """The memory of this rank's heap, and the peers' heaps as this process sees them.
 
     Args:
-        address: of the first element.
-        dtype, shape, stride: of the tensor.
-        device: the one that works on it.  A peer's memory is not the device's own, so the driver is not asked, as
-            torch's public ways of taking an address in do: they would copy what they find on another device.
-    """
-    made = torch.empty(0, dtype=dtype, device=device)
-    nbytes = _span(shape, stride) * dtype.itemsize
-    storage = torch._C._construct_storage_from_data_pointer(address, made.device, nbytes)
-    return made.set_(storage, 0, shape, stride)
-
-
-def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements from the first to the last one of a strided tensor, both included."""
-    return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-
-
-class PeerMap:
-    """Every rank's heap as this process sees it.
-
-    Args:
-        allocator: exports the own heap and maps the others.
+        allocator: owns the memory, exports it, and maps the others'.
         world: the ranks.
+
+    Attributes:
+        grows: whether commits make memory that peers have to map.
+        decommits: whether memory can be given back.
+        bases: address of every rank's heap in this process; never changes once it is known.
+        max_alignment: the largest power of two that divides every base in every process.
     """
 
     def __init__(self, allocator: Allocator, world: World) -> None:
-        self._allocator = allocator
-        self._world = world
-        grows = Capability.GROWTH in allocator.info.provides
-        self._growth = cast("SupportsGrowth", allocator) if grows else None
-        self._generation = -1  # of the allocator at the last exchange
+        self._allocator, self._world = allocator, world
+        self._granule, self._nbytes = allocator.granularity, allocator.nbytes
+        self._base = allocator.base_ptr
+        self.grows = Capability.GROWTH in allocator.info.provides
+        self.decommits = Capability.DECOMMIT in allocator.info.provides
         self.bases: tuple[int, ...] = ()
-        """Address of every rank's heap in this process; never changes once it is known."""
         self.max_alignment = 0
-        """The largest power of two that divides every base in every process."""
+        self._generation = -1  # of the allocator at the last exchange
+        self._committed = RangeSet()
+        self._idle = RangeSet()  # free since the last agreement, still committed
+        self._num_frees = 0  # then
 
+    # -- memory of this rank ------------------------------------------------------------------------------------------
+    def needs_growth(self, offset: int, nbytes: int) -> bool:
+        """Whether a commit of this range makes new memory that peers have to map; equal on all ranks."""
+        return self.grows and not self._committed.covers(*self._outer(offset, nbytes))
+
+    def commit(self, offset: int, nbytes: int) -> None:
+        """Back a range with memory.  If it raises, nothing has changed here."""
+        self._allocator.commit(offset, nbytes)
+        self.note(offset, nbytes)
+
+    def note(self, offset: int, nbytes: int) -> None:
+        """Remember that a range is backed by memory and in use."""
+        if self._idle:
+            self._idle.remove(offset, offset + nbytes)
+        if self.grows or self.decommits:
+            outer = self._outer(offset, nbytes)
+            if not self._committed.covers(*outer):
+                self._committed.add(*outer)
+
+    def may_release(self, num_frees: int) -> bool:
+        """Whether memory may be idle, or come to be: not where nothing was freed since the previous call."""
+        changed, self._num_frees = num_frees != self._num_frees, num_frees
+        return self.decommits and (changed or bool(self._idle))
+
+    def release_idle(self, free: Iterable[tuple[int, int]]) -> bool:
+        """Give back the whole granules that have been free since the previous call, and note those free now.
+
+        Args:
+            free: the free blocks as (offset, size).
+
+        Returns:
+            Whether anything was given back.
+
+        Raises:
+            Exception: the allocator's first error; what is remembered here is the same as on ranks without one.
+        """
+        idle, ranges = RangeSet(), []
+        for offset, size in free:
+            for start, end in self._committed.intersection(*self._inner(offset, size)):
+                idle.add(start, end)
+        for old_start, old_end in self._idle:
+            ranges += idle.intersection(*self._inner(old_start, old_end - old_start))
+        for start, end in ranges:
+            idle.remove(start, end)
+        self._idle = idle
+        self.decommit(ranges)
+        return bool(ranges)
+
+    def decommit(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Give ranges [start, end) of whole granules back at once; if one fails, the others first."""
+        error: Exception | None = None
+        for start, end in ranges:
+            self._committed.remove(start, end)
+            self._idle.remove(start, end)
+            try:
+                cast("SupportsDecommit", self._allocator).decommit(start, end - start)
+            except Exception as e:  # noqa: BLE001 - raised below; every rank has to come to the end
+                error = error or e
+        if error is not None:
+            raise error
+
+    def make_room(self, offset: int, nbytes: int) -> None:
+        """Give back what is committed in a range of whole granules that is free."""
+        self.decommit(self._committed.intersection(offset, offset + nbytes))
+
+    def take_back(self, offset: int, nbytes: int) -> None:
+        """Undo what the allocator committed for a range that was not noted, because growth failed on some rank."""
+        if not self.decommits:
+            return
+        gaps = RangeSet()
+        gaps.add(*self._outer(offset, nbytes))
+        for start, end in self._committed:
+            gaps.remove(start, end)
+        self.decommit(gaps)
+
+    @property
+    def committed_bytes(self) -> int:
+        """Bytes backed by memory as far as the allocator knows."""
+        return cast("SupportsDecommit", self._allocator).committed_bytes if self.decommits else self._nbytes
+
+    def _outer(self, offset: int, nbytes: int) -> tuple[int, int]:
+        """The granules that a range touches."""
+        g = self._granule
+        return offset // g * g, min((offset + nbytes + g - 1) // g * g, self._nbytes)
+
+    def _inner(self, offset: int, nbytes: int) -> tuple[int, int]:
+        """The granules that lie wholly in a range; the heap's last one may be shorter."""
+        g, end = self._granule, offset + nbytes
+        return (offset + g - 1) // g * g, end if end == self._nbytes else end // g * g
+
+    # -- the peers' heaps ---------------------------------------------------------------------------------------------
     @property
     def dirty(self) -> bool:
         """Whether the own allocator has something that the peers do not know."""
@@ -93,55 +220,68 @@ class PeerMap:
             HeapError: an allocator reported something that cannot be.
             PeerAccessError: some rank could not map a peer's heap; the text is that rank's.
         """
+        world, ranks = world or self._world, range(self._world.world_size) if members is None else members
+        growth = cast("SupportsGrowth", self._allocator) if self.grows else None
         generation = self._allocator.generation
-        ranks = range(self._world.world_size) if members is None else members
-        while self._exchange_part(world or self._world, ranks):
+        while self._exchange_part(world, ranks, growth):
             pass
         self._generation = generation
 
-    def exchange_if_dirty(self, reports: Iterable[Report]) -> None:
-        """Exchange if any rank has said in a step that it has something new.  Collective: see `exchange`."""
-        if any(report.dirty for report in reports):
-            self.exchange()
-
-    def _exchange_part(self, world: World, ranks: Sequence[int]) -> bool:
+    def _exchange_part(self, world: World, ranks: Sequence[int], growth: SupportsGrowth | None) -> bool:
         """Exchange what one export describes; whether some rank has more."""
-        growth = self._growth
-        error: Exception | None = None
-        segments: Sequence[Segment] = ()
-        try:
-            segments = self._allocator.export()
-        except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
-            error = e
-        more = growth is not None and growth.has_more
-        outcomes = world.all_gather_ints([error is None, more])
-        oks = [ok for ok, _ in outcomes]
-        raise_failure(world, error, oks, "could not export its heap", PeerAccessError, ranks)
+        more: list[int] = []
+
+        def tell(worked: bool) -> list[int]:
+            rows = world.all_gather_ints([worked, growth is not None and growth.has_more])
+            more.extend(row[1] for row in rows)
+            return [row[0] for row in rows]
+
+        export, mapping = "could not export its heap", "could not map the heap of a peer"
+        segments = on_all_ranks(world, export, self._allocator.export, PeerAccessError, ranks, tell)
         everyone = world.exchange_segments(segments)
-        error, bases = self._import_all(zip(ranks, everyone, strict=True))
-        reached = world.all_gather_ints([error is None])
-        oks = [ok for (ok,) in reached]
-        raise_failure(world, error, oks, "could not map the heap of a peer", PeerAccessError, ranks)
-        self.bases = self.bases or tuple(bases)
+        bases = on_all_ranks(world, mapping, lambda: self._import_all(ranks, everyone), PeerAccessError, ranks)
+        self.bases = self.bases or bases
         if growth is not None:
             growth.exchanged()
-        return any(more for _, more in outcomes)
+        return any(more)
 
+    def _import_all(self, ranks: Sequence[int], everyone: Sequence[Sequence[Segment]]) -> tuple[int, ...]:
+        """Map every peer; descriptors behind the first error are closed, for `import_peer` will not take them over."""
+        bases: list[int] = []
+        error: Exception | None = None
+        for peer, segments in zip(ranks, everyone, strict=True):
+            if error is not None:
+                for segment in segments:
+                    if segment.fd is not None and peer != self._world.rank:
+                        os.close(segment.fd)
+                continue
+            try:
+                bases.append(self._base if peer == self._world.rank else self._import(peer, segments))
+            except Exception as e:  # noqa: BLE001 - raised below
+                error = e
+        if error is not None:
+            raise error
+        return tuple(bases)
+
+    def _import(self, peer: int, segments: Sequence[Segment]) -> int:
+        mapping = self._allocator.import_peer(peer, segments)
+        if mapping.nbytes != self._nbytes:
+            raise HeapError(f"rank {peer}'s heap has {mapping.nbytes} bytes, this rank's {self._nbytes}")
+        if self.bases and mapping.base_ptr != self.bases[peer]:
+            raise HeapError(f"the allocator moved rank {peer}'s heap, although kernels know its address")
+        return mapping.base_ptr
+
+    # -- addresses ----------------------------------------------------------------------------------------------------
     def translate(self, ptr: int, from_rank: int, to_rank: int) -> int:
-        """Return the address of the same place in another rank's heap.
-
-        Raises:
-            ValueError: no such rank.
-            NotOnHeapError: `ptr` does not lie in `from_rank`'s heap.
-        """
+        """Return the address of the same place in another rank's heap; see `SymmetricHeap.translate`."""
         for rank in (from_rank, to_rank):
             if not 0 <= rank < len(self.bases):
                 raise ValueError(f"there is no rank {rank} in a world of {len(self.bases)}")
         offset = ptr - self.bases[from_rank]
-        if not 0 <= offset < self._allocator.nbytes:
+        if not 0 <= offset < self._nbytes:
             raise NotOnHeapError(
                 f"address {ptr:#x} does not lie in rank {from_rank}'s heap, which begins at "
-                f"{self.bases[from_rank]:#x} and has {self._allocator.nbytes} bytes"
+                f"{self.bases[from_rank]:#x} and has {self._nbytes} bytes"
             )
         return self.bases[to_rank] + offset
 
@@ -151,31 +291,28 @@ class PeerMap:
             return None
         itemsize = tensor.element_size()
         # an empty tensor's own data_ptr() is 0, its storage's is not
-        offset = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * itemsize - self._allocator.base_ptr
+        offset = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * itemsize - self._base
         extent = itemsize * (tensor.numel() if tensor.is_contiguous() else _span(tensor.shape, tensor.stride()))
-        return int(offset) if offset >= 0 and offset + max(extent, 1) <= self._allocator.nbytes else None
+        return int(offset) if offset >= 0 and offset + max(extent, 1) <= self._nbytes else None
 
-    def _import_all(self, everyone: Iterable[tuple[int, Sequence[Segment]]]) -> tuple[Exception | None, list[int]]:
-        """Map every peer; return the first error, for the other ranks have to hear of it before it is raised."""
-        error: Exception | None = None
-        bases: list[int] = []
-        for peer, segments in everyone:
-            if peer == self._world.rank:
-                bases.append(self._allocator.base_ptr)
-            elif error is None:
-                try:
-                    bases.append(self._import(peer, segments))
-                except Exception as e:  # noqa: BLE001 - returned
-                    error = e
-            else:  # import_peer will not take these descriptors over
-                for fd in (segment.fd for segment in segments if segment.fd is not None):
-                    os.close(fd)
-        return error, bases
 
-    def _import(self, peer: int, segments: Sequence[Segment]) -> int:
-        mapping = self._allocator.import_peer(peer, segments)
-        if mapping.nbytes != self._allocator.nbytes:
-            raise HeapError(f"rank {peer}'s heap has {mapping.nbytes} bytes, this rank's {self._allocator.nbytes}")
-        if self.bases and mapping.base_ptr != self.bases[peer]:
-            raise HeapError(f"the allocator moved rank {peer}'s heap, although kernels know its address")
-        return mapping.base_ptr
+def tensor_at(
+    address: int, dtype: torch.dtype, device: torch.device | str, shape: Sequence[int], stride: Sequence[int]
+) -> torch.Tensor:
+    """Return a tensor of memory that this process can address; whose it is must outlive the tensor.
+
+    Args:
+        address: of the first element.
+        dtype, shape, stride: of the tensor.
+        device: the one that works on it.  A peer's memory is not the device's own, so the driver is not asked, as
+            torch's public ways of taking an address in do: they would copy what they find on another device.
+    """
+    made = torch.empty(0, dtype=dtype, device=device)
+    nbytes = _span(shape, stride) * dtype.itemsize
+    storage = torch._C._construct_storage_from_data_pointer(address, made.device, nbytes)
+    return made.set_(storage, 0, shape, stride)
+
+
+def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from the first to the last one of a strided tensor, both included."""
+    return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))

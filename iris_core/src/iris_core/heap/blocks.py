@@ -1,11 +1,12 @@
-"""Bookkeeping of the heap's blocks: which are live, freed, or dropped, and by how many ranks.  Never communicates.
+"""The blocks of one rank's heap: which are live, freed, or dropped, by how many ranks, and by which calls.
 
 A block goes through these states:
 
     live     --freed by the program, or by the end of a scope-->            pending  --agreement of all ranks-->  gone
     live     --dropped by the garbage collector on all ranks, and agreed--> gone
 
-The ranks agree on a block when the streams of none of them use it any more (`iris_core.heap.streams`).
+The ranks agree on a block when the streams of none of them use it any more (`iris_core.heap.streams`).  Nothing here
+communicates.
 
 A block is known by its number, which counts allocations and so is the same on every rank.  Offsets would not do: a
 storage can outlive its block, and its offset then belongs to another one.
@@ -13,23 +14,95 @@ storage can outlive its block, and its offset then belongs to another one.
 
 from __future__ import annotations
 
+import enum
 from collections import deque
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iris_core.errors import HeapError, NotOnHeapError
-from iris_core.heap.symmetry import History, Label, Op, format_label
-from iris_core.types import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     import torch
 
     from iris_core.heap.streams import Stream, Uses
 
+HISTORY_LENGTH = 256
+"""Calls that are kept to explain a difference."""
 
+Label = tuple[Any, ...]
+"""What a block was made by: name of the function and its arguments; formatted only when somebody looks."""
+
+
+class Op(enum.IntEnum):
+    """What a rank does or did; the first three make up the history, the others are steps taken together."""
+
+    ALLOCATE = 1
+    FREE = 2
+    IMPORT = 3
+    BARRIER = 4
+    REFRESH = 5
+
+
+class Call(NamedTuple):
+    """One entry of a history; `before` is the digest of everything that came earlier."""
+
+    number: int
+    op: int
+    nbytes: int
+    alignment: int
+    offset: int
+    label: Label
+    before: int
+
+    def describe(self) -> str:
+        """Say in words what the call was."""
+        if self.op == Op.ALLOCATE:
+            where = f"at offset {self.offset}" if self.offset >= 0 else "which finds no free block"
+            return f"{format_label(self.label)}, {self.nbytes} bytes aligned to {self.alignment}, {where}"
+        if self.op == Op.FREE:
+            return f"free of {format_label(self.label)} at offset {self.offset}"
+        if self.op == Op.IMPORT:
+            return format_label(self.label)
+        return "barrier()" if self.op == Op.BARRIER else "refresh_peer_access()"
+
+
+class History:
+    """A rank's symmetric calls: their number, a digest of all, and the last few in full.
+
+    The digest is Python's hash of a tuple of integers, which does not depend on PYTHONHASHSEED, chained call by call.
+    """
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.digest = 0
+        self._recent: deque[tuple[Any, ...]] = deque(maxlen=HISTORY_LENGTH)
+
+    def record(self, op: int, nbytes: int, alignment: int, offset: int, label: Label) -> None:
+        """Add a call."""
+        before = self.digest
+        self.calls = number = self.calls + 1
+        self.digest = hash((before, op, nbytes, alignment, offset))
+        self._recent.append((number, op, nbytes, alignment, offset, label, before))  # a Call, made only when read
+
+    def recent(self) -> list[Call]:
+        """The calls that are kept, oldest first."""
+        return [Call(*entry) for entry in self._recent]
+
+
+def format_label(label: Label) -> str:
+    """Write a label as the call it stands for: ("zeros", (4,), torch.float32) -> "zeros((4,), float32)"."""
+    if len(label) <= 1:
+        return label[0] if label else "allocation"
+    name, *args = label
+    plain = [str(arg) if isinstance(arg, tuple) else str(arg).removeprefix("torch.") for arg in args]
+    return f"{name}({', '.join(plain)})"
+
+
+@dataclass(slots=True, eq=False)
 class Record:
     """What the heap knows of one block.
 
@@ -47,32 +120,17 @@ class Record:
         uses: once it was freed, these with their last moments; empty when they are past, None before.
     """
 
-    __slots__ = (
-        *("label", "nbytes", "number", "offset", "pending", "scope", "source", "start", "storage"),
-        *("streams", "uses"),
-    )
-
-    def __init__(
-        self,
-        number: int,
-        offset: int,
-        nbytes: int,
-        start: int,
-        storage: int,
-        label: Label,
-        source: torch.UntypedStorage | None = None,
-    ) -> None:
-        self.number = number
-        self.offset = offset
-        self.nbytes = nbytes
-        self.start = start
-        self.storage = storage
-        self.label = label
-        self.source = source
-        self.pending = False
-        self.scope: Scope | None = None
-        self.streams: list[Stream] = []
-        self.uses: Uses | None = None
+    number: int
+    offset: int
+    nbytes: int
+    start: int
+    storage: int
+    label: Label
+    source: torch.UntypedStorage | None = None
+    pending: bool = False
+    scope: Scope | None = None
+    streams: list[Stream] = field(default_factory=list)
+    uses: Uses | None = None
 
     def __str__(self) -> str:
         return f"{format_label(self.label)} at offset {self.offset}"
@@ -84,21 +142,22 @@ class BlockTable:
     Args:
         base: address of the heap.
         nbytes: its size.
-        history: where frees are recorded.
     """
 
-    def __init__(self, base: int, nbytes: int, history: History) -> None:
+    def __init__(self, base: int, nbytes: int) -> None:
         self._base = base
         self._nbytes = nbytes
-        self._history = history
+        self.history = History()
         self._numbers = 0
         # live and pending, by offset of the storage; several only where the same memory was imported several times
         self._by_start: dict[int, list[Record]] = {}
-        self._pending: list[Record] = []
-        self._released: deque[int] = deque()  # numbers whose storage is gone; filled by finalizers, from any thread
-        self._dropped: list[int] = []  # of these, the live ones that the other ranks have not been told of
+        self.pending: list[Record] = []
+        """The blocks that wait, in the order in which they were freed; equal on all ranks."""
+        self.released: deque[int] = deque()
+        """Numbers whose storage is gone, which nobody has looked at yet; filled by finalizers, from any thread."""
+        self.unannounced: list[int] = []
+        """Of these, the live ones that the other ranks have not been told of."""
         self._announced: list[int] = []  # live blocks that this rank has dropped and told the others of
-        self._blocks: tuple[int, tuple[Block, ...]] = (-1, ())  # `blocks()` as of a version
         self.votes: dict[int, int] = {}
         """Number -> how many ranks have dropped the live block; equal on all ranks."""
         self.live: dict[int, Record] = {}
@@ -108,10 +167,11 @@ class BlockTable:
     def next_number(self) -> tuple[int, Callable[[], None]]:
         """Return a new block's number and what its storage calls when it is gone."""
         self._numbers = number = self._numbers + 1
-        return number, partial(self._released.append, number)
+        return number, partial(self.released.append, number)
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Record, op: Op, alignment: int) -> None:
         """A block is live from now on, and belongs to the innermost scope."""
+        self.history.record(op, record.nbytes, alignment, record.offset, record.label)
         if self.scopes:
             self.scopes[-1].adopt(record)
         self.live[record.number] = record
@@ -139,7 +199,7 @@ class BlockTable:
                 raise HeapError(f"{what}: {record} was freed before")
         if not 0 <= start < self._nbytes:
             raise NotOnHeapError(f"{what}: the tensor's storage does not begin on this rank's symmetric heap")
-        frees = (call for call in reversed(self._history.recent()) if call.op == Op.FREE and call.offset == start)
+        frees = (call for call in reversed(self.history.recent()) if call.op == Op.FREE and call.offset == start)
         past = next(frees, None)
         if past is not None:
             raise HeapError(f"{what}: {format_label(past.label)} at offset {start} was freed before")
@@ -150,21 +210,16 @@ class BlockTable:
 
     def retire(self, record: Record) -> None:
         """The program has freed a live block: it waits for the agreement of all ranks."""
-        self._history.record(Op.FREE, record.nbytes, 0, record.offset, record.label)
+        self.history.record(Op.FREE, record.nbytes, 0, record.offset, record.label)
         self._remove(record)
         self.votes.pop(record.number, None)
         record.pending = True
-        self._pending.append(record)
-
-    @property
-    def pending(self) -> Sequence[Record]:
-        """The blocks that wait, in the order in which they were freed; equal on all ranks."""
-        return self._pending
+        self.pending.append(record)
 
     def take_pending(self, count: int) -> list[Record]:
         """Return the oldest of the blocks that wait, which nobody waits for any more, and forget them."""
-        taken = self._pending[:count]
-        del self._pending[:count]
+        taken = self.pending[:count]
+        del self.pending[:count]
         for record in taken:
             self._forget(record)
         return taken
@@ -178,22 +233,17 @@ class BlockTable:
 
     def dropped(self) -> list[int]:
         """Numbers of the live blocks that this rank has dropped and not yet told the others of."""
-        while self._released:
-            self._dropped.append(self._released.popleft())
+        while self.released:
+            self.unannounced.append(self.released.popleft())
         # the storage of a block that was freed by the program is released later: that is no second free
-        self._dropped = [number for number in self._dropped if number in self.live]
-        return list(self._dropped)
-
-    @property
-    def has_released(self) -> bool:
-        """Whether storages are gone that nobody has looked at yet."""
-        return bool(self._released)
+        self.unannounced = [number for number in self.unannounced if number in self.live]
+        return list(self.unannounced)
 
     def announce(self, numbers: Iterable[int]) -> None:
         """The other ranks know that this one has dropped these."""
         told = set(numbers)
         self._announced = [number for number in [*self._announced, *sorted(told)] if number in self.live]
-        self._dropped = [number for number in self._dropped if number not in told]
+        self.unannounced = [number for number in self.unannounced if number not in told]
 
     def count_votes(self, everyone: Iterable[Iterable[int]], world_size: int) -> list[int]:
         """Count which blocks ranks say they have dropped.
@@ -217,16 +267,7 @@ class BlockTable:
     def waiting(self) -> list[Record]:
         """Blocks that were freed, or dropped on this rank, and are not free yet."""
         gone = [*self.dropped(), *self._announced]
-        return [*self._pending, *(self.live[number] for number in gone if number in self.live)]
-
-    def blocks(self) -> tuple[Block, ...]:
-        """The live blocks by ascending offset, as the protocols know them."""
-        version, blocks = self._blocks
-        if version != self.version:
-            records = sorted(self.live.values(), key=lambda record: record.offset)
-            blocks = tuple(Block(r.offset, r.nbytes, format_label(r.label)) for r in records)
-            self._blocks = (self.version, blocks)
-        return blocks
+        return [*self.pending, *(self.live[number] for number in gone if number in self.live)]
 
     def _forget(self, record: Record) -> None:
         same = self._by_start[record.start]

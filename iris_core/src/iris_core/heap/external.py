@@ -1,4 +1,4 @@
-"""Putting a tensor's memory on the heap without a copy, where the allocator can (`SupportsImportTensor`).
+"""Bringing tensors of others onto the heap, without a copy where the allocator can (`SupportsImportTensor`).
 
 Tensors often share an allocation, which is mapped once: when every rank finds a tensor's memory at the same offset of
 the heap already, the import adds one more holder to that block and takes no room.
@@ -6,25 +6,25 @@ the heap already, the import adds one more holder to that block and takes no roo
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from iris_core.errors import UnsupportedError
-from iris_core.heap.blocks import Record
-from iris_core.heap.symmetry import CANNOT_IMPORT, Op, agree
-from iris_core.world.failures import raise_failure
+import torch
+
+from iris_core.device.targets import same_device
+from iris_core.errors import DeviceError, HeapExhaustedError, LayoutError, SymmetryError, UnsupportedError
+from iris_core.heap.blocks import Op, Record
+from iris_core.heap.symmetry import Step, agree, agree_that, find_room, wait_for_device
+from iris_core.types import Capability
+from iris_core.world.failures import name_ranks, on_all_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from iris_core.heap.blocks import Label
+    from iris_core.heap.heap_state import HeapState
+    from iris_core.protocols import SupportsImportTensor
 
-    import torch
-
-    from iris_core.heap.backing import PeerMap
-    from iris_core.heap.blocks import BlockTable
-    from iris_core.heap.offsets import SubAllocator
-    from iris_core.heap.residency import Residency
-    from iris_core.heap.symmetry import History, Label
-    from iris_core.protocols import Allocator, SupportsImportTensor
-    from iris_core.world import World
+CANNOT_IMPORT = "cannot import the tensor that was passed to as_symmetric"
+"""What ranks cannot do where one cannot go on, for messages."""
 
 
 class Extent(NamedTuple):
@@ -41,143 +41,165 @@ class Extent(NamedTuple):
     there: int
 
 
-class _Place(NamedTuple):
-    """Where a tensor is to go, equal on all ranks.
+class Passed(NamedTuple):
+    """A tensor that a rank passes to as_symmetric.
 
     Attributes:
-        nbytes: size of the block.
-        shared: offset of the block that has it already; -1 if a new one is needed.
+        shape: its sizes.
+        stride: its strides in elements, or those that it will have on the heap.
+        dtype: its type.
+        offset: where it lies on the heap; -1 if it does not.
+        extent: what it asks of the heap, where its memory is to be imported.
     """
 
-    nbytes: int
-    shared: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int = -1
+    extent: Extent | None = None
+
+    @property
+    def label(self) -> Label:
+        """The call."""
+        return ("as_symmetric", self.shape, self.dtype)
+
+    def __str__(self) -> str:
+        where = f"on the heap at offset {self.offset}" if self.offset >= 0 else "not on the heap"
+        return f"{str(self.dtype).removeprefix('torch.')} of shape {self.shape}, strides {self.stride}, {where}"
+
+    def signature(self) -> int:
+        """The same number for tensors that fit together.  Strides along which nobody moves do not count."""
+        moves = 0 not in self.shape
+        stride = [step if moves and size > 1 else 0 for size, step in zip(self.shape, self.stride, strict=True)]
+        # numbers only: the hash of text differs between processes
+        return hash((self.offset, *self.shape, *stride, len(stride), zlib.crc32(str(self.dtype).encode())))
 
 
-class TensorImporter:
-    """Imports tensors, each on every rank, at the same offset everywhere or not at all.
+def examine(state: HeapState, external: torch.Tensor, device: str) -> Passed:
+    """Say what as_symmetric has to know of this rank's tensor; raise what `SymmetricHeap.as_symmetric` says.  Local."""
+    if not isinstance(external, torch.Tensor):
+        raise TypeError(f"as_symmetric takes a torch tensor, not {type(external).__name__}")
+    if external.layout is not torch.strided:
+        raise LayoutError(f"as_symmetric: only torch.strided tensors can be on the heap, not {external.layout}")
+    if external.is_quantized:
+        raise LayoutError("as_symmetric: quantized tensors cannot be on the heap; pass their integers, int_repr()")
+    if not same_device(external.device, device):
+        raise DeviceError(
+            f"as_symmetric: the tensor is on {external.device}, but this rank's heap is on {device}: pass "
+            f"tensor.to({device!r})"
+        )
+    passed = Passed(tuple(external.shape), external.stride(), external.dtype)
+    offset = state.backing.offset_within(external)
+    if offset is not None:
+        return passed._replace(offset=offset)
+    if external.is_conj() or external.is_neg():  # kernels and peers would see what is in memory
+        raise UnsupportedError(
+            "as_symmetric: this tensor is a lazily conjugated or negated view, whose memory holds other values "
+            "than it shows; pass tensor.resolve_conj().resolve_neg()"
+        )
+    state.order.check_not_capturing("as_symmetric")
+    if Capability.IMPORT_TENSOR in state.allocator.info.provides and external.numel():
+        wait_for_device(state)  # memory may be taken off the heap to make room for the tensor's
+        allocator = cast("SupportsImportTensor", state.allocator)
+        size, delta = allocator.import_extent(external.detach())
+        there = allocator.imported_at(external.detach())
+        return passed._replace(extent=Extent(size, delta, -1 if there is None else there))
+    like = torch.empty_like(external, device="meta")  # what torch makes of strides that are not dense
+    return passed._replace(stride=like.stride())
+
+
+def agree_on_tensor(state: HeapState, external: torch.Tensor, device: str) -> Passed:
+    """Make sure that as_symmetric can go on with the same kind of tensor on every rank.
+
+    Collective: every rank calls it.  One exchange when all agree.
+
+    Raises:
+        SymmetryError: the tensors do not fit together, or the histories or steps differ; the same on every rank.
+        HeapError: a rank cannot go on; see `raise_failure` for the kinds.
+    """
+    steps: list[Step] = []
+    passed: list[Passed] = []
+
+    def tell(worked: bool) -> list[int]:
+        label: Label = passed[0].label if passed else ("as_symmetric",)
+        signature = passed[0].signature() if passed else 0
+        steps.extend(agree(state, Op.IMPORT, label=label, ok=worked, signature=signature))
+        return [step.ok for step in steps]
+
+    on_all_ranks(state.world, CANNOT_IMPORT, lambda: passed.append(examine(state, external, device)), tell=tell)
+    if len({step.signature for step in steps}) == 1:
+        return passed[0]
+    groups: dict[str, list[int]] = {}
+    for rank, text in enumerate(state.world.all_gather_object(str(passed[0]))):
+        groups.setdefault(text, []).append(rank)
+    listed = "\n".join(f"  {name_ranks(ranks)}: {text}" for text, ranks in groups.items())
+    raise SymmetryError(
+        f"as_symmetric: the ranks' tensors do not fit together:\n{listed}\nAll ranks must pass tensors of the same "
+        "shape, strides and dtype, and either all of them lie on the heap already, at the same offset, or none does"
+    )
+
+
+def import_tensor(
+    state: HeapState, external: torch.Tensor, label: Label, extent: Extent
+) -> tuple[Record, torch.Tensor]:
+    """Import a tensor; the caller records the block.
+
+    Collective: every rank calls it, after all could tell their extents.  If it fails on one rank, it raises on all
+    and nothing has changed.
 
     Args:
-        allocator: has `Capability.IMPORT_TENSOR`.
-        world: the ranks.
-        history: this rank's history.
-        table: the blocks.
-        peers: to be told of the new memory.
-        residency: to be told that the range is in use.
-        sub: the free list.
+        state: of the heap.
+        external: what is imported.
+        label: the call.
+        extent: what this rank's tensor asks of the heap.
     """
-
-    def __init__(
-        self,
-        allocator: Allocator,
-        world: World,
-        history: History,
-        table: BlockTable,
-        peers: PeerMap,
-        residency: Residency,
-        sub: SubAllocator,
-    ) -> None:
-        self._granularity = allocator.granularity
-        self._base = allocator.base_ptr
-        self._allocator = cast("SupportsImportTensor", allocator)
-        self._world = world
-        self._history = history
-        self._table = table
-        self._peers = peers
-        self._residency = residency
-        self._sub = sub
-        self._holders: dict[int, int] = {}  # offset of a block -> live and pending imports in it
-
-    def extent(self, external: torch.Tensor) -> Extent:
-        """Say what a tensor asks of the heap.  Local.
-
-        Raises:
-            UnsupportedError: its memory cannot be imported.
-        """
-        size, delta = self._allocator.import_extent(external)
-        there = self._allocator.imported_at(external)
-        return Extent(size, delta, -1 if there is None else there)
-
-    def run(
-        self, external: torch.Tensor, label: Label, extent: Extent, reserve: Callable[[int, int, Label], int]
-    ) -> tuple[Record, torch.Tensor]:
-        """Import a tensor; the caller adds the record to history and table.
-
-        Collective: every rank calls it, after all could tell their extents.  If it fails on one rank, it raises on all
-        and nothing has changed.
-
-        Args:
-            external: what is imported.
-            label: the call.
-            extent: what this rank's tensor asks of the heap.
-            reserve: finds an offset for (nbytes, alignment, label).
-        """
-        place = self._agree_on_place(extent)
-        size, is_new = place.nbytes, place.shared < 0
-        offset = reserve(size, self._granularity, label) if is_new else place.shared
-        number, on_release = self._table.next_number()
-        out = external
-        error: Exception | None = None
+    size, shared = _agree_on_place(state, extent)
+    offset, is_new = shared, shared < 0
+    if is_new:
         try:
-            if is_new:
-                self._residency.make_room(offset, size)  # free for all, but still backed by the heap's own memory
-            out = self._allocator.import_tensor(offset, external, on_release)
-        except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
-            error = e
-        try:
-            reports = agree(
-                self._world,
-                self._history,
-                Op.IMPORT,
-                nbytes=size,
-                ok=error is None,
-                dirty=self._peers.dirty,
-                label=label,
-            )
-            raise_failure(self._world, error, [report.ok for report in reports], CANNOT_IMPORT)
-            self._peers.exchange_if_dirty(reports)
-        except BaseException as e:
-            if is_new:
-                self._sub.free(offset)  # first of all: the free lists must stay equal on all ranks
-                try:
-                    if error is None:
-                        self._residency.decommit([(offset, offset + size)])
-                except Exception as undo:  # noqa: BLE001 - the first error is the one to raise
-                    e.add_note(f"while taking it off the heap again: {undo}")
-            raise
+            offset = state.offsets.allocate(size, state.allocator.granularity)
+        except HeapExhaustedError:
+            offset = find_room(state, size, state.allocator.granularity, label)
+    number, on_release = state.blocks.next_number()
+    imported: list[torch.Tensor] = []
+
+    def step() -> None:
         if is_new:
-            self._residency.note(offset, size)
-        self._holders[offset] = self._holders.get(offset, 0) + 1
-        storage = out.untyped_storage()
-        start = storage.data_ptr() - self._base
-        return Record(number, offset, size, start, storage._cdata, label, external.untyped_storage()), out
+            state.backing.make_room(offset, size)  # free for all, but still backed by the heap's own memory
+        allocator = cast("SupportsImportTensor", state.allocator)
+        imported.append(allocator.import_tensor(offset, external, on_release))
 
-    def num_holders(self, offset: int) -> int:
-        """How many tensors, live or waiting to be freed, have the block at an offset; 1 unless it was imported."""
-        return self._holders.get(offset, 1)
+    try:
+        agree_that(state, CANNOT_IMPORT, step, Op.IMPORT, size, label=label)
+    except BaseException as e:
+        if is_new:
+            state.offsets.free(offset)  # first of all: the free lists must stay equal on all ranks
+            try:
+                if imported:
+                    state.backing.decommit([(offset, offset + size)])
+            except Exception as undo:  # noqa: BLE001 - the first error is the one to raise
+                e.add_note(f"while taking it off the heap again: {undo}")
+        raise
+    if is_new:
+        state.backing.note(offset, size)
+    state.holders[offset] = state.holders.get(offset, 0) + 1
+    storage = imported[0].untyped_storage()
+    start = storage.data_ptr() - state.allocator.base_ptr
+    record = Record(number, offset, size, start, storage._cdata, label, external.untyped_storage())
+    return record, imported[0]
 
-    def release(self, record: Record) -> int:
-        """An import is gone on all ranks.
 
-        Returns:
-            The size of its block if that was the last import in it, which the caller gives back; else 0.
-        """
-        self._holders[record.offset] -= 1
-        if self._holders[record.offset]:
-            return 0
-        del self._holders[record.offset]
-        return self._sub.free(record.offset)
-
-    def _agree_on_place(self, extent: Extent) -> _Place:
-        """Where the import goes, and how much of the heap it takes: as much as on the rank that needs most."""
-        everyone = self._world.all_gather_ints(extent)
-        places = {place for _, _, place in everyone}
-        if len(places) == 1 and (place := places.pop()) >= 0:
-            block = max(offset for offset in self._holders if offset <= place)
-            return _Place(self._sub.size_of(block), block)
-        if len({begin for _, begin, _ in everyone}) > 1:
-            raise UnsupportedError(
-                "as_symmetric: the ranks' tensors begin at different places of their memory allocations, so they "
-                "cannot lie at the same offset of the heap; pass tensors that were allocated alike, or copy into "
-                "ctx.empty_like(tensor)"
-            )
-        return _Place(max(size for size, _, _ in everyone), -1)
+def _agree_on_place(state: HeapState, extent: Extent) -> tuple[int, int]:
+    """How much of the heap an import takes, as much as on the rank that needs most, and which block has it already."""
+    everyone = state.world.all_gather_ints(extent)
+    places = {place for _, _, place in everyone}
+    if len(places) == 1 and (place := places.pop()) >= 0:
+        block = max(offset for offset in state.holders if offset <= place)
+        return state.offsets.size_of(block), block
+    if len({begin for _, begin, _ in everyone}) > 1:
+        raise UnsupportedError(
+            "as_symmetric: the ranks' tensors begin at different places of their memory allocations, so they "
+            "cannot lie at the same offset of the heap; pass tensors that were allocated alike, or copy into "
+            "ctx.empty_like(tensor)"
+        )
+    return max(size for size, _, _ in everyone), -1

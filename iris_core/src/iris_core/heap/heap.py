@@ -5,8 +5,8 @@ sub-allocator: the same calls on every rank give the same offsets, and an alloca
 grows, when there is no room, and when it is the first to reach beyond a half of the heap, or a further sixteenth, which
 groups of ranks could have until then (`iris_core.heap.regions`).
 
-Nothing is reused before all ranks agree that nobody needs it, because a peer that has not reached its own free may
-still write to the block: `iris_core.heap.blocks` has the states, `iris_core.heap.reclaim` the agreement.
+Nothing is reused before all ranks agree that nobody needs it (`iris_core.heap.symmetry`), because a peer that has not
+reached its own free may still write to the block; `iris_core.heap.blocks` has the states.
 
 One thread allocates and frees; only the release of dropped tensors may come from any thread.  First calls of
 collectives may allocate, too (`iris_core.ccl.api`).
@@ -21,31 +21,27 @@ import torch
 
 from iris_core.errors import (
     ArgumentError,
-    DeviceError,
     HeapClosedError,
     HeapError,
-    LayoutError,
+    HeapExhaustedError,
     NotOnHeapError,
     UnsupportedError,
 )
-from iris_core.heap.arguments import same_device
-from iris_core.heap.backing import PeerMap, tensor_at
-from iris_core.heap.blocks import BlockTable, Record, Scope
-from iris_core.heap.external import TensorImporter
-from iris_core.heap.growth import Growth
+from iris_core.heap import external as imports
+from iris_core.heap import regions, symmetry
+from iris_core.heap.backing import Backing, tensor_at
+from iris_core.heap.blocks import BlockTable, Op, Record, Scope, format_label
+from iris_core.heap.heap_state import NOT_OPEN, HeapState
 from iris_core.heap.offsets import MIN_ALIGNMENT, SubAllocator, check_alignment
-from iris_core.heap.reclaim import Reclaimer
-from iris_core.heap.regions import GroupMemory
-from iris_core.heap.residency import Residency
 from iris_core.heap.streams import HostStreams, StreamOrder
-from iris_core.heap.symmetry import History, Label, Op, Passed, agree, agree_on_tensor
-from iris_core.types import Block, Capability, HeapStats
+from iris_core.types import Block, HeapStats
+from iris_core.world.failures import on_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from iris_core.device.standstill import Standstill
-    from iris_core.heap.external import Extent
+    from iris_core.heap.blocks import Label
     from iris_core.heap.streams import Stream, Streams
     from iris_core.protocols import Allocator
     from iris_core.world import World
@@ -74,45 +70,24 @@ class SymmetricHeap:
         streams: Streams | None = None,
         device: str = "cpu",
     ) -> None:
-        self._usable = allocator.nbytes if usable_nbytes is None else usable_nbytes
-        if not 0 < self._usable <= allocator.nbytes:
+        usable = allocator.nbytes if usable_nbytes is None else usable_nbytes
+        if not 0 < usable <= allocator.nbytes:
             raise ValueError(f"usable_nbytes={usable_nbytes} of an allocator of {allocator.nbytes} bytes")
-        self._allocator = allocator
-        self._world = world
-        self._on_allocated = on_allocated
         self.streams: Streams = HostStreams() if streams is None else streams
         """The device's streams."""
         self.standstill: Standstill | None = None
         """What CPU ranks know of each other's kernels; set when the context is opened."""
         self.check_hosts: Callable[[int], None] = lambda address: None
         """Raises what has failed on another rank's host; likewise."""
-        self._order = StreamOrder(self.streams)
+        offsets, blocks = SubAllocator(usable), BlockTable(allocator.base_ptr, allocator.nbytes)
+        order, backing = StreamOrder(self.streams), Backing(allocator, world)
+        self._state = HeapState(allocator, world, usable, offsets, blocks, order, backing, offsets.nbytes)
+        regions.set_first_limit(self._state)
+        self.system_area = regions.SystemArea(self._state)
+        """Memory behind what allocations share, for Iris itself."""
+        self._on_allocated = on_allocated
         self._device = device
-        self._base = allocator.base_ptr
-        self._sub = SubAllocator(self._usable)
-        self._residency = Residency(allocator)
-        self._history = History()
-        self._table = BlockTable(allocator.base_ptr, allocator.nbytes, self._history)
-        self._peers = PeerMap(allocator, world)
-        self._groups = GroupMemory(allocator, world, self._sub, self._peers, self._residency)
-        self._growth = Growth(allocator, world, self._history, self._peers, self._residency)
-        self._importer = TensorImporter(
-            allocator, world, self._history, self._table, self._peers, self._residency, self._sub
-        )
-        self._reclaimer = Reclaimer(
-            world,
-            self._history,
-            self._table,
-            self._sub,
-            peers=self._peers,
-            residency=self._residency,
-            order=self._order,
-            importer=self._importer,
-            groups=self._groups,
-        )
         self._live: tuple[int, tuple[Block, ...]] = (-1, ())  # `live_blocks()` as of a version
-        self._open = False
-        self._closed = ""  # or why
 
     # -- opening and closing ------------------------------------------------------------------------------------------
     def open(self) -> None:
@@ -126,25 +101,27 @@ class SymmetricHeap:
             CollectiveTimeoutError: a rank did not arrive in time.
             PeerLostError: a rank's process has ended.
         """
-        if self._open or self._closed:
+        state, area = self._state, self.system_area
+        if state.closed != NOT_OPEN:
             raise HeapError("a heap is opened once")
-        if self.system_nbytes:
-            self._growth.at_opening(self._usable, self.system_nbytes)
-        self._peers.open()
-        self._open = True
+        if area.nbytes:
+            what = "could not get memory for the heap's system area"
+            on_all_ranks(state.world, what, lambda: state.backing.commit(state.usable, area.nbytes))
+        state.backing.open()
+        state.closed = ""
 
     def refuse(self, why: str) -> None:
         """Serve no call any more; in a process that was forked off, whose parent goes on, no more than this."""
-        self._closed = why
+        self._state.closed = why
 
     def close(self) -> None:
         """Release the peers' heaps and then the own one.  Idempotent; tensors that still live stay valid memory.
 
         Local: synchronise with the peers before, because they may still write.
         """
-        if not self._closed:
+        if self._state.closed in ("", NOT_OPEN):
             self.refuse("the symmetric heap is closed: its context was closed before this call")
-            self._allocator.close()
+            self._state.allocator.close()
 
     def refresh_peer_access(self) -> None:
         """Map what any rank's allocator has to share since the last exchange; does nothing if there is nothing new.
@@ -157,7 +134,7 @@ class SymmetricHeap:
             PeerAccessError: some rank could not map a peer's heap.
         """
         self._check_open()
-        self._peers.exchange_if_dirty(agree(self._world, self._history, Op.REFRESH, dirty=self._peers.dirty))
+        symmetry.map_if_new(self._state, symmetry.agree(self._state, Op.REFRESH))
 
     # -- allocating ---------------------------------------------------------------------------------------------------
     def allocate(self, num_elements: int, dtype: torch.dtype, alignment: int = MIN_ALIGNMENT) -> torch.Tensor:
@@ -207,26 +184,85 @@ class SymmetricHeap:
                 elements = 0
                 break
             elements += (size - 1) * step
-        nbytes = elements * dtype.itemsize
         if alignment != MIN_ALIGNMENT:
-            self._check_alignment(alignment)
-        raw = self._allocate(nbytes, alignment, label)
+            check_alignment(alignment)
+            if not self._state.closed and alignment > self._state.backing.max_alignment:
+                possible = self._state.backing.max_alignment
+                raise UnsupportedError(
+                    f"alignment {alignment} cannot be had: the heaps begin at multiples of {possible} only"
+                )
+        raw = self._allocate(elements * dtype.itemsize, alignment, label)
         # set_ makes a leaf that is no view of `raw`; an empty one still has a storage of its own on the heap
         return torch.empty(0, dtype=dtype, device=raw.device).set_(raw.untyped_storage(), 0, shape, stride)
+
+    def _allocate(self, nbytes: int, alignment: int, label: Label) -> torch.Tensor:
+        """Take a block and return the bytes of it: check, offset, commit, tensor, record.
+
+        Nothing has changed if it raises.
+        """
+        state = self._state
+        self._check_open()
+        state.order.check_not_capturing(label[0])
+        if state.blocks.released and state.world.world_size == 1:
+            symmetry.reclaim_dropped(state)
+        try:
+            offset = state.offsets.allocate(nbytes, alignment)
+        except HeapExhaustedError:
+            offset = symmetry.find_room(state, nbytes, alignment, label)
+        size = state.offsets.size_of(offset)
+        number, on_release = state.blocks.next_number()
+        try:
+            if state.backing.needs_growth(offset, nbytes):
+                self._grow(offset, nbytes, alignment, label)
+            else:
+                state.backing.commit(offset, nbytes)
+            # a storage without bytes would have no address, so an empty tensor's storage has the whole block
+            raw = state.allocator.tensor(offset, nbytes or size, on_release)
+        except BaseException:
+            state.offsets.free(offset)
+            raise
+        state.order.hand_out(offset, offset + size)
+        storage = raw.untyped_storage()._cdata
+        self._record(Record(number, offset, nbytes, offset, storage, label), Op.ALLOCATE, alignment)
+        return raw
+
+    def _grow(self, offset: int, nbytes: int, alignment: int, label: Label) -> None:
+        """Back a range with memory that peers have to map; if it fails on a rank, every rank gives back what it got.
+
+        Collective: every rank comes here in the same call.
+        """
+        state = self._state
+        what = f"could not get memory for {format_label(label)}"
+        commit = lambda: state.allocator.commit(offset, nbytes)
+        try:
+            symmetry.agree_that(state, what, commit, Op.ALLOCATE, nbytes, alignment, label)
+        except BaseException as e:
+            try:
+                state.backing.take_back(offset, nbytes)
+            except Exception as undo:  # noqa: BLE001 - the first error is the one to raise
+                e.add_note(f"while giving back what this rank had got: {undo}")
+            raise
+        state.backing.note(offset, nbytes)
+
+    def _record(self, record: Record, op: Op, alignment: int) -> None:
+        self._state.blocks.add(record, op, alignment)
+        self._state.order.begin(record)
+        if self._on_allocated is not None:
+            self._on_allocated(record.offset, record.nbytes)
 
     def allocate_unscoped(self, nbytes: int, label: Label, alignment: int) -> torch.Tensor:
         """Allocate bytes that no scope frees, for somebody who hands them out piece by piece.  See `allocate`."""
         raw = self._allocate(nbytes, alignment, label)
-        if self._table.scopes:
-            self._table.scopes[0].keep(raw)
+        if self._state.blocks.scopes:
+            self._state.blocks.scopes[0].keep(raw)
         return raw
 
     def take_for_group(self, world: World, members: Sequence[int], nbytes: int, what: str) -> tuple[int, torch.Tensor]:
-        """Return where some ranks have memory that no others know of, and this rank's bytes; see `GroupMemory.take`."""
+        """Return where some ranks have memory that no others know of, and this rank's bytes; see `regions.take`."""
         self._check_open()
-        self._order.check_not_capturing(what)
-        offset = self._groups.take(world, members, nbytes, what)
-        return offset, self._allocator.tensor(offset, nbytes, lambda: None)
+        self._state.order.check_not_capturing(what)
+        offset = regions.take(self._state, world, members, nbytes, what)
+        return offset, self._state.allocator.tensor(offset, nbytes, lambda: None)
 
     def allocate_symmetric(self, *size: int, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Allocate a tensor and say where every rank's copy of it lies.
@@ -248,8 +284,8 @@ class SymmetricHeap:
         like = torch.empty(*size, dtype=dtype, device="meta")
         shape = tuple(like.shape)
         out = self.empty_strided(shape, like.stride(), like.dtype, ("allocate_symmetric", shape, like.dtype))
-        offset = out.untyped_storage().data_ptr() - self._allocator.base_ptr
-        return out, torch.tensor([base + offset for base in self._peers.bases], dtype=torch.int64, device=out.device)
+        offset = out.untyped_storage().data_ptr() - self._state.allocator.base_ptr
+        return out, torch.tensor([base + offset for base in self.heap_bases], dtype=torch.int64, device=out.device)
 
     def as_symmetric(self, external: torch.Tensor) -> torch.Tensor:
         """Bring a tensor onto the heap.
@@ -276,81 +312,14 @@ class SymmetricHeap:
             HeapClosedError: the heap is closed.
         """
         self._check_open()
-        error: Exception | None = None
-        passed, extent, label = Passed(), None, ("as_symmetric",)
-        try:
-            passed, extent, label = self._examine(external)
-        except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
-            error = e
-        agree_on_tensor(self._world, self._history, label, passed, error)
+        passed = imports.agree_on_tensor(self._state, external, self._device)
         if passed.offset >= 0:
             return external
-        if extent is not None:
-            record, out = self._importer.run(external.detach(), label, extent, self._reclaimer.reserve)
-            self._register(record, Op.IMPORT, self._allocator.granularity)
+        if passed.extent is not None:
+            record, out = imports.import_tensor(self._state, external.detach(), passed.label, passed.extent)
+            self._record(record, Op.IMPORT, self._state.allocator.granularity)
             return out
-        return self.empty_strided(passed.shape, passed.stride, external.dtype, label).copy_(external.detach())
-
-    def _examine(self, external: torch.Tensor) -> tuple[Passed, Extent | None, Label]:
-        """What as_symmetric has to know of this rank's tensor; the extent only if its memory is to be imported."""
-        if not isinstance(external, torch.Tensor):
-            raise TypeError(f"as_symmetric takes a torch tensor, not {type(external).__name__}")
-        if external.layout is not torch.strided:
-            raise LayoutError(f"as_symmetric: only torch.strided tensors can be on the heap, not {external.layout}")
-        if external.is_quantized:
-            raise LayoutError("as_symmetric: quantized tensors cannot be on the heap; pass their integers, int_repr()")
-        if not same_device(external.device, self._device):
-            raise DeviceError(
-                f"as_symmetric: the tensor is on {external.device}, but this rank's heap is on {self._device}: pass "
-                f"tensor.to({self._device!r})"
-            )
-        shape, dtype = tuple(external.shape), external.dtype
-        label = ("as_symmetric", shape, dtype)
-        offset = self._peers.offset_within(external)
-        if offset is not None:
-            return Passed(offset, shape, external.stride(), str(dtype)), None, label
-        if external.is_conj() or external.is_neg():  # kernels and peers would see what is in memory
-            raise UnsupportedError(
-                "as_symmetric: this tensor is a lazily conjugated or negated view, whose memory holds other values "
-                "than it shows; pass tensor.resolve_conj().resolve_neg()"
-            )
-        self._order.check_not_capturing("as_symmetric")
-        if Capability.IMPORT_TENSOR in self._allocator.info.provides and external.numel():
-            self._reclaimer.wait_for_device()  # memory may be taken off the heap to make room for the tensor's
-            extent = self._importer.extent(external.detach())
-            return Passed(-1, shape, external.stride(), str(dtype)), extent, label
-        like = torch.empty_like(external, device="meta")  # what torch makes of strides that are not dense
-        return Passed(-1, shape, like.stride(), str(dtype)), None, label
-
-    def _allocate(self, nbytes: int, alignment: int, label: Label) -> torch.Tensor:
-        """Take a block and return the bytes of it; nothing has changed if it raises."""
-        self._check_open()
-        self._order.check_not_capturing(label[0])
-        if self._table.has_released and self._world.world_size == 1:
-            self._reclaimer.reclaim_dropped()
-        offset = self._reclaimer.reserve(nbytes, alignment, label)
-        number, on_release = self._table.next_number()
-        try:
-            if self._residency.needs_growth(offset, nbytes):
-                self._growth.run(offset, nbytes, alignment, label)
-            else:
-                self._residency.commit(offset, nbytes)
-            # a storage without bytes would have no address, so an empty tensor's storage has the whole block
-            raw = self._allocator.tensor(offset, nbytes or self._sub.size_of(offset), on_release)
-        except BaseException:
-            self._sub.free(offset)
-            raise
-        self._order.hand_out(offset, offset + self._sub.size_of(offset))
-        record = Record(number, offset, nbytes, offset, raw.untyped_storage()._cdata, label)
-        self._register(record, Op.ALLOCATE, alignment)
-        return raw
-
-    def _register(self, record: Record, op: Op, alignment: int) -> None:
-        self._history.record(op, record.nbytes, alignment, record.offset, record.label)
-        self._table.add(record)
-        self._order.begin(record)
-        if self._on_allocated is not None:
-            self._on_allocated(record.offset, record.nbytes)
+        return self.empty_strided(passed.shape, passed.stride, external.dtype, passed.label).copy_(external.detach())
 
     # -- freeing ------------------------------------------------------------------------------------------------------
     def free(self, tensor: torch.Tensor) -> None:
@@ -371,7 +340,7 @@ class SymmetricHeap:
             HeapClosedError: the heap is closed.
         """
         self._check_open()
-        self._reclaimer.retire(self._table.find(tensor, "free"))
+        symmetry.retire(self._state, self._state.blocks.find(tensor, "free"))
 
     def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
         """Say that kernels on another stream use a tensor, so that its block is not reused before they are done.
@@ -400,7 +369,7 @@ class SymmetricHeap:
         self._check_open()
         if not hasattr(stream, "record_event"):
             raise TypeError(f"record_stream: stream must be a torch stream, not {type(stream).__name__}")
-        self._order.add(self._table.find(tensor, "record_stream"), stream)
+        self._state.order.add(self._state.blocks.find(tensor, "record_stream"), stream)
 
     def scope(self) -> Scope:
         """Return a context manager that frees what is allocated inside.
@@ -413,7 +382,8 @@ class SymmetricHeap:
                 result = scope.keep(heap.allocate(16, torch.float32))
         """
         self._check_open()
-        return Scope(self._table, self._reclaimer.retire, lambda: not self._closed)
+        state = self._state
+        return Scope(state.blocks, lambda record: symmetry.retire(state, record), lambda: not state.closed)
 
     def barrier_agreement(self, stream: Stream | None = None, *, wait: bool = True) -> None:
         """Finish the device's work, compare histories, and free what all ranks have freed or dropped.
@@ -436,11 +406,11 @@ class SymmetricHeap:
             HeapClosedError: the heap is closed.
         """
         self._check_open()
-        self._reclaimer.at_barrier(stream, wait=wait)
+        symmetry.meet(self._state, stream, wait=wait)
 
     def check_peers(self, address: int = 0) -> None:
         """Raise if a peer cannot end a wait for a word; see `iris_core.protocols.HeapView`.  Local and cheap."""
-        self._world.check_peers()
+        self._state.world.check_peers()
         if address:
             self.check_hosts(address)
 
@@ -466,7 +436,7 @@ class SymmetricHeap:
             HeapClosedError: the heap is closed.
         """
         self._check_open()
-        return self._peers.translate(ptr, from_rank, to_rank)
+        return self._state.backing.translate(ptr, from_rank, to_rank)
 
     def as_remote(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """Return another rank's copy of a tensor of this heap; see `iris_core.Iris.as_remote`.  Local."""
@@ -485,7 +455,7 @@ class SymmetricHeap:
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies wholly in this rank's own heap, first to last element; peers' memory does not count."""
         self._check_open()
-        return self._peers.offset_within(tensor) is not None
+        return self._state.backing.offset_within(tensor) is not None
 
     def on_symmetric_heap(self, tensor: torch.Tensor) -> bool:
         """The same as `is_symmetric`."""
@@ -511,7 +481,7 @@ class SymmetricHeap:
             HeapClosedError: the heap is closed.
         """
         self._check_open()
-        offset = self._peers.offset_within(tensor)
+        offset = self._state.backing.offset_within(tensor)
         if offset is None:
             raise NotOnHeapError(
                 f"{what}: the tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype} on {tensor.device} does "
@@ -525,52 +495,31 @@ class SymmetricHeap:
     @property
     def rank(self) -> int:
         """This rank."""
-        return self._world.rank
+        return self._state.world.rank
 
     @property
     def nbytes(self) -> int:
         """Size of each rank's heap in bytes, with the system area."""
-        return self._allocator.nbytes
+        return self._state.allocator.nbytes
 
     @property
     def usable_nbytes(self) -> int:
         """Bytes of each rank's heap that allocations share."""
-        return self._usable
+        return self._state.usable
 
     def is_of_group(self, offset_bytes: int) -> bool:
         """Whether a group of ranks may have its own memory at an offset: allocations of users have not come there."""
-        return self._sub.limit <= offset_bytes < self.nbytes
-
-    @property
-    def system_nbytes(self) -> int:
-        """Size in bytes of the system area, which lies behind what allocations share."""
-        return self._allocator.nbytes - self._usable
-
-    def system_tensor(self, offset_bytes: int, nbytes: int) -> torch.Tensor:
-        """Return bytes of the system area, for Iris itself; nobody accounts for them.
-
-        Args:
-            offset_bytes: where they begin, from the beginning of the area.
-            nbytes: how many.
-
-        Raises:
-            ValueError: the range does not lie in the area.
-            HeapClosedError: the heap is closed.
-        """
-        self._check_open()
-        if offset_bytes < 0 or nbytes < 1 or offset_bytes + nbytes > self.system_nbytes:
-            raise ValueError(f"{nbytes} bytes at {offset_bytes} of a system area of {self.system_nbytes} bytes")
-        return self._allocator.tensor(self._usable + offset_bytes, nbytes, lambda: None)
+        return self._state.offsets.limit <= offset_bytes < self.nbytes
 
     @property
     def heap_bases(self) -> tuple[int, ...]:
         """Address of every rank's heap in this process; fixed once the heap is open."""
-        return self._peers.bases
+        return self._state.backing.bases
 
     @property
     def version(self) -> int:
         """Changes whenever `live_blocks` would answer differently."""
-        return self._table.version + len(self._groups.blocks)  # neither ever falls
+        return self._state.blocks.version + len(self._state.groups)  # neither ever falls
 
     def live_blocks(self) -> Sequence[Block]:
         """Live blocks by ascending offset: allocations, what groups of this rank have, and the system area last.
@@ -578,44 +527,38 @@ class SymmetricHeap:
         Freed ones do not count, even before all agree, but for those that calls of this rank were still using when they
         were freed.
         """
-        if self._live[0] != self.version:
-            version = self.version
-            blocks = [*self._table.blocks(), *self._order.still_used(self._table.pending), *self._groups.blocks]
-            if self.system_nbytes:
-                blocks.append(Block(self._usable, self.system_nbytes, "Iris itself"))
+        version, state = self.version, self._state
+        if self._live[0] != version:
+            freed = [record for record in list(state.blocks.pending) if not state.order.is_idle(record)]
+            records = [*state.blocks.live.values(), *freed]
+            blocks = [Block(each.offset, each.nbytes, format_label(each.label)) for each in records]
+            blocks += [Block(start, end - start, "freed") for start, end in state.order.in_use()]
+            blocks += state.groups
+            if self.system_area.nbytes:
+                blocks.append(Block(state.usable, self.system_area.nbytes, "Iris itself"))
             self._live = version, tuple(sorted(blocks, key=lambda block: block.offset_bytes))
         return self._live[1]
 
     def stats(self) -> HeapStats:
         """Return the heap's figures.  Local: what was dropped but not agreed on may differ between ranks."""
         self._check_open()
-        sub = self._sub
-        waiting = self._table.waiting()
-        pending = sum(
-            sub.size_of(offset)
-            for offset, number in Counter(record.offset for record in waiting).items()
-            if number == self._importer.num_holders(offset)
-        )
-        free, largest = sub.free_below(self._groups.floor)
+        state, offsets = self._state, self._state.offsets
+        waiting = state.blocks.waiting()
+        holders = Counter(record.offset for record in waiting)
+        pending = sum(offsets.size_of(at) for at, count in holders.items() if count == state.holders.get(at, 1))
+        free, largest = offsets.free_below(state.floor)
         return HeapStats(
-            reserved=self._usable,
-            committed=self._residency.committed_bytes,
-            allocated=sub.allocated_bytes - pending,
+            reserved=state.usable,
+            committed=state.backing.committed_bytes,
+            allocated=offsets.allocated_bytes - pending,
             pending=pending,
             free=free,
             largest_free=largest,
-            peak=sub.peak_bytes,
-            num_blocks=len(self._table.live) - sum(not record.pending for record in waiting),
+            peak=offsets.peak_bytes,
+            num_blocks=len(state.blocks.live) - sum(not record.pending for record in waiting),
             fragmentation=1 - largest / free if free else 0.0,
         )
 
     def _check_open(self) -> None:
-        if not self._open or self._closed:
-            raise HeapClosedError(self._closed or "the symmetric heap is not open yet: call open() on every rank")
-
-    def _check_alignment(self, alignment: int) -> None:
-        check_alignment(alignment)
-        if self._open and alignment > self._peers.max_alignment:
-            raise UnsupportedError(
-                f"alignment {alignment} cannot be had: the heaps begin at multiples of {self._peers.max_alignment} only"
-            )
+        if self._state.closed:
+            raise HeapClosedError(self._state.closed)

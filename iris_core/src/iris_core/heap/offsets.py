@@ -41,6 +41,8 @@ class SubAllocator:
             raise ValueError(f"a heap of {nbytes} bytes is too small: the smallest block has {alignment} bytes")
         self.limit = self.nbytes
         """Where blocks end at most; it may rise, up to `nbytes`."""
+        self.num_frees = 0
+        """How often a block was given back."""
         self._live: dict[int, int] = {}  # offset -> size
         self._by_size: list[tuple[int, int]] = [(self.nbytes, 0)]  # free blocks as (size, offset), sorted
         self._by_start: dict[int, int] = {0: self.nbytes}  # free blocks: offset -> size
@@ -117,6 +119,7 @@ class SubAllocator:
         size = self._live.pop(offset, None)
         if size is None:
             raise HeapError(f"no live block begins at offset {offset}: it was freed before, or is no block's start")
+        self.num_frees += 1
         self._allocated -= size
         start, end = offset, offset + size
         before = self._by_end.pop(start, None)

@@ -1,14 +1,19 @@
-"""The upper end of the heap: regions that groups of ranks take, although the other ranks know nothing of it.
+"""Memory of groups of ranks, of which the other ranks know nothing.
 
-What users allocate has the same offsets on all ranks and lies below a limit that is equal everywhere.  Above it, the
-members of a group agree on a range among themselves: below the regions that any of them has already, so groups without
-a common member may have the same offsets, and those with one never do.  When allocations need more, all ranks come
-together, and the limit rises as far as no rank's regions are in the way.  Regions are never given back: captured graphs
-may know them.
+The system area lies behind what users allocate.  Every rank has it from the start, at the same offset; a group's
+members agree on a range that none of them uses.  Its content is zero when a range is handed out.
 
-Threads of a rank may do this for several groups, and for allocations, at the same time.  Each rank has a lock, and who
-wants memory holds those of all members meanwhile.  Members lock one after the other, in the order of ranks, so of those
-that want memory at the same time none waits for one that waits for it.
+The upper end of the heap is for more: what users allocate has the same offsets on all ranks and lies below a limit that
+is equal everywhere.  Above it, the members of a group agree on a range below the regions that any of them has already,
+so groups without a common member may have the same offsets, and those with one never do.  When allocations need more,
+all ranks come together, and the limit rises as far as no rank's regions are in the way.
+
+Nobody but a group's members takes part, so a group never waits for other ranks.  Nothing is ever given back: captured
+graphs may know it.
+
+Threads of a rank may take regions for several groups, and for allocations, at the same time.  Each rank has a lock, and
+who wants memory holds those of all members meanwhile.  Members lock one after the other, in the order of ranks, so of
+those that want memory at the same time none waits for one that waits for it.
 """
 
 from __future__ import annotations
@@ -18,143 +23,225 @@ import threading
 from bisect import insort
 from typing import TYPE_CHECKING
 
-from iris_core.errors import HeapExhaustedError
+from iris_core.errors import HeapClosedError, HeapExhaustedError, UnsupportedError
 from iris_core.types import Block
-from iris_core.world.failures import raise_failure
+from iris_core.world.failures import on_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from iris_core.heap.backing import PeerMap
-    from iris_core.heap.offsets import SubAllocator
-    from iris_core.heap.residency import Residency
-    from iris_core.protocols import Allocator
+    import torch
+
+    from iris_core.heap.heap_state import HeapState
     from iris_core.world import World
+
+ALIGNMENT = 256
+"""Alignment in bytes of every range of the system area; no two ranges share a cache line."""
 
 _FIRST_SHARE, _STEPS = 2, 16
 """Allocations have a half of the heap at first, and then a sixteenth more at a time, at least."""
 
 
-class GroupMemory:
-    """One rank's regions at the end of the heap.
+class SystemArea:
+    """One rank's view of the system area: which ranges its groups use.
 
     Args:
-        allocator: of the heap.
-        world: the ranks of the heap.
-        sub: the free list of what users allocate; gets its limit here.
-        peers: to be told of new memory.
-        residency: of the heap.
+        state: of the heap.
     """
 
-    def __init__(
-        self, allocator: Allocator, world: World, sub: SubAllocator, peers: PeerMap, residency: Residency
-    ) -> None:
-        self._allocator = allocator
-        self._world = world
-        self._sub = sub
-        self._peers = peers
-        self._residency = residency
-        self._granule = max(allocator.granularity, sub.alignment)  # by which allocations get and give back memory
-        self._alignment = self._granule if residency.grows else sub.alignment  # what has not the same peers is apart
+    def __init__(self, state: HeapState) -> None:
+        self._state = state
+        self.nbytes = state.allocator.nbytes - state.usable
+        """Size of the area in bytes."""
         self._lock = threading.Lock()
-        self.blocks: list[Block] = []
-        """The regions, by offset."""
-        if world.world_size > 1:
-            sub.limit = min(self._up(sub.nbytes // _FIRST_SHARE), sub.nbytes)
+        self._used: list[tuple[int, int]] = []
 
-    @property
-    def floor(self) -> int:
-        """Where the lowest region of this rank begins."""
-        return self.blocks[0].offset_bytes if self.blocks else self._sub.nbytes
+    def clear(self) -> None:
+        """Fill the area with zeros; once, before peers know of it.  Host memory is zero, and stays sparse."""
+        whole = self.tensor(0, self.nbytes)
+        if whole.device.type != "cpu":
+            whole.zero_()
 
-    @contextlib.contextmanager
-    def _alone(self, world: World, members: Sequence[int]) -> Iterator[list[int]]:
-        """Hold the locks of some ranks; yields `floor` of each.
+    def tensor(self, offset_bytes: int, nbytes: int) -> torch.Tensor:
+        """Return this rank's bytes of a range (uint8), for Iris itself; nobody accounts for them.
 
-        Collective: every member calls it.
+        Raises:
+            ValueError: the range does not lie in the area.
+            HeapClosedError: the heap is closed.
         """
-        world.all_gather_ints([0])  # all are here: from now on, who holds a lock waits for such steps alone
-        with contextlib.ExitStack() as locked:
-            for member in sorted(members):
-                if member == self._world.rank:
-                    locked.enter_context(self._lock)
-                floors = [floor for (floor,) in world.all_gather_ints([self.floor])]
-            yield floors
+        if self._state.closed:
+            raise HeapClosedError(self._state.closed)
+        if offset_bytes < 0 or nbytes < 1 or offset_bytes + nbytes > self.nbytes:
+            raise ValueError(f"{nbytes} bytes at {offset_bytes} of a system area of {self.nbytes} bytes")
+        return self._state.allocator.tensor(self._state.usable + offset_bytes, nbytes, lambda: None)
 
-    def take(self, world: World, members: Sequence[int], nbytes: int, what: str) -> int:
-        """Find a range for a group of ranks, and back it with memory.
+    def reserve_at_opening(self, nbytes: int) -> int:
+        """Reserve a range for the whole world, without asking anybody.
+
+        Collective: every rank calls it with the same size while the context is opened, before any group has a range.
+        """
+        begin = self._used[-1][1] if self._used else 0
+        self._used.append((begin, begin + _up(nbytes, ALIGNMENT)))
+        return begin
+
+    def reserve(self, world: World, nbytes: int, what: str) -> int:
+        """Find a range for a group of ranks.
 
         Collective: every member calls it with the same arguments, and nobody else.
 
         Args:
             world: the members.
-            members: their ranks.
             nbytes: size of the range.
-            what: what it is for.
+            what: what it is for, for the message.
 
         Returns:
-            Its offset in the heap, the same on every member.  The content is undefined.
+            Where it begins, in bytes from the beginning of the area; the same on every member.  Its content is zero on
+            all of them, and no member has to fill it: no range is handed out twice, and all were cleared at opening.
 
         Raises:
-            HeapExhaustedError: there is no room; on every member, and nothing has changed.
-            HeapError, PeerAccessError: a member could not get or map memory; on every member.
+            UnsupportedError: there is no room; raised on every member, and nothing has changed.
+            CollectiveTimeoutError, PeerLostError: a member did not take part.
         """
-        with self._alone(world, members) as floors:
-            end, limit = min(floors), self._sub.limit
-            room = end - limit
-            offset = (end - nbytes) // self._alignment * self._alignment
-            if offset < limit:
-                raise HeapExhaustedError(
-                    f"{what} needs {nbytes} bytes, but only {room} at the end of the heap are left to this group of "
-                    f"{world.world_size} ranks, of {self._sub.nbytes}; open the context with a larger heap_size",
-                    requested_bytes=nbytes,
-                    free_bytes=room,
-                    largest_free_bytes=room,
+        size = _up(nbytes, ALIGNMENT)
+        while True:
+            used = sorted({tuple(each) for row in world.all_gather_object(list(self._used)) for each in row})
+            begin = 0
+            for first, end in used:
+                if begin + size <= first:
+                    break
+                begin = max(begin, end)
+            if begin + size > self.nbytes:
+                raise UnsupportedError(
+                    f"{what} needs {size} bytes of the heap's system area, but of its {self.nbytes} bytes only "
+                    f"{max(self.nbytes - begin, 0)} are left at its end to this group of {world.world_size} ranks; "
+                    "use the same groups again, or open the context with a larger IRIS_SYSTEM_SIZE"
                 )
-            error: Exception | None = None
-            try:
-                self._allocator.commit(offset, nbytes)  # allocations never come there, so nothing else has to know
-            except Exception as e:  # noqa: BLE001 - raised once the other members know
-                error = e
-            try:
-                oks = [ok for (ok,) in world.all_gather_ints([error is None])]
-                raise_failure(world, error, oks, f"could not get memory for {what}", ranks=members)
-                if self._residency.grows:
-                    self._peers.exchange(world, members)
-            except BaseException:
-                if self._residency.grows:  # else regions share granules; what was got serves the next one there
-                    self._residency.take_back(offset, nbytes)
-                raise
-            insort(self.blocks, Block(offset, nbytes, what), key=lambda block: block.offset_bytes)
-        return offset
+            own = (begin, begin + size)
+            with self._lock:
+                kept = all(end <= begin or own[1] <= first for first, end in self._used)
+                if kept:
+                    self._used.append(own)
+            if all(each for (each,) in world.all_gather_ints([kept])):
+                return begin
+            if kept:  # another thread of a member has given the range to another group meanwhile
+                with self._lock:
+                    self._used.remove(own)
 
-    def end_of_all(self, floors: Iterable[int]) -> int:
-        """How far allocations may reach where the regions of the ranks begin at `floors`."""
-        end = min(floors)
-        return max(self._sub.limit, end if end == self._sub.nbytes else end // self._granule * self._granule)
+    def used_nbytes(self, world: World) -> int:
+        """Return how much of the area the ranges of these ranks reach over, in bytes from its beginning.
 
-    def raise_limit(self, nbytes: int, alignment: int, floors: Sequence[int]) -> bool:
-        """Let allocations have more of the heap, if that is enough for a block that has found no room.
-
-        Collective: every rank calls it with the same arguments, after an exchange.
-
-        Args:
-            nbytes: size of the block.
-            alignment: alignment of the block.
-            floors: `floor` of every rank.
-
-        Returns:
-            Whether there is room now.
+        Collective: every rank of `world` calls it, and nobody else.
         """
-        sub, needed = self._sub, self._sub.end_behind_all(nbytes, alignment)
-        if not sub.limit < needed <= self.end_of_all(floors):
-            return False
-        with self._alone(self._world, range(self._world.world_size)) as floors:
-            end = self.end_of_all(floors)
-            if needed > end:
-                return False
-            sub.limit = min(self._up(max(needed, sub.limit + sub.nbytes // _STEPS)), end)
-        return True
+        return max((end for row in world.all_gather_object(list(self._used)) for _, end in row), default=0)
 
-    def _up(self, nbytes: int) -> int:
-        return -(-nbytes // self._granule) * self._granule
+
+# -- the end of the heap ----------------------------------------------------------------------------------------------
+def set_first_limit(state: HeapState) -> None:
+    """Leave a part of the heap to groups, where there are several ranks."""
+    offsets = state.offsets
+    if state.world.world_size > 1:
+        offsets.limit = min(_up(offsets.nbytes // _FIRST_SHARE, _granule(state)), offsets.nbytes)
+
+
+def take(state: HeapState, world: World, members: Sequence[int], nbytes: int, what: str) -> int:
+    """Find a range for a group of ranks, and back it with memory.
+
+    Collective: every member calls it with the same arguments, and nobody else.
+
+    Args:
+        state: of the heap.
+        world: the members.
+        members: their ranks.
+        nbytes: size of the range.
+        what: what it is for.
+
+    Returns:
+        Its offset in the heap, the same on every member.  The content is undefined.
+
+    Raises:
+        HeapExhaustedError: there is no room; on every member, and nothing has changed.
+        HeapError, PeerAccessError: a member could not get or map memory; on every member.
+    """
+    backing, offsets = state.backing, state.offsets
+    alignment = _granule(state) if backing.grows else offsets.alignment  # what has not the same peers is apart
+    with _alone(state, world, members) as floors:
+        end, limit = min(floors), offsets.limit
+        room = end - limit
+        offset = (end - nbytes) // alignment * alignment
+        if offset < limit:
+            raise HeapExhaustedError(
+                f"{what} needs {nbytes} bytes, but only {room} at the end of the heap are left to this group of "
+                f"{world.world_size} ranks, of {offsets.nbytes}; open the context with a larger heap_size",
+                requested_bytes=nbytes,
+                free_bytes=room,
+                largest_free_bytes=room,
+            )
+        try:
+            # allocations never come there, so nothing else has to know
+            commit = f"could not get memory for {what}"
+            on_all_ranks(world, commit, lambda: state.allocator.commit(offset, nbytes), ranks=members)
+            if backing.grows:
+                backing.exchange(world, members)
+        except BaseException:
+            if backing.grows:  # else regions share granules; what was got serves the next one there
+                backing.take_back(offset, nbytes)
+            raise
+        insort(state.groups, Block(offset, nbytes, what), key=lambda block: block.offset_bytes)
+        state.floor = state.groups[0].offset_bytes
+    return offset
+
+
+def end_of_all(state: HeapState, floors: Iterable[int]) -> int:
+    """How far allocations may reach where the regions of the ranks begin at `floors`."""
+    end, granule = min(floors), _granule(state)
+    return max(state.offsets.limit, end if end == state.offsets.nbytes else end // granule * granule)
+
+
+def raise_limit(state: HeapState, nbytes: int, alignment: int, floors: Sequence[int]) -> bool:
+    """Let allocations have more of the heap, if that is enough for a block that has found no room.
+
+    Collective: every rank calls it with the same arguments, after an exchange.
+
+    Args:
+        state: of the heap.
+        nbytes: size of the block.
+        alignment: alignment of the block.
+        floors: where the regions of groups begin on every rank.
+
+    Returns:
+        Whether there is room now.
+    """
+    offsets = state.offsets
+    needed = offsets.end_behind_all(nbytes, alignment)
+    if not offsets.limit < needed <= end_of_all(state, floors):
+        return False
+    with _alone(state, state.world, range(state.world.world_size)) as floors:
+        end = end_of_all(state, floors)
+        if needed > end:
+            return False
+        offsets.limit = min(_up(max(needed, offsets.limit + offsets.nbytes // _STEPS), _granule(state)), end)
+    return True
+
+
+@contextlib.contextmanager
+def _alone(state: HeapState, world: World, members: Sequence[int]) -> Iterator[list[int]]:
+    """Hold the locks of some ranks; yields where the regions of groups begin on each.
+
+    Collective: every member calls it.
+    """
+    world.all_gather_ints([0])  # all are here: from now on, who holds a lock waits for such steps alone
+    with contextlib.ExitStack() as locked:
+        for member in sorted(members):
+            if member == state.world.rank:
+                locked.enter_context(state.groups_lock)
+            floors = [floor for (floor,) in world.all_gather_ints([state.floor])]
+        yield floors
+
+
+def _granule(state: HeapState) -> int:
+    """By how much allocations get and give back memory."""
+    return max(state.allocator.granularity, state.offsets.alignment)
+
+
+def _up(nbytes: int, granule: int) -> int:
+    return -(-nbytes // granule) * granule

@@ -24,14 +24,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from iris_core.device.targets import on_device
 from iris_core.errors import DeviceError, HeapError
-from iris_core.heap.symmetry import format_label
-from iris_core.types import Block, DeviceTarget, DeviceType
+from iris_core.types import DeviceTarget, DeviceType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Future
-
-    from iris_core.heap.blocks import Record
 
 _FIRST_PRUNING = 64
 
@@ -241,6 +238,13 @@ Uses = tuple[tuple[Stream, Event], ...]
 """Streams that have used a block, each with the moment of its last use."""
 
 
+class Used(Protocol):
+    """A block, with the streams that use it and, once it was freed, their last moments: a `Record`."""
+
+    streams: list[Stream]
+    uses: Uses | None
+
+
 class StreamOrder:
     """What the heap knows of streams.
 
@@ -250,7 +254,8 @@ class StreamOrder:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._fences = _Fences()
+        self.fences = _Fences()
+        """What is free and still used."""
 
     def check_not_capturing(self, what: str) -> None:
         """Refuse what would be repeated by a graph without the heap's knowledge.
@@ -265,63 +270,61 @@ class StreamOrder:
             )
 
     # -- a block's life -----------------------------------------------------------------------------------------------
-    def begin(self, record: Record) -> None:
+    def begin(self, record: Used) -> None:
         """A block was handed out to the current stream."""
         record.streams = [self._streams.current()]
 
-    def add(self, record: Record, stream: Stream) -> None:
+    def add(self, record: Used, stream: Stream) -> None:
         """Another stream uses the block."""
         if stream not in record.streams:
             record.streams.append(stream)
 
-    def end(self, record: Record) -> None:
+    def end(self, record: Used) -> None:
         """The block was freed: note up to which moment streams use it.  A second call changes nothing."""
         if record.uses is not None:
             return
         self.add(record, self._streams.current())
         record.uses = tuple((stream, stream.record_event()) for stream in record.streams)
 
-    def is_idle(self, record: Record) -> bool:
+    def is_idle(self, record: Used) -> bool:
         """Whether this rank's streams are done with a block that was freed."""
         self.end(record)
         if record.uses:
             record.uses = tuple(use for use in record.uses if not use[1].query())
         return not record.uses
 
-    def still_used(self, pending: Sequence[Record]) -> list[Block]:
-        """The blocks that were freed while streams used them, and still do; also those that were free at once."""
-        records = [record for record in list(pending) if not self.is_idle(record)]
-        blocks = [Block(record.offset, record.nbytes, format_label(record.label)) for record in records]
-        return blocks + [Block(start, end - start, "freed") for start, end, uses in self._fences if not _are_past(uses)]
+    def in_use(self) -> list[tuple[int, int]]:
+        """The free ranges [start, end) that are still used."""
+        return [(start, end) for start, end, uses in self.fences if not _are_past(uses)]
 
     # -- a rank alone -------------------------------------------------------------------------------------------------
-    def fence(self, start: int, end: int, record: Record) -> None:
+    def fence(self, start: int, end: int, record: Used) -> None:
         """A range may be handed out again, but its last user may still be running."""
         if record.uses:
-            self._fences.add(start, end, record.uses)
+            self.fences.add(start, end, record.uses)
 
     def hand_out(self, start: int, end: int) -> None:
         """A range is handed out: the current stream waits for those that used it before."""
-        if not self._fences:
+        if not self.fences:
             return
         current = self._streams.current()
-        for uses in self._fences.take(start, end):
+        for uses in self.fences.take(start, end):
             for stream, event in uses:
                 if stream != current:
                     current.wait_event(event)
 
     def unfenced(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """The parts of free blocks (offset, size) that no stream uses any more."""
-        self._fences.prune()
-        return [part for offset, size in ranges for part in self._fences.gaps(offset, size)]
+        self.fences.prune()
+        return [part for offset, size in ranges for part in self.fences.gaps(offset, size)]
 
     def synchronize(self, stream: Stream | None = None) -> None:
         """Wait for the whole device, or for one stream."""
         self._streams.synchronize(stream)
 
-    def device_is_idle(self, freed: Iterable[Record]) -> None:
+    def device_is_idle(self, freed: Iterable[Used]) -> None:
         """The whole device was waited for: nothing is in use that was freed so far."""
-        self._fences = _Fences()
+        self.fences = _Fences()
         for record in freed:
             record.uses = ()
 

@@ -1,70 +1,40 @@
-"""How the ranks make sure that their heaps are the same, and find the first call that differs when they are not.
+"""What all ranks agree on: that their heaps are the same, and which blocks nobody needs any more.
 
 Every rank keeps a history of its symmetric calls and a digest chained over it.  At a step that all ranks take together
-(`Step`) they compare digests in one small exchange.  If all agree, the free lists are equal everywhere.  If not, they
-exchange the recent part of their histories and every rank raises the same SymmetryError.
+they compare digests in one small exchange.  If all agree, the free lists are equal everywhere.  If not, they exchange
+the recent part of their histories and every rank raises the same SymmetryError.
+
+A peer that has not reached its own free may still write to a block, so the ranks agree on what is free at every barrier
+of the whole world, and when an allocation finds no room.  In a world of one rank there is nobody to ask: a freed block
+is free at once, a dropped one at the next allocation.  Either way nobody gets a block that a stream may still use
+(`iris_core.heap.streams`).
 """
 
 from __future__ import annotations
 
-import enum
-import zlib
-from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+import contextlib
+import gc
+from itertools import takewhile
+from typing import TYPE_CHECKING, NamedTuple
 
-from iris_core.errors import SymmetryError
-from iris_core.world.failures import name_ranks, raise_failure
+from iris_core.errors import DeviceError, HeapExhaustedError, SymmetryError
+from iris_core.heap import regions
+from iris_core.heap.blocks import HISTORY_LENGTH, Call, Op, format_label
+from iris_core.world.failures import name_ranks, on_all_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from iris_core.world import World
+    from iris_core.heap.blocks import Label, Record
+    from iris_core.heap.heap_state import HeapState
+    from iris_core.heap.streams import Stream
 
-HISTORY_LENGTH = 256
-"""Calls that are kept to explain a difference."""
-
-CANNOT_IMPORT = "cannot import the tensor that was passed to as_symmetric"
-"""What ranks cannot do where one cannot go on, for messages."""
-
-Label = tuple[Any, ...]
-"""What a block was made by: name of the function and its arguments; formatted only when somebody looks."""
+NOT_FINISHED = "could not finish the work of its device"
+"""What ranks cannot do where one cannot wait for its device, for messages."""
 
 
-class Op(enum.IntEnum):
-    """What a rank does or did; the first three make up the history, the others are steps taken together."""
-
-    ALLOCATE = 1
-    FREE = 2
-    IMPORT = 3
-    BARRIER = 4
-    REFRESH = 5
-
-
-class Call(NamedTuple):
-    """One entry of a history; `before` is the digest of everything that came earlier."""
-
-    number: int
-    op: int
-    nbytes: int
-    alignment: int
-    offset: int
-    label: Label
-    before: int
-
-    def describe(self) -> str:
-        """Say in words what the call was."""
-        if self.op == Op.ALLOCATE:
-            where = f"at offset {self.offset}" if self.offset >= 0 else "which finds no free block"
-            return f"{format_label(self.label)}, {self.nbytes} bytes aligned to {self.alignment}, {where}"
-        if self.op == Op.FREE:
-            return f"free of {format_label(self.label)} at offset {self.offset}"
-        if self.op == Op.IMPORT:
-            return format_label(self.label)
-        return "barrier()" if self.op == Op.BARRIER else "refresh_peer_access()"
-
-
-class Report(NamedTuple):
-    """What one rank brought to a step.
+class Step(NamedTuple):
+    """What one rank brings to a step that all take together.
 
     Attributes:
         op: the step itself.
@@ -74,10 +44,10 @@ class Report(NamedTuple):
         alignment: alignment asked for, for steps that allocate.
         ok: 0 if its local part of the step failed.
         dirty: 1 if its allocator has something new for the peers.
+        floor: where the lowest region of a group begins on it.
         num_dropped: how many blocks it has dropped since the last step.
         num_idle: how many of the freed blocks, the oldest first, its streams no longer use.
-        signature: what else must be equal, for steps that say so themselves.
-        floor: where the lowest region of a group begins on it, for steps that free and allocate.
+        signature: what else must be equal, for steps that compare it themselves.
     """
 
     op: int
@@ -87,146 +57,72 @@ class Report(NamedTuple):
     alignment: int
     ok: int
     dirty: int
+    floor: int
     num_dropped: int
     num_idle: int
     signature: int
-    floor: int
-
-
-class History:
-    """A rank's symmetric calls: their number, a digest of all, and the last few in full.
-
-    The digest is Python's hash of a tuple of integers, which does not depend on PYTHONHASHSEED, chained call by call.
-    """
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.digest = 0
-        self._recent: deque[tuple[Any, ...]] = deque(maxlen=HISTORY_LENGTH)
-
-    def record(self, op: int, nbytes: int, alignment: int, offset: int, label: Label) -> None:
-        """Add a call."""
-        before = self.digest
-        self.calls = number = self.calls + 1
-        self.digest = hash((before, op, nbytes, alignment, offset))
-        self._recent.append((number, op, nbytes, alignment, offset, label, before))  # a Call, made only when read
-
-    def recent(self) -> list[Call]:
-        """The calls that are kept, oldest first."""
-        return [Call(*entry) for entry in self._recent]
 
 
 def agree(
-    world: World,
-    history: History,
+    state: HeapState,
     op: Op,
-    *,
     nbytes: int = 0,
     alignment: int = 0,
     label: Label = (),
+    *,
     ok: bool = True,
-    dirty: bool = False,
     num_dropped: int = 0,
     num_idle: int = 0,
     signature: int = 0,
-    floor: int = 0,
-) -> list[Report]:
-    """Take a step together and compare histories.
+) -> list[Step]:
+    """Take a step together and compare histories; `label` is what asks for it, the others are as of `Step`.
 
     Collective: every rank calls it.  One exchange when all agree.
-
-    Args:
-        world: the ranks.
-        history: this rank's history.
-        op: the step.
-        nbytes: size asked for, for steps that allocate.
-        alignment: alignment asked for, for steps that allocate.
-        label: what asks for it, for messages.
-        ok: whether this rank's part of the step has worked so far.
-        dirty: whether this rank's allocator has something new for the peers.
-        num_dropped: how many blocks this rank has dropped since the last step.
-        num_idle: how many of the freed blocks, the oldest first, this rank's streams no longer use.
-        signature: what else must be equal; the caller compares it.
-        floor: where the lowest region of a group begins on this rank, for steps that free and allocate.
-
-    Returns:
-        Every rank's report, by rank.
 
     Raises:
         SymmetryError: the histories or the steps differ; raised on every rank, naming the first differing call.
         CollectiveTimeoutError: a rank did not arrive in time.
         PeerLostError: a rank's process has ended.
     """
-    mine = Report(
-        op, history.calls, history.digest, nbytes, alignment, ok, dirty, num_dropped, num_idle, signature, floor
-    )
-    reports = [Report(*row) for row in world.all_gather_ints(mine)]
-    if all(report[:5] == mine[:5] for report in reports):
-        return reports
+    history, dirty = state.blocks.history, state.backing.dirty
+    calls, digest = history.calls, history.digest
+    mine = (op, calls, digest, nbytes, alignment, ok, dirty, state.floor, num_dropped, num_idle, signature)
+    steps = [Step(*row) for row in state.world.all_gather_ints(mine)]
+    if all(step[:5] == mine[:5] for step in steps):
+        return steps
     # what this rank is about to do stands for its next call, so that "barrier here, zeros() there" reads like any other
-    now = Call(history.calls + 1, op, nbytes, alignment, -1, label, history.digest)
-    recent = [*history.recent(), now]
-    everyone = world.all_gather_object([call._replace(label=(format_label(call.label),)) for call in recent])
+    recent = [*history.recent(), Call(calls + 1, op, nbytes, alignment, -1, label, digest)]
+    everyone = state.world.all_gather_object([call._replace(label=(format_label(call.label),)) for call in recent])
     raise SymmetryError(explain_difference([[Call(*call) for call in row] for row in everyone]))
 
 
-class Passed(NamedTuple):
-    """A tensor that a rank passes to a call of all ranks.
+def agree_that(
+    state: HeapState,
+    what: str,
+    step: Callable[[], None],
+    op: Op,
+    nbytes: int = 0,
+    alignment: int = 0,
+    label: Label = (),
+) -> None:
+    """Do a local step and map what it has made new; on all ranks or on none.  See `on_all_ranks` and `agree`.
 
-    Attributes:
-        offset: where it lies on the heap; -1 if it does not.
-        shape: its sizes.
-        stride: its strides in elements, or those that it will have on the heap.
-        dtype: its type, as text.
+    Collective: every rank calls it.
     """
+    steps: list[Step] = []
 
-    offset: int = -1
-    shape: tuple[int, ...] = ()
-    stride: tuple[int, ...] = ()
-    dtype: str = ""
+    def tell(worked: bool) -> list[int]:
+        steps.extend(agree(state, op, nbytes, alignment, label, ok=worked))
+        return [each.ok for each in steps]
 
-    def __str__(self) -> str:
-        where = f"on the heap at offset {self.offset}" if self.offset >= 0 else "not on the heap"
-        return f"{self.dtype.removeprefix('torch.')} of shape {self.shape}, strides {self.stride}, {where}"
-
-    def signature(self) -> int:
-        """The same number for tensors that fit together.  Strides along which nobody moves do not count."""
-        moves = 0 not in self.shape
-        stride = [step if moves and size > 1 else 0 for size, step in zip(self.shape, self.stride, strict=True)]
-        # numbers only: the hash of text differs between processes
-        return hash((self.offset, *self.shape, *stride, len(stride), zlib.crc32(self.dtype.encode())))
+    on_all_ranks(state.world, what, step, tell=tell)
+    map_if_new(state, steps)
 
 
-def agree_on_tensor(world: World, history: History, label: Label, tensor: Passed, error: Exception | None) -> None:
-    """Make sure that as_symmetric can go on with the same kind of tensor on every rank.
-
-    Collective: every rank calls it.  One exchange when all agree.
-
-    Args:
-        world: the ranks.
-        history: this rank's history.
-        label: the call.
-        tensor: what this rank passes; of no account if there is an error.
-        error: why this rank cannot go on.
-
-    Raises:
-        SymmetryError: the tensors do not fit together, or the histories or steps differ; the same on every rank.
-        HeapError: a rank cannot go on; see `raise_failure` for the kinds.
-    """
-    reports = agree(
-        world, history, Op.IMPORT, label=label, ok=error is None, signature=0 if error else tensor.signature()
-    )
-    raise_failure(world, error, [report.ok for report in reports], CANNOT_IMPORT)
-    if len({report.signature for report in reports}) == 1:
-        return
-    groups: dict[str, list[int]] = {}
-    for rank, passed in enumerate(world.all_gather_object(str(tensor))):
-        groups.setdefault(passed, []).append(rank)
-    listed = "\n".join(f"  {name_ranks(ranks)}: {passed}" for passed, ranks in groups.items())
-    raise SymmetryError(
-        f"as_symmetric: the ranks' tensors do not fit together:\n{listed}\nAll ranks must pass tensors of the same "
-        "shape, strides and dtype, and either all of them lie on the heap already, at the same offset, or none does"
-    )
+def map_if_new(state: HeapState, steps: Sequence[Step]) -> None:
+    """Map the peers' memory if any rank has said in a step that it has something new.  Collective."""
+    if any(step.dirty for step in steps):
+        state.backing.exchange()
 
 
 def explain_difference(tails: Sequence[Sequence[Call]]) -> str:
@@ -261,16 +157,180 @@ def explain_difference(tails: Sequence[Sequence[Call]]) -> str:
     raise AssertionError("explain_difference was called with equal histories")
 
 
-def format_label(label: Label) -> str:
-    """Write a label as the call it stands for: ("zeros", (4,), torch.float32) -> "zeros((4,), float32)"."""
-    if len(label) <= 1:
-        return label[0] if label else "allocation"
-    name, *args = label
-    return f"{name}({', '.join(_plain(arg) for arg in args)})"
+# -- freeing ----------------------------------------------------------------------------------------------------------
+def find_room(state: HeapState, nbytes: int, alignment: int, label: Label) -> int:
+    """Find an offset where there was none: ask the other ranks for memory that nobody needs any more.
+
+    The free lists are equal on all ranks, so all find no room at the same call and all come to the agreement.
+
+    Raises:
+        HeapExhaustedError: there is none.
+        SymmetryError: the ranks' histories differ.
+        DeviceError: the work of a rank's device has failed.
+        HeapError: a rank could not give memory back.
+    """
+    offsets, end = state.offsets, state.floor
+    if offsets.rounded(nbytes) <= offsets.nbytes:
+        for collect in (False, True):  # collecting garbage takes long, so only when the rest was not enough
+            if collect:
+                gc.collect()  # tensors in reference cycles
+            wait = bool(state.blocks.waiting())
+            floors, gave_back, error = _reclaim(state, Op.ALLOCATE, nbytes, alignment, label, wait=wait)
+            _settle(state, gave_back, error)
+            with contextlib.suppress(HeapExhaustedError):
+                return offsets.allocate(nbytes, alignment)
+            if regions.raise_limit(state, nbytes, alignment, floors):  # only now: groups never get that memory back
+                return offsets.allocate(nbytes, alignment)
+            end = regions.end_of_all(state, floors)
+    requested = offsets.rounded(nbytes)
+    free, largest = offsets.free_below(end)
+    waiting = sum(offsets.size_of(state.blocks.live[number].offset) for number in state.blocks.votes)
+    held = f" {waiting} bytes have been dropped by some ranks but not by all." if waiting else ""
+    if taken := offsets.nbytes - end:
+        held += f" Groups of ranks have taken the {taken} bytes at its end."
+    raise HeapExhaustedError(
+        f"Heap out of memory: {format_label(label)} needs {requested} bytes (alignment {alignment}), but "
+        f"of the heap's {offsets.nbytes} bytes {free} are free, {largest} of them in one "
+        f"piece.{held} Free tensors with free() or scope(), or open the context with a larger heap_size.",
+        requested_bytes=requested,
+        free_bytes=free,
+        largest_free_bytes=largest,
+    )
 
 
-def _plain(arg: object) -> str:
-    if isinstance(arg, tuple):
-        inner = ", ".join(map(str, arg))
-        return f"({inner},)" if len(arg) == 1 else f"({inner})"
-    return str(arg).removeprefix("torch.")
+def retire(state: HeapState, record: Record) -> None:
+    """Free a live block: at once in a world of one, else when all ranks agree."""
+    state.order.check_not_capturing("free")
+    state.order.end(record)
+    state.blocks.retire(record)
+    if state.world.world_size == 1:
+        _settle(state, *_recycle(state, state.blocks.take_pending(1)))
+
+
+def reclaim_dropped(state: HeapState) -> None:
+    """In a world of one, free what was dropped."""
+    records = [state.blocks.discard(number) for number in state.blocks.dropped()]
+    for record in records:
+        state.order.end(record)
+    _settle(state, *_recycle(state, records))
+
+
+def meet(state: HeapState, stream: Stream | None, *, wait: bool) -> None:
+    """Compare histories, free what nobody needs, and give idle memory back; see `SymmetricHeap.barrier_agreement`.
+
+    Collective: every rank calls it.
+    """
+    _, gave_back, error = _reclaim(state, Op.BARRIER, wait=wait, stream=stream)
+    try:
+        if state.backing.may_release(state.offsets.num_frees) or state.order.fences:
+            gave_back |= state.backing.release_idle(state.order.unfenced(state.offsets.free_blocks()))
+    except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
+        error, gave_back = error or e, True
+    _settle(state, gave_back, error)
+
+
+def wait_for_device(state: HeapState) -> None:
+    """Wait until kernels of this rank no longer use the heap: no stream uses what was freed so far."""
+    state.order.synchronize()
+    state.order.device_is_idle(state.blocks.pending)
+
+
+def _reclaim(
+    state: HeapState,
+    op: Op,
+    nbytes: int = 0,
+    alignment: int = 0,
+    label: Label = (),
+    *,
+    wait: bool,
+    stream: Stream | None = None,
+) -> tuple[list[int], bool, Exception | None]:
+    """Take a step with all ranks: compare, free what nobody needs, map what is new.
+
+    Which blocks become free must be equal on all ranks, but streams are each rank's own.  So every rank says how many
+    of the freed blocks, the oldest first, it no longer uses, and the smallest number counts; a dropped block is spoken
+    of only when it is no longer used.
+
+    Returns:
+        Where the memory of groups begins on each rank, and what `_recycle` returns.
+    """
+    blocks, order, world = state.blocks, state.order, state.world
+    dropped: list[int] = []
+    num_idle = 0
+    steps: list[Step] = []
+
+    def finish() -> None:
+        nonlocal dropped, num_idle
+        if wait:
+            order.synchronize(stream)
+        if blocks.released or blocks.unannounced:
+            dropped = blocks.dropped()
+        if wait and stream is None:
+            order.device_is_idle([*blocks.pending, *(blocks.live[number] for number in dropped)])
+        else:
+            dropped = [number for number in dropped if order.is_idle(blocks.live[number])]
+        num_idle = sum(1 for _ in takewhile(order.is_idle, blocks.pending))
+
+    def tell(worked: bool) -> list[int]:
+        numbers = {"num_dropped": len(dropped), "num_idle": num_idle}
+        steps.extend(agree(state, op, nbytes, alignment, label, ok=worked, **numbers))
+        return [step.ok for step in steps]
+
+    on_all_ranks(world, NOT_FINISHED, finish, DeviceError, tell=tell)
+    count = min(step.num_idle for step in steps)
+    freed = blocks.take_pending(count) if count else []
+    longest = max(step.num_dropped for step in steps)
+    if longest:
+        everyone = world.all_gather_ints(dropped + [0] * (longest - len(dropped)))
+        blocks.announce(dropped)
+        freed += [blocks.discard(number) for number in blocks.count_votes(everyone, world.world_size)]
+    outcome = _recycle(state, freed)
+    map_if_new(state, steps)
+    return [step.floor for step in steps], *outcome
+
+
+def _recycle(state: HeapState, records: Sequence[Record]) -> tuple[bool, Exception | None]:
+    """Make blocks free that no rank refers to any more.
+
+    Returns:
+        Whether memory of others may go, equal on all ranks, and why this rank could not let go of it: an error is
+        raised when the steps that all ranks take together are done (`_settle`).
+    """
+    imports = []
+    imported = any(record.source is not None for record in records)
+    error: Exception | None = None
+    try:
+        if imported:
+            wait_for_device(state)  # for what is mapped there, and for whoever gets the source's memory
+    except Exception as e:  # noqa: BLE001 - returned; the device has failed, so nothing runs there any more
+        error = e
+    for record in records:
+        if record.source is None:
+            state.order.fence(record.offset, record.offset + state.offsets.free(record.offset), record)
+            continue
+        state.holders[record.offset] -= 1
+        if not state.holders[record.offset]:
+            del state.holders[record.offset]
+            imports.append((record.offset, record.offset + state.offsets.free(record.offset)))
+    try:
+        state.backing.decommit(imports)  # somebody else's memory is mapped there
+    except Exception as e:  # noqa: BLE001 - returned
+        error = error or e
+    return imported, error
+
+
+def _settle(state: HeapState, gave_back: bool, error: Exception | None) -> None:
+    """Where memory was given back, agree that all ranks have done so: only then it is free, and asked for again.
+
+    Args:
+        state: of the heap.
+        gave_back: whether there may have been any; equal on all ranks.
+        error: why this rank could not.
+    """
+
+    def check() -> None:
+        if error is not None:
+            raise error
+
+    if gave_back:
+        agree_that(state, "could not give memory back", check, Op.REFRESH)

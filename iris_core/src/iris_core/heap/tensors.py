@@ -29,27 +29,28 @@ What all factories have in common:
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from iris_core.device.targets import same_device
 from iris_core.errors import ArgumentError, DeviceError, LayoutError, NotOnHeapError, UnsupportedError
-from iris_core.heap.arguments import (
-    META,
-    Device,
-    Scalar,
-    check_inexact,
-    like_size,
-    number,
-    randint_arguments,
-    range_length,
-    same_device,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from iris_core.heap.heap import SymmetricHeap
+
+
+Scalar = bool | int | float | complex | torch.Tensor
+"""A number, or a tensor without dimensions that stands for its value."""
+
+Device = str | int | torch.device | None
+"""A device as torch takes it; None stands for the context's own."""
+
+_META = torch.device("meta")
+"""Tensors without memory: for asking torch what it would make."""
 
 
 class TensorFactories:
@@ -76,7 +77,7 @@ class TensorFactories:
             size: the same by keyword.
         """
         self._check_options("zeros", device, layout)
-        like = like_size("zeros", sizes, size, dtype, out, requires_grad)
+        like = _like_size("zeros", sizes, size, dtype, out, requires_grad)
         return self._make("zeros", like, out, requires_grad, torch.Tensor.zero_)
 
     def ones(
@@ -96,7 +97,7 @@ class TensorFactories:
             size: the same by keyword.
         """
         self._check_options("ones", device, layout)
-        like = like_size("ones", sizes, size, dtype, out, requires_grad)
+        like = _like_size("ones", sizes, size, dtype, out, requires_grad)
         return self._make("ones", like, out, requires_grad, lambda t: t.fill_(1))
 
     def empty(
@@ -125,7 +126,7 @@ class TensorFactories:
         self._check_options("empty", device, layout, pin_memory)
         if out is not None and memory_format is not torch.contiguous_format:
             raise ArgumentError("empty: memory_format= cannot be combined with out=, which has its strides already")
-        like = like_size("empty", sizes, size, dtype, out, requires_grad, memory_format)
+        like = _like_size("empty", sizes, size, dtype, out, requires_grad, memory_format)
         return self._make("empty", like, out, requires_grad, None)
 
     def full(
@@ -148,10 +149,10 @@ class TensorFactories:
         self._check_options("full", device, layout)
         if dtype is None and out is not None:
             dtype = out.dtype
-        value = number(fill_value)
+        value = _number(fill_value)
         # one element on the CPU: torch infers the type and refuses values that do not fit
         sample = torch.full((), value, dtype=dtype, device="cpu")
-        like = like_size("full", (size,), None, sample.dtype, out, requires_grad)
+        like = _like_size("full", (size,), None, sample.dtype, out, requires_grad)
         return self._make("full", like, out, requires_grad, lambda t: t.fill_(value))
 
     # -- like another tensor ------------------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ class TensorFactories:
             fill_value: the value; the dtype is that of `input` unless given.
         """
         like = self._like("full_like", input, dtype, layout, device, requires_grad, memory_format)
-        value = number(fill_value)
+        value = _number(fill_value)
         torch.full((), value, dtype=like.dtype, device="cpu")  # refuses values that do not fit
         return self._make("full_like", like, None, requires_grad, lambda t: t.fill_(value))
 
@@ -249,10 +250,10 @@ class TensorFactories:
             start, end = None, start
         if end is None:
             raise TypeError("arange() needs at least its end")
-        first, last, by = number(0 if start is None else start), number(end), number(step)
+        first, last, by = _number(0 if start is None else start), _number(end), _number(step)
         dtype = out.dtype if dtype is None and out is not None else dtype
-        length, dtype = range_length(first, last, by, dtype)
-        like = torch.empty(length, dtype=dtype, device=META, requires_grad=requires_grad)
+        length, dtype = _range_length(first, last, by, dtype)
+        like = torch.empty(length, dtype=dtype, device=_META, requires_grad=requires_grad)
         return self._make(
             "arange", like, out, requires_grad, lambda t: torch.arange(first, last, by, out=t, device=t.device)
         )
@@ -280,12 +281,12 @@ class TensorFactories:
         count: Any = steps
         while isinstance(count, (tuple, list)):
             count = count[0] if len(count) == 1 else math.prod(count)
-        first, last = number(start), number(end)
+        first, last = _number(start), _number(end)
         dtype = out.dtype if dtype is None and out is not None else dtype
         if dtype is None:
             complex_bound = isinstance(first, complex) or isinstance(last, complex)
             dtype = torch.full((), 1j if complex_bound else 1.0, device="cpu").dtype
-        like = torch.empty(count, dtype=dtype, device=META, requires_grad=requires_grad)
+        like = torch.empty(count, dtype=dtype, device=_META, requires_grad=requires_grad)
         return self._make(
             "linspace", like, out, requires_grad, lambda t: torch.linspace(first, last, count, out=t, device=t.device)
         )
@@ -317,8 +318,8 @@ class TensorFactories:
             UnsupportedError: `pin_memory` is True, or the dtype is not floating or complex.
         """
         self._check_options("rand", device, layout, pin_memory, generator)
-        like = like_size("rand", sizes, size, dtype, out, requires_grad)
-        check_inexact("rand", like.dtype)
+        like = _like_size("rand", sizes, size, dtype, out, requires_grad)
+        _check_inexact("rand", like.dtype)
         return self._make("rand", like, out, requires_grad, lambda t: t.uniform_(0, 1, generator=generator))
 
     def randn(
@@ -335,8 +336,8 @@ class TensorFactories:
     ) -> torch.Tensor:
         """Return normal random numbers on the heap, the same as torch.randn with the same seed; see `rand`."""
         self._check_options("randn", device, layout, pin_memory, generator)
-        like = like_size("randn", sizes, size, dtype, out, requires_grad)
-        check_inexact("randn", like.dtype)
+        like = _like_size("randn", sizes, size, dtype, out, requires_grad)
+        _check_inexact("randn", like.dtype)
         return self._make("randn", like, out, requires_grad, lambda t: t.normal_(0, 1, generator=generator))
 
     def randint(
@@ -366,11 +367,11 @@ class TensorFactories:
         Raises:
             ArgumentError: not two or three of low, high and size.
         """
-        lowest, highest, shape = randint_arguments(args, low, high, size)
+        lowest, highest, shape = _randint_arguments(args, low, high, size)
         self._check_options("randint", device, layout, generator=generator)
         if dtype is None:
             dtype = torch.int64 if out is None else out.dtype
-        like = like_size("randint", (shape,), None, dtype, None, requires_grad)
+        like = _like_size("randint", (shape,), None, dtype, None, requires_grad)
         return self._make(
             "randint", like, out, requires_grad, lambda t: t.random_(lowest, highest, generator=generator)
         )
@@ -402,8 +403,8 @@ class TensorFactories:
         self._check_options("uniform", generator=generator)
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
             raise ArgumentError(f"uniform: low must not be above high, and both finite; got {low} and {high}")
-        like = like_size("uniform", (size,), None, dtype, None, requires_grad)
-        check_inexact("uniform", like.dtype)
+        like = _like_size("uniform", (size,), None, dtype, None, requires_grad)
+        _check_inexact("uniform", like.dtype)
         return self._make("uniform", like, None, requires_grad, lambda t: t.uniform_(low, high, generator=generator))
 
     # -- what they share ----------------------------------------------------------------------------------------------
@@ -450,7 +451,7 @@ class TensorFactories:
             input,
             dtype=dtype,
             layout=torch.strided,
-            device=META,
+            device=_META,
             requires_grad=requires_grad,
             memory_format=memory_format,
         )
@@ -492,3 +493,90 @@ class TensorFactories:
                 "The output tensor is not on the symmetric heap; make it with this context (empty, zeros, ...)"
             )
         return out if out.shape == like.shape else out.view(like.shape)
+
+
+# -- arguments -------------------------------------------------------------------------------------------------------
+def _like_size(
+    name: str,
+    sizes: tuple[Any, ...],
+    size: Sequence[int] | None,
+    dtype: torch.dtype | None,
+    out: torch.Tensor | None,
+    requires_grad: bool,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> torch.Tensor:
+    """What torch would make for a size, without its memory."""
+    if size is not None:
+        if sizes:
+            raise TypeError(f"{name}() got its size twice, by position and by keyword")
+        sizes = (size,)
+    elif not sizes:
+        raise TypeError(f"{name}() needs a size")
+    while len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
+        sizes = tuple(sizes[0])
+    if dtype is None and out is not None:
+        dtype = out.dtype
+    return torch.empty(sizes, dtype=dtype, device=_META, requires_grad=requires_grad, memory_format=memory_format)
+
+
+def _check_inexact(name: str, dtype: torch.dtype) -> None:
+    """Raise UnsupportedError unless random numbers of this dtype can be drawn from a continuous distribution."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise UnsupportedError(f"{name}: needs a floating or complex dtype, not {dtype}; use randint for integers")
+
+
+def _number(value: Scalar) -> Any:
+    """The value of a tensor without dimensions; anything else as it is, torch knows what to say to it."""
+    return value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value
+
+
+def _range_length(start: Any, end: Any, step: Any, dtype: torch.dtype | None) -> tuple[int, torch.dtype]:
+    """Return how many elements torch.arange makes, and of what type.
+
+    Worked out here because torch's answer on the meta device imports sympy, which takes half a second.
+
+    Raises:
+        TypeError: something is not a real number.
+        ArgumentError: the step is 0 or leads away from the end, or a bound is not finite.
+    """
+    values = (start, end, step)
+    if not all(isinstance(value, Real) for value in values):
+        raise TypeError(f"arange: start, end and step must be real numbers, not {start!r}, {end!r} and {step!r}")
+    if not (math.isfinite(start) and math.isfinite(end)):
+        raise ArgumentError(f"arange: unsupported range: {start} -> {end}")
+    if dtype is None:
+        dtype = torch.int64 if all(isinstance(value, Integral) for value in values) else torch.get_default_dtype()
+    if dtype is torch.int64:  # torch counts in integers then, in double precision otherwise
+        start, end, step = int(start), int(end), int(step)
+    if step == 0:
+        raise ArgumentError("arange: step must be non-zero")
+    if (step > 0 and start > end) or (step < 0 and start < end):
+        raise ArgumentError(
+            f"arange: upper bound and lower bound inconsistent with step sign ({start} to {end} by {step})"
+        )
+    if dtype is torch.int64:
+        return -((start - end) // step), dtype
+    return math.ceil((float(end) - float(start)) / float(step)), dtype
+
+
+def _randint_arguments(args: tuple[Any, ...], low: Any, high: Any, size: Any) -> tuple[int, int, Any]:
+    """Sort out `([low,] high, size)` with any of them by keyword."""
+    names = {1: ("high",), 2: ("high", "size"), 3: ("low", "high", "size")}.get(len(args), ())
+    if len(args) == 2 and size is not None:
+        names = ("low", "high")
+    if len(args) == 1 and high is not None:
+        names = ("low",) if size is not None else ("size",)
+    given = {"low": low, "high": high, "size": size}
+    for name, value in zip(names, args, strict=False):
+        if given[name] is not None:
+            raise ArgumentError(f"randint() got {name} twice, by position and by keyword")
+        given[name] = value
+    if len(args) > 3 or given["high"] is None or given["size"] is None:
+        raise ArgumentError("randint() takes (high, size) or (low, high, size)")
+    lowest, highest = 0 if given["low"] is None else given["low"], given["high"]
+    for bound in (lowest, highest):
+        if isinstance(bound, bool) or not isinstance(bound, Integral):
+            raise TypeError(f"randint: bounds must be integers, not {bound!r}")
+    if lowest >= highest:
+        raise ArgumentError(f"randint: low must be less than high, got {lowest} and {highest}")
+    return int(lowest), int(highest), given["size"]

@@ -6,6 +6,7 @@ program or other observers.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import FAILURES, PluginError
@@ -15,6 +16,8 @@ from iris_core.registry import default_registry
 from iris_core.types import PluginKind, PluginState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from iris_core.registry import PluginRecord, Registry
 
 
@@ -91,3 +94,14 @@ def notify(hook: str, **arguments: Any) -> None:
         >>> notify("iris_allocated", context=ctx, offset_bytes=0, nbytes=256)
     """
     _current().notify(hook, **arguments)
+
+
+def allocation_notifier(context: object) -> Callable[[int, int], None]:
+    """Return what tells observers of an allocation of a context, as (offset_bytes, nbytes); keeps no context alive."""
+    alive = weakref.ref(context)
+
+    def tell(offset_bytes: int, nbytes: int) -> None:
+        if (found := alive()) is not None:
+            notify("iris_allocated", context=found, offset_bytes=offset_bytes, nbytes=nbytes)
+
+    return tell

@@ -6,8 +6,8 @@ import functools
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 from iris_core import api
+from iris_core.device.targets import same_device
 from iris_core.errors import ArgumentError, UnsupportedError
-from iris_core.heap.arguments import same_device
 from iris_core.logs import logger
 from iris_triton.rocm_iris.collectives import PortedCollectives
 from iris_triton.rocm_iris.operations import PortedOperations

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.heap.arguments import Device, same_device
-from iris_core.heap.tensors import TensorFactories
+from iris_core.device.targets import same_device
+from iris_core.heap.tensors import Device, TensorFactories
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iris_core.heap.residency import RangeSet, Residency
+from iris_core.heap.backing import Backing, RangeSet
 from iris_core.types import Capability
+from iris_core.world import SingleWorld
 
 from .fakes import MemoryAllocator
 
@@ -33,31 +34,31 @@ def test_a_range_set_is_a_set(steps: list[tuple[str, tuple[int, int]]], query: t
 
 def test_only_whole_granules_are_given_back_and_only_when_committed() -> None:
     allocator = MemoryAllocator(10 * 4096 + 512, Capability.DECOMMIT)
-    residency = Residency(allocator)
-    residency.commit(100, 3 * 4096)
+    backing = Backing(allocator, SingleWorld())
+    backing.commit(100, 3 * 4096)
     free = [(4000, 3 * 4096)]
-    assert not residency.release_idle(free)
-    assert residency.release_idle(free)
+    assert not backing.release_idle(free)
+    assert backing.release_idle(free)
     assert [call for call in allocator.calls if call[0] == "decommit"] == [("decommit", 4096, 2 * 4096)]
-    assert residency.committed_bytes == 2 * 4096
+    assert backing.committed_bytes == 2 * 4096
 
 
 def test_the_last_granule_may_be_shorter() -> None:
     allocator = MemoryAllocator(4096 + 512, Capability.DECOMMIT)
-    residency = Residency(allocator)
-    residency.commit(4096, 512)
+    backing = Backing(allocator, SingleWorld())
+    backing.commit(4096, 512)
     for _ in range(2):
-        residency.release_idle([(0, 4096 + 512)])
+        backing.release_idle([(0, 4096 + 512)])
     assert [call for call in allocator.calls if call[0] == "decommit"] == [("decommit", 4096, 512)]
 
 
 def test_memory_in_use_between_two_looks_is_kept() -> None:
     allocator = MemoryAllocator(1 << 16, Capability.DECOMMIT)
-    residency = Residency(allocator)
-    residency.commit(0, 8 * 4096)
-    residency.release_idle([(0, 8 * 4096)])
-    residency.commit(4096, 100)  # the second granule is used and free again before the next look
-    residency.release_idle([(0, 8 * 4096)])
+    backing = Backing(allocator, SingleWorld())
+    backing.commit(0, 8 * 4096)
+    backing.release_idle([(0, 8 * 4096)])
+    backing.commit(4096, 100)  # the second granule is used and free again before the next look
+    backing.release_idle([(0, 8 * 4096)])
     assert [call for call in allocator.calls if call[0] == "decommit"] == [
         ("decommit", 0, 4096),
         ("decommit", 2 * 4096, 6 * 4096),
@@ -69,10 +70,10 @@ def test_a_rest_inside_one_granule_is_nothing_to_give_back() -> None:
     ranges.add(0, 100)
     assert ranges.intersection(60, 50) == []
     allocator = MemoryAllocator(1 << 16, Capability.DECOMMIT)
-    residency = Residency(allocator)
-    residency.commit(0, 1 << 16)
-    residency.release_idle([(0, 1 << 16)])
-    residency.commit(0, 4196)  # of what was idle, this leaves the rest of the second granule ...
-    residency.commit(5000, (1 << 16) - 5000)  # ... and that ends before the granule does
-    assert not residency.release_idle([(0, 1 << 16)])
+    backing = Backing(allocator, SingleWorld())
+    backing.commit(0, 1 << 16)
+    backing.release_idle([(0, 1 << 16)])
+    backing.commit(0, 4196)  # of what was idle, this leaves the rest of the second granule ...
+    backing.commit(5000, (1 << 16) - 5000)  # ... and that ends before the granule does
+    assert not backing.release_idle([(0, 1 << 16)])
     assert allocator.count("decommit") == 0
