@@ -3,6 +3,7 @@
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 from iris_triton.language.address import translate
 from iris_triton.language.blocks import spread
@@ -15,17 +16,37 @@ def scope_or_sys(scope):
 
 
 @triton.jit
-def atomic_add(
-    pointer,
-    val,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    sem: tl.constexpr = None,
-    scope: tl.constexpr = None,
-    hint: tl.constexpr = None,
+def _rmw(
+    op: constexpr, pointer, val, from_rank, to_rank, heap_bases, mask, sem: constexpr, scope: constexpr, hint: constexpr
 ):
+    """Do the operation `op` on to_rank's memory; return the old value."""
+    target = translate(pointer, from_rank, to_rank, heap_bases, hint)
+    where: constexpr = scope_or_sys(scope)
+    if op == "sub":  # negated in the element type: an unsigned value that is widened afterwards would not wrap
+        val = 0 - tl.cast(val, pointer.dtype.element_ty)
+    val = spread(val, target)
+    if op == "add" or op == "sub":
+        return tl.atomic_add(target, val, mask=mask, sem=sem, scope=where)
+    elif op == "xchg":
+        return tl.atomic_xchg(target, val, mask=mask, sem=sem, scope=where)
+    elif op == "xor":
+        return tl.atomic_xor(target, val, mask=mask, sem=sem, scope=where)
+    elif op == "and":
+        return tl.atomic_and(target, val, mask=mask, sem=sem, scope=where)
+    elif op == "or":
+        return tl.atomic_or(target, val, mask=mask, sem=sem, scope=where)
+    elif op == "min":
+        return tl.atomic_min(target, val, mask=mask, sem=sem, scope=where)
+    else:
+        tl.static_assert(op == "max", "there is no such atomic operation")
+        return tl.atomic_max(target, val, mask=mask, sem=sem, scope=where)
+
+
+@triton.jit
+def atomic_add(
+    pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: constexpr = None, scope: constexpr = None,
+    hint: constexpr = None
+):  # fmt: skip
     """Atomically add `val` to to_rank's memory at `pointer` and return the old value.
 
     Args:
@@ -35,41 +56,23 @@ def atomic_add(
         to_rank: rank whose memory is changed.
         heap_bases, mask, sem, scope, hint: see `iris_triton.language`.
     """
-    target = translate(pointer, from_rank, to_rank, heap_bases, hint)
-    return tl.atomic_add(target, spread(val, target), mask=mask, sem=sem, scope=scope_or_sys(scope))
+    return _rmw("add", pointer, val, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
 
 
 @triton.jit
 def atomic_sub(
-    pointer,
-    val,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    sem: tl.constexpr = None,
-    scope: tl.constexpr = None,
-    hint: tl.constexpr = None,
-):
+    pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: constexpr = None, scope: constexpr = None,
+    hint: constexpr = None
+):  # fmt: skip
     """Atomically subtract `val` from to_rank's memory at `pointer` and return the old value.  As atomic_add."""
-    target = translate(pointer, from_rank, to_rank, heap_bases, hint)
-    # Negated in the element type: an unsigned value that is widened afterwards would not wrap as it must.
-    negated = 0 - tl.cast(val, pointer.dtype.element_ty)
-    return tl.atomic_add(target, spread(negated, target), mask=mask, sem=sem, scope=scope_or_sys(scope))
+    return _rmw("sub", pointer, val, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
 
 
 @triton.jit
 def atomic_cas(
-    pointer,
-    cmp,
-    val,
-    from_rank,
-    to_rank,
-    heap_bases,
-    sem: tl.constexpr = None,
-    scope: tl.constexpr = None,
-    hint: tl.constexpr = None,
-):
+    pointer, cmp, val, from_rank, to_rank, heap_bases, sem: constexpr = None, scope: constexpr = None,
+    hint: constexpr = None
+):  # fmt: skip
     """Atomically replace to_rank's memory at `pointer` by `val` where it equals `cmp`; return the old value.
 
     Args:
@@ -83,7 +86,7 @@ def atomic_cas(
     ranks there.
     """
     target = translate(pointer, from_rank, to_rank, heap_bases, hint)
-    element: tl.constexpr = pointer.dtype.element_ty
+    element: constexpr = pointer.dtype.element_ty
     expected = spread(tl.cast(cmp, element), target)
     desired = spread(tl.cast(val, element), target)
     return tl.atomic_cas(target, expected, desired, sem=sem, scope=scope_or_sys(scope))
@@ -91,101 +94,53 @@ def atomic_cas(
 
 @triton.jit
 def atomic_xchg(
-    pointer,
-    val,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    sem: tl.constexpr = None,
-    scope: tl.constexpr = None,
-    hint: tl.constexpr = None,
-):
+    pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: constexpr = None, scope: constexpr = None,
+    hint: constexpr = None
+):  # fmt: skip
     """Atomically store `val` to to_rank's memory at `pointer` and return the old value.  32- or 64-bit elements."""
-    target = translate(pointer, from_rank, to_rank, heap_bases, hint)
-    return tl.atomic_xchg(target, spread(val, target), mask=mask, sem=sem, scope=scope_or_sys(scope))
+    return _rmw("xchg", pointer, val, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
 
 
 @triton.jit
 def atomic_xor(
-    pointer,
-    val,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    sem: tl.constexpr = None,
-    scope: tl.constexpr = None,
-    hint: tl.constexpr = None,
-):
+    pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: constexpr = None, scope: constexpr = None,
+    hint: constexpr = None
+):  # fmt: skip
     """Atomic bitwise xor on to_rank's memory at `pointer`; returns the old value.  32- or 64-bit integers."""
-    target = translate(pointer, from_rank, to_rank, heap_bases, hint)
-    return tl.atomic_xor(target, spread(val, target), mask=mask, sem=sem, scope=scope_or_sys(scope))
+    return _rmw("xor", pointer, val, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
 
 
 @triton.jit
 def atomic_and(
-    pointer,
-    val,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    sem: tl.constexpr = None,
-    scope: tl.constexpr = None,
-    hint: tl.constexpr = None,
-):
+    pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: constexpr = None, scope: constexpr = None,
+    hint: constexpr = None
+):  # fmt: skip
     """Atomic bitwise and on to_rank's memory at `pointer`; returns the old value.  32- or 64-bit integers."""
-    target = translate(pointer, from_rank, to_rank, heap_bases, hint)
-    return tl.atomic_and(target, spread(val, target), mask=mask, sem=sem, scope=scope_or_sys(scope))
+    return _rmw("and", pointer, val, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
 
 
 @triton.jit
 def atomic_or(
-    pointer,
-    val,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    sem: tl.constexpr = None,
-    scope: tl.constexpr = None,
-    hint: tl.constexpr = None,
-):
+    pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: constexpr = None, scope: constexpr = None,
+    hint: constexpr = None
+):  # fmt: skip
     """Atomic bitwise or on to_rank's memory at `pointer`; returns the old value.  32- or 64-bit integers."""
-    target = translate(pointer, from_rank, to_rank, heap_bases, hint)
-    return tl.atomic_or(target, spread(val, target), mask=mask, sem=sem, scope=scope_or_sys(scope))
+    return _rmw("or", pointer, val, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
 
 
 @triton.jit
 def atomic_min(
-    pointer,
-    val,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    sem: tl.constexpr = None,
-    scope: tl.constexpr = None,
-    hint: tl.constexpr = None,
-):
+    pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: constexpr = None, scope: constexpr = None,
+    hint: constexpr = None
+):  # fmt: skip
     """Atomic minimum on to_rank's memory at `pointer`; returns the old value.  32/64-bit integers, f32, f64."""
-    target = translate(pointer, from_rank, to_rank, heap_bases, hint)
-    return tl.atomic_min(target, spread(val, target), mask=mask, sem=sem, scope=scope_or_sys(scope))
+    return _rmw("min", pointer, val, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
 
 
 @triton.jit
 def atomic_max(
-    pointer,
-    val,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    sem: tl.constexpr = None,
-    scope: tl.constexpr = None,
-    hint: tl.constexpr = None,
-):
+    pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: constexpr = None, scope: constexpr = None,
+    hint: constexpr = None
+):  # fmt: skip
     """Atomic maximum on to_rank's memory at `pointer`; returns the old value.  32/64-bit integers, f32, f64."""
-    target = translate(pointer, from_rank, to_rank, heap_bases, hint)
-    return tl.atomic_max(target, spread(val, target), mask=mask, sem=sem, scope=scope_or_sys(scope))
+    return _rmw("max", pointer, val, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
