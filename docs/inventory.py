@@ -172,6 +172,12 @@ def bases(name: str) -> list[str]:
     return [each for each in found if is_defined(each)]
 
 
+def is_for_kernels(name: str) -> bool:
+    """Whether a home is an aggregate, into which Triton copies the methods that it inherits."""
+    marks = getattr(definition(name), "decorator_list", ()) if is_defined(name) else ()
+    return any(isinstance(each, ast.Name) and each.id == "aggregate" for each in marks)
+
+
 def is_defined(name: str) -> bool:
     """Whether a home is a name at the top of one of our modules."""
     module, _, last = name.rpartition(".")
@@ -250,7 +256,8 @@ def objects() -> set[str]:
             continue
         names = [f"{argument}.{name}" for name in sources()[argument].public] if kind == "automodule" else [argument]
         for name in names:
-            origins = [home(name), *(bases(home(name)) if ":inherited-members:" in options else ())]
+            inherits = ":inherited-members:" in options or is_for_kernels(home(name))
+            origins = [home(name), *(bases(home(name)) if inherits else ())]
             for each in origins if is_defined(home(name)) else ():
                 found |= {f"{name}.{member}" for member, node in members(each).items() if ast.get_docstring(node)}
     return found

@@ -2,39 +2,29 @@
 # mypy: ignore-errors
 
 import hashlib
+from operator import attrgetter
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 import iris_gluon.interpreter  # noqa: F401 - so that kernels with this context run on the CPU, too
 from iris_core.device import context_words as _layout
-from iris_gluon import bulk, language
+from iris_gluon import bulk
 from iris_gluon._compat import aggregate
-from iris_triton.language import trace as tracing_events
+from iris_triton.context import DeviceMethods, check_rank
+from iris_triton.language import trace as events
 from iris_triton.language.address import check_context
-from iris_triton.language.sync import ACQUIRE, GE, RELEASE, SET, SYS
 from iris_triton.language.trace import DeviceTracing
-from iris_triton.tiles import moves, reductions
-from iris_triton.tiles.protocol import World, await_end
-from iris_triton.tiles.views import number_of
 
 _HEADER_WORDS = gl.constexpr(_layout.HEADER_WORDS)
-_TIMEOUT_WORD = gl.constexpr(_layout.TIMEOUT_WORD)
-_STATUS_WORD = gl.constexpr(_layout.STATUS_WORD)
 _TRACE_WORD = gl.constexpr(_layout.TRACE_WORD)
 
 GluonDeviceTracing = DeviceTracing
 """What the reference system calls it; one class serves both languages."""
 
 
-@gluon.jit
-def _check_rank(rank, num_ranks):
-    """Fires on the CPU and, on GPUs, in kernels that are compiled with debug=True; elsewhere it costs nothing."""
-    gl.device_assert((rank >= 0) & (rank < num_ranks), "a rank outside the world is addressed")
-
-
 @aggregate
-class IrisDeviceCtx:
+class IrisDeviceCtx(DeviceMethods):
     """What a Gluon kernel knows of the world, and the device functions as methods.
 
     The caller's rank is filled in; every other parameter means what it means in `iris_gluon.language`.  The waits
@@ -44,6 +34,7 @@ class IrisDeviceCtx:
     Attributes:
         cur_rank: the caller (int32).
         num_ranks: number of ranks (int32).
+        rank, world_size: the same two, as `iris_triton.DeviceContext` calls them.
         heap_bases: pointer to int64[num_ranks], the address of every rank's heap in this process.
         tracing: records events, if the context was made with tracing; see `iris_triton.language.trace.DeviceTracing`.
 
@@ -100,412 +91,13 @@ class IrisDeviceCtx:
         return IrisDeviceCtx(cur_rank, num_ranks, context_tensor + _HEADER_WORDS, recorder)
 
     @gluon.jit
-    def load(
-        self,
-        pointer,
-        from_rank,
-        mask=None,
-        other=None,
-        cache_modifier: gl.constexpr = None,
-        volatile: gl.constexpr = False,
-        hint: gl.constexpr = None,
-    ):
-        """Return what lies at `pointer` in the heap of from_rank."""
-        _check_rank(from_rank, self.num_ranks)
-        event = self.tracing.begin(tracing_events.LOAD, from_rank, pointer, mask)
-        value = language.load(
-            pointer, self.cur_rank, from_rank, self.heap_bases, mask, other, cache_modifier, volatile, hint
-        )
-        self.tracing.end_after(event, value)
-        return value
-
-    @gluon.jit
-    def store(
-        self,
-        pointer,
-        value,
-        to_rank,
-        mask=None,
-        cache_modifier: gl.constexpr = None,
-        hint: gl.constexpr = None,
-    ):
-        """Store `value` at `pointer` in the heap of to_rank."""
-        _check_rank(to_rank, self.num_ranks)
-        event = self.tracing.begin(tracing_events.STORE, to_rank, pointer, mask)
-        language.store(pointer, value, self.cur_rank, to_rank, self.heap_bases, mask, hint, cache_modifier)
-        self.tracing.end(event)
-
-    @gluon.jit
-    def get(
-        self,
-        from_ptr,
-        to_ptr,
-        from_rank,
-        mask=None,
-        other=None,
-        load_cache_modifier: gl.constexpr = None,
-        store_cache_modifier: gl.constexpr = None,
-        hint: gl.constexpr = None,
-    ):
-        """Copy from from_rank's memory at `from_ptr` to own memory at `to_ptr`."""
-        _check_rank(from_rank, self.num_ranks)
-        event = self.tracing.begin(tracing_events.GET, from_rank, from_ptr, mask)
-        language.get(
-            from_ptr,
-            to_ptr,
-            self.cur_rank,
-            from_rank,
-            self.heap_bases,
-            mask,
-            other,
-            load_cache_modifier,
-            store_cache_modifier,
-            hint,
-        )
-        self.tracing.end(event)
-
-    @gluon.jit
-    def put(
-        self,
-        from_ptr,
-        to_ptr,
-        to_rank,
-        mask=None,
-        other=None,
-        load_cache_modifier: gl.constexpr = None,
-        store_cache_modifier: gl.constexpr = None,
-        hint: gl.constexpr = None,
-    ):
-        """Copy from own memory at `from_ptr` to to_rank's memory at `to_ptr`."""
-        _check_rank(to_rank, self.num_ranks)
-        event = self.tracing.begin(tracing_events.PUT, to_rank, to_ptr, mask)
-        language.put(
-            from_ptr,
-            to_ptr,
-            self.cur_rank,
-            to_rank,
-            self.heap_bases,
-            mask,
-            other,
-            load_cache_modifier,
-            store_cache_modifier,
-            hint,
-        )
-        self.tracing.end(event)
-
-    @gluon.jit
-    def copy(
-        self,
-        src_ptr,
-        dst_ptr,
-        from_rank,
-        to_rank,
-        mask=None,
-        other=None,
-        load_cache_modifier: gl.constexpr = None,
-        store_cache_modifier: gl.constexpr = None,
-        hint: gl.constexpr = None,
-    ):
-        """Copy from from_rank's memory at `src_ptr` to to_rank's memory at `dst_ptr`; both are own addresses."""
-        _check_rank(from_rank, self.num_ranks)
-        _check_rank(to_rank, self.num_ranks)
-        event = self.tracing.begin(tracing_events.COPY, to_rank, dst_ptr, mask)
-        language.copy(
-            src_ptr,
-            dst_ptr,
-            from_rank,
-            to_rank,
-            self.cur_rank,
-            self.heap_bases,
-            mask,
-            other,
-            load_cache_modifier,
-            store_cache_modifier,
-            hint,
-        )
-        self.tracing.end(event)
-
-    @gluon.jit
-    def atomic_add(
-        self,
-        pointer,
-        val,
-        to_rank,
-        mask=None,
-        sem: gl.constexpr = None,
-        scope: gl.constexpr = None,
-        hint: gl.constexpr = None,
-    ):
-        """Atomically add `val` to to_rank's memory at `pointer`; returns the old value."""
-        _check_rank(to_rank, self.num_ranks)
-        event = self.tracing.begin(tracing_events.ATOMIC_ADD, to_rank, pointer, mask)
-        old = language.atomic_add(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-        self.tracing.end_after(event, old)
-        return old
-
-    @gluon.jit
-    def atomic_sub(
-        self,
-        pointer,
-        val,
-        to_rank,
-        mask=None,
-        sem: gl.constexpr = None,
-        scope: gl.constexpr = None,
-        hint: gl.constexpr = None,
-    ):
-        """Atomically subtract `val` from to_rank's memory at `pointer`; returns the old value."""
-        _check_rank(to_rank, self.num_ranks)
-        event = self.tracing.begin(tracing_events.ATOMIC_SUB, to_rank, pointer, mask)
-        old = language.atomic_sub(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-        self.tracing.end_after(event, old)
-        return old
-
-    @gluon.jit
-    def atomic_cas(
-        self,
-        pointer,
-        cmp,
-        val,
-        to_rank,
-        sem: gl.constexpr = None,
-        scope: gl.constexpr = None,
-        hint: gl.constexpr = None,
-    ):
-        """Atomically replace to_rank's memory at `pointer` by `val` where it equals `cmp`; returns the old value."""
-        _check_rank(to_rank, self.num_ranks)
-        event = self.tracing.begin(tracing_events.ATOMIC_CAS, to_rank, pointer)
-        old = language.atomic_cas(pointer, cmp, val, self.cur_rank, to_rank, self.heap_bases, sem, scope, hint)
-        self.tracing.end_after(event, old)
-        return old
-
-    @gluon.jit
-    def atomic_xchg(
-        self,
-        pointer,
-        val,
-        to_rank,
-        mask=None,
-        sem: gl.constexpr = None,
-        scope: gl.constexpr = None,
-        hint: gl.constexpr = None,
-    ):
-        """Atomically store `val` to to_rank's memory at `pointer`; returns the old value."""
-        _check_rank(to_rank, self.num_ranks)
-        event = self.tracing.begin(tracing_events.ATOMIC_XCHG, to_rank, pointer, mask)
-        old = language.atomic_xchg(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-        self.tracing.end_after(event, old)
-        return old
-
-    @gluon.jit
-    def atomic_xor(
-        self,
-        pointer,
-        val,
-        to_rank,
-        mask=None,
-        sem: gl.constexpr = None,
-        scope: gl.constexpr = None,
-        hint: gl.constexpr = None,
-    ):
-        """Atomic bitwise xor on to_rank's memory at `pointer`; returns the old value."""
-        _check_rank(to_rank, self.num_ranks)
-        event = self.tracing.begin(tracing_events.ATOMIC_XOR, to_rank, pointer, mask)
-        old = language.atomic_xor(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-        self.tracing.end_after(event, old)
-        return old
-
-    @gluon.jit
-    def atomic_and(
-        self,
-        pointer,
-        val,
-        to_rank,
-        mask=None,
-        sem: gl.constexpr = None,
-        scope: gl.constexpr = None,
-        hint: gl.constexpr = None,
-    ):
-        """Atomic bitwise and on to_rank's memory at `pointer`; returns the old value."""
-        _check_rank(to_rank, self.num_ranks)
-        event = self.tracing.begin(tracing_events.ATOMIC_AND, to_rank, pointer, mask)
-        old = language.atomic_and(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-        self.tracing.end_after(event, old)
-        return old
-
-    @gluon.jit
-    def atomic_or(
-        self,
-        pointer,
-        val,
-        to_rank,
-        mask=None,
-        sem: gl.constexpr = None,
-        scope: gl.constexpr = None,
-        hint: gl.constexpr = None,
-    ):
-        """Atomic bitwise or on to_rank's memory at `pointer`; returns the old value."""
-        _check_rank(to_rank, self.num_ranks)
-        event = self.tracing.begin(tracing_events.ATOMIC_OR, to_rank, pointer, mask)
-        old = language.atomic_or(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-        self.tracing.end_after(event, old)
-        return old
-
-    @gluon.jit
-    def atomic_min(
-        self,
-        pointer,
-        val,
-        to_rank,
-        mask=None,
-        sem: gl.constexpr = None,
-        scope: gl.constexpr = None,
-        hint: gl.constexpr = None,
-    ):
-        """Atomic minimum on to_rank's memory at `pointer`; returns the old value."""
-        _check_rank(to_rank, self.num_ranks)
-        event = self.tracing.begin(tracing_events.ATOMIC_MIN, to_rank, pointer, mask)
-        old = language.atomic_min(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-        self.tracing.end_after(event, old)
-        return old
-
-    @gluon.jit
-    def atomic_max(
-        self,
-        pointer,
-        val,
-        to_rank,
-        mask=None,
-        sem: gl.constexpr = None,
-        scope: gl.constexpr = None,
-        hint: gl.constexpr = None,
-    ):
-        """Atomic maximum on to_rank's memory at `pointer`; returns the old value."""
-        _check_rank(to_rank, self.num_ranks)
-        event = self.tracing.begin(tracing_events.ATOMIC_MAX, to_rank, pointer, mask)
-        old = language.atomic_max(pointer, val, self.cur_rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-        self.tracing.end_after(event, old)
-        return old
-
-    @gluon.jit
-    def signal(
-        self,
-        pointer,
-        value,
-        to_rank,
-        op: gl.constexpr = SET,
-        sem: gl.constexpr = RELEASE,
-        scope: gl.constexpr = SYS,
-    ):
-        """Change a flag of to_rank after everything that this program has stored so far."""
-        _check_rank(to_rank, self.num_ranks)
-        event = self.tracing.begin(tracing_events.SIGNAL, to_rank, pointer)
-        language.signal(pointer, value, self.cur_rank, to_rank, self.heap_bases, op, sem, scope)
-        self.tracing.end(event)
-
-    @gluon.jit
-    def _bound(self):
-        """How long waits may take, and where they report."""
-        words = self.heap_bases + self.num_ranks
-        status = gl.load(words + _STATUS_WORD).to(gl.pointer_type(gl.int64))
-        return gl.load(words + _TIMEOUT_WORD), status
-
-    @gluon.jit
-    def wait(
-        self,
-        pointer,
-        value,
-        cmp: gl.constexpr = GE,
-        sem: gl.constexpr = ACQUIRE,
-        scope: gl.constexpr = SYS,
-    ):
-        """Wait until `flag <cmp> value` holds for all flags at `pointer`; returns the last values seen."""
-        timeout_ns, status = self._bound()
-        event = self.tracing.begin(tracing_events.WAIT, self.cur_rank, pointer)
-        seen = language.wait(pointer, value, cmp, sem, scope, timeout_ns, status, self.cur_rank)
-        self.tracing.end(event)
-        return seen
-
-    @gluon.jit
-    def wait_any(
-        self,
-        pointer,
-        value,
-        cmp: gl.constexpr = GE,
-        sem: gl.constexpr = ACQUIRE,
-        scope: gl.constexpr = SYS,
-    ):
-        """Wait until `flag <cmp> value` holds for one of the flags at `pointer`; returns which, -1 after the bound."""
-        timeout_ns, status = self._bound()
-        event = self.tracing.begin(tracing_events.WAIT, self.cur_rank, pointer)
-        place = language.wait_any(pointer, value, cmp, sem, scope, timeout_ns, status, self.cur_rank)
-        self.tracing.end(event)
-        return place
-
-    @gluon.jit
-    def test(
-        self,
-        pointer,
-        value,
-        cmp: gl.constexpr = GE,
-        sem: gl.constexpr = ACQUIRE,
-        scope: gl.constexpr = SYS,
-    ):
-        """Return whether `flag <cmp> value` holds now for all flags at `pointer`."""
-        return language.test(pointer, value, cmp, sem, scope)
-
-    @gluon.jit
-    def load_acquire(self, pointer, scope: gl.constexpr = SYS):
-        """Return the flags at `pointer`; what was stored before their signals is visible then."""
-        return language.load_acquire(pointer, scope)
-
-    @gluon.jit
-    def put_signal(
-        self,
-        from_ptr,
-        to_ptr,
-        signal_ptr,
-        value,
-        to_rank,
-        op: gl.constexpr = SET,
-        mask=None,
-        other=None,
-        load_cache_modifier: gl.constexpr = None,
-        store_cache_modifier: gl.constexpr = None,
-        hint: gl.constexpr = None,
-        sem: gl.constexpr = RELEASE,
-        scope: gl.constexpr = SYS,
-    ):
-        """Copy from own memory to to_rank's memory, then signal."""
-        _check_rank(to_rank, self.num_ranks)
-        event = self.tracing.begin(tracing_events.PUT, to_rank, to_ptr, mask)
-        language.put_signal(
-            from_ptr,
-            to_ptr,
-            signal_ptr,
-            value,
-            self.cur_rank,
-            to_rank,
-            self.heap_bases,
-            op,
-            mask,
-            other,
-            load_cache_modifier,
-            store_cache_modifier,
-            hint,
-            sem,
-            scope,
-        )
-        self.tracing.end(event)
-
-    @gluon.jit
     def put_bulk(
         self, from_ptr, to_ptr, numel, to_rank, CHUNK_BYTES: gl.constexpr = 16384, STAGES: gl.constexpr = 4
     ):  # fmt: skip
         """Copy `numel` consecutive elements to to_rank's memory by the copy unit (Hopper and newer)."""
-        _check_rank(to_rank, self.num_ranks)
-        event = self.tracing.begin(tracing_events.PUT, to_rank, to_ptr, None, numel)
-        bulk.put_bulk(from_ptr, to_ptr, numel, self.cur_rank, to_rank, self.heap_bases, CHUNK_BYTES, STAGES)
+        check_rank(to_rank, self.world_size)
+        event = self.tracing.begin(events.PUT, to_rank, to_ptr, None, numel)
+        bulk.put_bulk(from_ptr, to_ptr, numel, self.rank, to_rank, self.heap_bases, CHUNK_BYTES, STAGES)
         self.tracing.end(event)
 
     @gluon.jit
@@ -513,193 +105,10 @@ class IrisDeviceCtx:
         self, from_ptr, to_ptr, numel, from_rank, CHUNK_BYTES: gl.constexpr = 16384, STAGES: gl.constexpr = 4
     ):  # fmt: skip
         """Copy `numel` consecutive elements from from_rank's memory by the copy unit (Hopper and newer)."""
-        _check_rank(from_rank, self.num_ranks)
-        event = self.tracing.begin(tracing_events.GET, from_rank, from_ptr, None, numel)
-        bulk.get_bulk(from_ptr, to_ptr, numel, self.cur_rank, from_rank, self.heap_bases, CHUNK_BYTES, STAGES)
+        check_rank(from_rank, self.world_size)
+        event = self.tracing.begin(events.GET, from_rank, from_ptr, None, numel)
+        bulk.get_bulk(from_ptr, to_ptr, numel, self.rank, from_rank, self.heap_bases, CHUNK_BYTES, STAGES)
         self.tracing.end(event)
-
-    @gluon.jit
-    def barrier(self, flags, rank_start=0, rank_stride=1, group_size=None, program=0):
-        """Wait until every rank of the group has come here; its stores are then visible.  Collective over the group."""
-        timeout_ns, status = self._bound()
-        event = self.tracing.begin(tracing_events.BARRIER, -1, flags)
-        language.barrier(
-            flags,
-            self.cur_rank,
-            self.num_ranks,
-            self.heap_bases,
-            rank_start,
-            rank_stride,
-            group_size,
-            program,
-            timeout_ns,
-            status,
-        )
-        self.tracing.end(event)
-
-    # -- tile-level collectives: docs/tiles.md ------------------------------------------------------------------------
-    @gluon.jit
-    def _world(self):
-        return World(self.cur_rank, self.num_ranks, self.heap_bases)
-
-    @gluon.jit
-    def all_gather(self, tile, dst_view, dim: gl.constexpr):
-        """Store a tile to all ranks, at its place in the caller's part of `dst_view`.
-
-        Complete on all ranks behind a barrier; another one must come before `dst_view` is written again.
-
-        Args:
-            tile: `Tile` of the caller's own part.
-            dst_view: the whole, symmetric: the ranks' parts below each other (dim 0) or side by side (dim 1).
-            dim: 0: part r is rows r * p and following, p = M / world_size rounded up, and the last parts may be
-                shorter; 1: so with columns.
-        """
-        moves.all_gather(tile, dst_view, dim, self._world())
-
-    @gluon.jit
-    def gather(self, tile, src_view, source_rank, hint: gl.constexpr = None):
-        """Return a tile of source_rank's `src_view`; 0 beyond the tensor.
-
-        Args:
-            tile: `TileView`.
-            src_view: symmetric, complete on source_rank.
-            source_rank: rank whose memory is read.
-            hint: as in `load`.
-        """
-        return moves.gather(tile, src_view, source_rank, hint, self._world())
-
-    @gluon.jit
-    def all_to_all(self, tile, src_view, dst_view, N_per_rank):
-        """Fill a tile of the caller's `dst_view`; its columns s * N_per_rank and following come from rank s.
-
-        They are columns rank * N_per_rank and following there.  Reads the other ranks: a barrier must come before, and
-        another one before `src_view` is written again.
-
-        Args:
-            tile: `TileView` of `dst_view`; may span the parts of several ranks.
-            src_view: M x (world_size * N_per_rank), symmetric.
-            dst_view: the same shape, the caller's own.
-            N_per_rank: columns that each rank sends to each.
-        """
-        moves.all_to_all(tile, src_view, dst_view, N_per_rank, self._world())
-
-    @gluon.jit
-    def all_reduce(self, tile, src_view, dst_view, config=None, tile_id=None):
-        """Reduce a tile over all ranks by the algorithm that `config` names; "atomic" by default.
-
-        Args:
-            tile, src_view, dst_view: as in the method of that algorithm; those that have no `src_view` use it only to
-                find the data of a `TileView`.
-            config: `AllReduceConfig`.
-            tile_id: row of `locks` that belongs to the tile, the same on all ranks; its number by default.
-        """
-        if config is None:
-            reductions.all_reduce_atomic(reductions._with_data(tile, src_view), dst_view, self._world())
-        else:
-            reductions.all_reduce(
-                tile, src_view, dst_view, config, reductions.tile_number(tile, dst_view, tile_id), self._world()
-            )
-
-    @gluon.jit
-    def all_reduce_atomic(self, tile, dst_view):
-        """Add a tile to `dst_view` of all ranks by atomics, which round after every addition.
-
-        `dst_view` must be zero before, behind a barrier, and is complete behind a barrier.  Sums of floats may differ
-        in their last bits between ranks and from run to run.
-
-        Args:
-            tile: `Tile`.
-            dst_view: symmetric; float16, bfloat16, or floats and integers of 32 and 64 bits.
-        """
-        reductions.all_reduce_atomic(tile, dst_view, self._world())
-
-    @gluon.jit
-    def all_reduce_spinlock(self, tile, dst_view, locks):
-        """Add a tile to `dst_view` of all ranks, one rank at a time; otherwise as `all_reduce_atomic`, of any dtype.
-
-        Args:
-            tile: `Tile`.
-            dst_view: symmetric.
-            locks: one word for each tile, see `iris_triton.tiles.make_locks` (variant "spinlock").
-        """
-        reductions.all_reduce_spinlock(tile, dst_view, locks, number_of(tile, dst_view), self._world())
-
-    @gluon.jit
-    def all_reduce_one_shot(self, tile, src_view, dst_view, locks):
-        """Sum a tile over all ranks; every rank reads all parts.  The result is there on return, the same on all ranks.
-
-        Waits for the other ranks' calls on this tile.  docs/tiles.md says when that can be for ever.
-
-        Args:
-            tile: `Tile`, whose data is stored in `src_view`, or `TileView` of data that lies there.
-            src_view: symmetric; where the others read this rank's part.  May be `dst_view`.
-            dst_view: the result, the caller's own.
-            locks: int64, see `iris_triton.tiles.make_locks`.  Or int32, one word for each tile, as in the reference
-                system: the kernel stores its part in `src_view` and sets the word to 1 before; see docs/tiles.md.
-        """
-        reductions.all_reduce_one_shot(tile, src_view, dst_view, locks, number_of(tile, dst_view), self._world())
-
-    @gluon.jit
-    def all_reduce_two_shot(self, tile, src_view, dst_view, locks, start_tile=None, stride=None):
-        """Sum a tile over all ranks; one rank reads all parts and stores the result to all, the same bits.
-
-        Without `start_tile` that is the rank that comes last, so no rank waits for another; with int32 locks, rank
-        t % world_size for tile t.  Complete behind a barrier, or when `await_tile` returns.
-
-        Args:
-            tile, src_view, locks: as in `all_reduce_one_shot`.
-            dst_view: symmetric; the result.
-            start_tile, stride: the caller reduces tiles start_tile, start_tile + stride, ... and waits for the others'
-                parts of those.  Every tile must be of exactly one rank, for example with (rank, world_size).
-        """
-        tile_id = number_of(tile, dst_view)
-        if start_tile is None:
-            reductions.all_reduce_two_shot(tile, src_view, dst_view, locks, tile_id, self._world())
-        else:
-            reductions.all_reduce_two_shot_by_owner(
-                tile, src_view, dst_view, locks, tile_id, start_tile, stride, self._world()
-            )
-
-    @gluon.jit
-    def all_reduce_ring(self, tile, src_view, dst_view, locks):
-        """Sum a tile over all ranks, from rank to rank; the result is there on return, the same on all ranks.
-
-        Waits as `all_reduce_one_shot` does.
-
-        Args:
-            tile: as in `all_reduce_one_shot`.
-            locks: int64, see `iris_triton.tiles.make_locks`.
-            src_view: symmetric; overwritten.  Sums of 16-bit floats are float32 and travel in halves, in `src_view` and
-                `dst_view`, which must then have 16 bits both, and not be the same; or one of them is float32.
-            dst_view: symmetric; the result.
-        """
-        reductions.all_reduce_ring(tile, src_view, dst_view, locks, number_of(tile, dst_view), self._world())
-
-    @gluon.jit
-    def reduce_scatter(self, tile, src_view, dst_view, locks):
-        """Sum a tile over all ranks; only its owner's `dst_view` gets the result.
-
-        Of T tiles, counted row by row, rank r owns T // world_size from r * (T // world_size) on; the last rank also
-        those that are left.  The rank that comes last reduces, so no rank waits for another; with int32 locks, the
-        owner.  Complete behind a barrier, or on the owner when `await_tile` returns there.
-
-        Args:
-            tile, src_view, locks: as in `all_reduce_one_shot`.
-            dst_view: symmetric, of the shape of the whole.
-        """
-        reductions.reduce_scatter(tile, src_view, dst_view, locks, number_of(tile, dst_view), self._world())
-
-    @gluon.jit
-    def await_tile(self, tile, dst_view, locks):
-        """Wait until the last call on a tile that used these locks is over on all ranks.
-
-        Then its result is in `dst_view`, and nobody reads the caller's `src_view` any more.
-
-        Args:
-            tile: `Tile` or `TileView`.
-            dst_view, locks: those of the call; int64, not of "spinlock".
-        """
-        await_end(locks, number_of(tile, dst_view), self._world())
 
 
 class _CacheKey:
@@ -711,3 +120,5 @@ class _CacheKey:
 
 
 IrisDeviceCtx.cache_key = _CacheKey()
+IrisDeviceCtx.rank = property(attrgetter("cur_rank"))
+IrisDeviceCtx.world_size = property(attrgetter("num_ranks"))

@@ -4,6 +4,7 @@ Everything here is private to Triton and may move in any release; the table says
 
     what                              3.6        3.7        3.8        3.9
     aggregate                         core._aggregate       triton.aggregate
+    bases of aggregates               any classes           aggregates only
     cache hints of loads and stores   cache modifier, eviction         one policy
     comparisons with Python numbers   typed like tensors               typed like scalars
     block pointers                    builder operations    in Python  removed
@@ -80,6 +81,12 @@ native: Any = _interpreter
 
 # `triton.aggregate` is public from 3.8 on; before, only the language's core has it.
 aggregate = triton.aggregate if hasattr(triton, "aggregate") else core._aggregate
+
+
+class AggregateMethods:
+    """Base of classes without fields whose jitted methods several aggregates inherit."""
+
+    __triton_aggregate__ = True  # from 3.8 on, aggregates refuse bases that are none; before, they take any
 
 
 # -- jitted functions -------------------------------------------------------------------------------------------------

@@ -1,122 +1,45 @@
-"""DeviceContext: the device functions with rank and heap bases filled in."""
+"""The device functions with ranks and heap bases filled in: methods of both languages' contexts, and DeviceContext."""
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 from iris_core.device import context_words as _layout
 from iris_triton import language
-from iris_triton._compat import aggregate
-from iris_triton.language import trace as tracing_events
+from iris_triton._compat import AggregateMethods, aggregate
+from iris_triton.language import trace as events
 from iris_triton.language.address import check_context
+from iris_triton.language.atomics import _rmw
 from iris_triton.language.sync import ACQUIRE, GE, RELEASE, SET, SYS
 from iris_triton.language.trace import DeviceTracing
 from iris_triton.tiles import moves, reductions
 from iris_triton.tiles.protocol import World, await_end
 from iris_triton.tiles.views import number_of
 
-_HEADER_WORDS = tl.constexpr(_layout.HEADER_WORDS)
-_TIMEOUT_WORD = tl.constexpr(_layout.TIMEOUT_WORD)
-_STATUS_WORD = tl.constexpr(_layout.STATUS_WORD)
-_TRACE_WORD = tl.constexpr(_layout.TRACE_WORD)
+_HEADER_WORDS = constexpr(_layout.HEADER_WORDS)
+_TIMEOUT_WORD = constexpr(_layout.TIMEOUT_WORD)
+_STATUS_WORD = constexpr(_layout.STATUS_WORD)
+_TRACE_WORD = constexpr(_layout.TRACE_WORD)
 
 
 @triton.jit
-def _check_rank(rank, world_size: tl.constexpr):
+def check_rank(rank, world_size):
     """Fires on the CPU and, on GPUs, in kernels that are compiled with debug=True; elsewhere it costs nothing."""
     tl.device_assert((rank >= 0) & (rank < world_size), "a rank outside the world is addressed")
 
 
-@aggregate
-class DeviceContext:
-    """What a kernel knows of the world, and the device functions as methods.
-
-    The caller's rank is filled in; every other parameter means what it means in `iris_triton.language`.  The waits
-    are bounded by IRIS_DEVICE_TIMEOUT and report to the host when the bound is reached.
-
-    Attributes:
-        rank: the caller; a constexpr, or a run-time value if the context was made from one.
-        world_size: number of ranks (constexpr).
-        heap_bases: pointer to int64[world_size], the address of every rank's heap in this process.
-        tracing: records events, if the context was made with tracing; see `iris_triton.language.trace.DeviceTracing`.
-
-    Arguments that the methods share:
-        pointer, from_ptr, to_ptr, src_ptr, dst_ptr: pointer, or block of pointers of any shape, into the caller's heap;
-            the access goes to the same offsets of the other rank's.  The own side, `to_ptr` of `get` and `from_ptr` of
-            `put` and `put_signal`, may lie anywhere.  Flags are less free: `signal` and `put_signal` change one,
-            `wait`, `test` and `load_acquire` take one or a block with one dimension, and `wait_any` such a block.
-        from_rank, to_rank: rank whose memory is read or changed, an int32 or a constexpr.  One outside of the world
-            fires an assertion on the CPU and, on GPUs, in kernels that are compiled with debug=True.
-        value, val: scalar or block; converted to the pointers' element type.
-        mask: which elements are accessed.
-        other: what the others are; undefined without it.
-        sem, scope, cache_modifier, volatile, hint: as in `iris_triton.language`.
-
-    What is returned has the pointers' shape and element type.
-
-    Example:
-        @triton.jit
-        def kernel(data, context_tensor, rank: tl.constexpr, world_size: tl.constexpr):
-            ctx = iris.DeviceContext.initialize(context_tensor, rank, world_size)
-            ctx.store(data, 1.0, (rank + 1) % world_size)
-    """
-
-    rank: tl.constexpr | tl.tensor
-    world_size: tl.constexpr
-    heap_bases: tl.tensor
-    tracing: DeviceTracing
-
-    @triton.constexpr_function
-    def __init__(self, rank, world_size, heap_bases, tracing):
-        self.rank = rank if isinstance(rank, tl.tensor) else tl.constexpr(rank)
-        self.world_size = tl.constexpr(world_size)
-        self.heap_bases = heap_bases
-        self.tracing = tracing
-
-    @staticmethod
-    @triton.jit
-    def initialize(context_tensor, rank, world_size: tl.constexpr, tracing: tl.constexpr = False):
-        """Decode the context tensor.
-
-        Args:
-            context_tensor: what `ctx.get_device_context()` returns.
-            rank: the caller.  As a constexpr it makes one binary per rank; see `from_tensor`.
-            world_size: number of ranks.  The CPU checks both, and the tensor, against the open contexts.
-            tracing: record every operation of the context but those on tiles, and what the kernel records itself,
-                while the host has tracing on (`ctx.tracing.enable()`).  Without it there is not one instruction more.
-        """
-        check_context(context_tensor, rank, world_size)
-        words = context_tensor + (_HEADER_WORDS + _TRACE_WORD + world_size)
-        recorder = DeviceTracing(words, tl.core.to_tensor(rank), tracing)
-        return DeviceContext(rank, world_size, context_tensor + _HEADER_WORDS, recorder)
-
-    @staticmethod
-    @triton.jit
-    def from_tensor(context_tensor, world_size: tl.constexpr, tracing: tl.constexpr = False):
-        """Decode the context tensor and read the rank from it at run time, so that one binary serves all ranks.
-
-        Args:
-            context_tensor: what `ctx.get_device_context()` returns.
-            world_size: number of ranks.
-            tracing: see `initialize`.
-        """
-        rank = tl.load(context_tensor).to(tl.int32)
-        return DeviceContext.initialize(context_tensor, rank, world_size, tracing)
+class DeviceMethods(AggregateMethods):
+    """The methods of every device context, which has `rank`, `world_size`, `heap_bases` and `tracing`."""
 
     @triton.jit
     def load(
-        self,
-        pointer,
-        from_rank,
-        mask=None,
-        other=None,
-        cache_modifier: tl.constexpr = None,
-        volatile: tl.constexpr = False,
-        hint: tl.constexpr = None,
-    ):
+        self, pointer, from_rank, mask=None, other=None, cache_modifier: constexpr = None, volatile: constexpr = False,
+        hint: constexpr = None
+    ):  # fmt: skip
         """Return what lies at `pointer` in the heap of from_rank."""
-        _check_rank(from_rank, self.world_size)
-        event = self.tracing.begin(tracing_events.LOAD, from_rank, pointer, mask)
+        check_rank(from_rank, self.world_size)
+        event = self.tracing.begin(events.LOAD, from_rank, pointer, mask)
         value = language.load(
             pointer, self.rank, from_rank, self.heap_bases, mask, other, cache_modifier, volatile, hint
         )
@@ -124,286 +47,136 @@ class DeviceContext:
         return value
 
     @triton.jit
-    def store(
-        self,
-        pointer,
-        value,
-        to_rank,
-        mask=None,
-        cache_modifier: tl.constexpr = None,
-        hint: tl.constexpr = None,
-    ):
+    def store(self, pointer, value, to_rank, mask=None, cache_modifier: constexpr = None, hint: constexpr = None):
         """Store `value` at `pointer` in the heap of to_rank."""
-        _check_rank(to_rank, self.world_size)
-        event = self.tracing.begin(tracing_events.STORE, to_rank, pointer, mask)
+        check_rank(to_rank, self.world_size)
+        event = self.tracing.begin(events.STORE, to_rank, pointer, mask)
         language.store(pointer, value, self.rank, to_rank, self.heap_bases, mask, hint, cache_modifier)
         self.tracing.end(event)
 
     @triton.jit
     def get(
-        self,
-        from_ptr,
-        to_ptr,
-        from_rank,
-        mask=None,
-        other=None,
-        load_cache_modifier: tl.constexpr = None,
-        store_cache_modifier: tl.constexpr = None,
-        hint: tl.constexpr = None,
-    ):
+        self, from_ptr, to_ptr, from_rank, mask=None, other=None, load_cache_modifier: constexpr = None,
+        store_cache_modifier: constexpr = None, hint: constexpr = None
+    ):  # fmt: skip
         """Copy from from_rank's memory at `from_ptr` to own memory at `to_ptr`."""
-        _check_rank(from_rank, self.world_size)
-        event = self.tracing.begin(tracing_events.GET, from_rank, from_ptr, mask)
+        check_rank(from_rank, self.world_size)
+        event = self.tracing.begin(events.GET, from_rank, from_ptr, mask)
         language.get(
-            from_ptr,
-            to_ptr,
-            self.rank,
-            from_rank,
-            self.heap_bases,
-            mask,
-            other,
-            load_cache_modifier,
-            store_cache_modifier,
-            hint,
-        )
+            from_ptr, to_ptr, self.rank, from_rank, self.heap_bases, mask, other, load_cache_modifier,
+            store_cache_modifier, hint
+        )  # fmt: skip
         self.tracing.end(event)
 
     @triton.jit
     def put(
-        self,
-        from_ptr,
-        to_ptr,
-        to_rank,
-        mask=None,
-        other=None,
-        load_cache_modifier: tl.constexpr = None,
-        store_cache_modifier: tl.constexpr = None,
-        hint: tl.constexpr = None,
-    ):
+        self, from_ptr, to_ptr, to_rank, mask=None, other=None, load_cache_modifier: constexpr = None,
+        store_cache_modifier: constexpr = None, hint: constexpr = None
+    ):  # fmt: skip
         """Copy from own memory at `from_ptr` to to_rank's memory at `to_ptr`."""
-        _check_rank(to_rank, self.world_size)
-        event = self.tracing.begin(tracing_events.PUT, to_rank, to_ptr, mask)
+        check_rank(to_rank, self.world_size)
+        event = self.tracing.begin(events.PUT, to_rank, to_ptr, mask)
         language.put(
-            from_ptr,
-            to_ptr,
-            self.rank,
-            to_rank,
-            self.heap_bases,
-            mask,
-            other,
-            load_cache_modifier,
-            store_cache_modifier,
-            hint,
-        )
+            from_ptr, to_ptr, self.rank, to_rank, self.heap_bases, mask, other, load_cache_modifier,
+            store_cache_modifier, hint
+        )  # fmt: skip
         self.tracing.end(event)
 
     @triton.jit
     def copy(
-        self,
-        src_ptr,
-        dst_ptr,
-        from_rank,
-        to_rank,
-        mask=None,
-        other=None,
-        load_cache_modifier: tl.constexpr = None,
-        store_cache_modifier: tl.constexpr = None,
-        hint: tl.constexpr = None,
-    ):
+        self, src_ptr, dst_ptr, from_rank, to_rank, mask=None, other=None, load_cache_modifier: constexpr = None,
+        store_cache_modifier: constexpr = None, hint: constexpr = None
+    ):  # fmt: skip
         """Copy from from_rank's memory at `src_ptr` to to_rank's memory at `dst_ptr`; both are own addresses."""
-        _check_rank(from_rank, self.world_size)
-        _check_rank(to_rank, self.world_size)
-        event = self.tracing.begin(tracing_events.COPY, to_rank, dst_ptr, mask)
+        check_rank(from_rank, self.world_size)
+        check_rank(to_rank, self.world_size)
+        event = self.tracing.begin(events.COPY, to_rank, dst_ptr, mask)
         language.copy(
-            src_ptr,
-            dst_ptr,
-            from_rank,
-            to_rank,
-            self.rank,
-            self.heap_bases,
-            mask,
-            other,
-            load_cache_modifier,
-            store_cache_modifier,
-            hint,
-        )
+            src_ptr, dst_ptr, from_rank, to_rank, self.rank, self.heap_bases, mask, other, load_cache_modifier,
+            store_cache_modifier, hint
+        )  # fmt: skip
         self.tracing.end(event)
 
     @triton.jit
-    def atomic_add(
-        self,
-        pointer,
-        val,
-        to_rank,
-        mask=None,
-        sem: tl.constexpr = None,
-        scope: tl.constexpr = None,
-        hint: tl.constexpr = None,
-    ):
-        """Atomically add `val` to to_rank's memory at `pointer`; returns the old value."""
-        _check_rank(to_rank, self.world_size)
-        event = self.tracing.begin(tracing_events.ATOMIC_ADD, to_rank, pointer, mask)
-        old = language.atomic_add(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+    def _rmw(self, op: constexpr, pointer, val, to_rank, mask, sem: constexpr, scope: constexpr, hint: constexpr):
+        check_rank(to_rank, self.world_size)
+        event = self.tracing.begin(events.of_atomic(op), to_rank, pointer, mask)
+        old = _rmw(op, pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
         self.tracing.end_after(event, old)
         return old
+
+    @triton.jit
+    def atomic_add(
+        self, pointer, val, to_rank, mask=None, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
+    ):
+        """Atomically add `val` to to_rank's memory at `pointer`; returns the old value."""
+        return self._rmw("add", pointer, val, to_rank, mask, sem, scope, hint)
 
     @triton.jit
     def atomic_sub(
-        self,
-        pointer,
-        val,
-        to_rank,
-        mask=None,
-        sem: tl.constexpr = None,
-        scope: tl.constexpr = None,
-        hint: tl.constexpr = None,
+        self, pointer, val, to_rank, mask=None, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
     ):
         """Atomically subtract `val` from to_rank's memory at `pointer`; returns the old value."""
-        _check_rank(to_rank, self.world_size)
-        event = self.tracing.begin(tracing_events.ATOMIC_SUB, to_rank, pointer, mask)
-        old = language.atomic_sub(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-        self.tracing.end_after(event, old)
-        return old
+        return self._rmw("sub", pointer, val, to_rank, mask, sem, scope, hint)
 
     @triton.jit
     def atomic_cas(
-        self,
-        pointer,
-        cmp,
-        val,
-        to_rank,
-        sem: tl.constexpr = None,
-        scope: tl.constexpr = None,
-        hint: tl.constexpr = None,
+        self, pointer, cmp, val, to_rank, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
     ):
         """Atomically replace to_rank's memory at `pointer` by `val` where it equals `cmp`; returns the old value."""
-        _check_rank(to_rank, self.world_size)
-        event = self.tracing.begin(tracing_events.ATOMIC_CAS, to_rank, pointer)
+        check_rank(to_rank, self.world_size)
+        event = self.tracing.begin(events.of_atomic("cas"), to_rank, pointer)
         old = language.atomic_cas(pointer, cmp, val, self.rank, to_rank, self.heap_bases, sem, scope, hint)
         self.tracing.end_after(event, old)
         return old
 
     @triton.jit
     def atomic_xchg(
-        self,
-        pointer,
-        val,
-        to_rank,
-        mask=None,
-        sem: tl.constexpr = None,
-        scope: tl.constexpr = None,
-        hint: tl.constexpr = None,
+        self, pointer, val, to_rank, mask=None, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
     ):
         """Atomically store `val` to to_rank's memory at `pointer`; returns the old value."""
-        _check_rank(to_rank, self.world_size)
-        event = self.tracing.begin(tracing_events.ATOMIC_XCHG, to_rank, pointer, mask)
-        old = language.atomic_xchg(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-        self.tracing.end_after(event, old)
-        return old
+        return self._rmw("xchg", pointer, val, to_rank, mask, sem, scope, hint)
 
     @triton.jit
     def atomic_xor(
-        self,
-        pointer,
-        val,
-        to_rank,
-        mask=None,
-        sem: tl.constexpr = None,
-        scope: tl.constexpr = None,
-        hint: tl.constexpr = None,
+        self, pointer, val, to_rank, mask=None, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
     ):
         """Atomic bitwise xor on to_rank's memory at `pointer`; returns the old value."""
-        _check_rank(to_rank, self.world_size)
-        event = self.tracing.begin(tracing_events.ATOMIC_XOR, to_rank, pointer, mask)
-        old = language.atomic_xor(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-        self.tracing.end_after(event, old)
-        return old
+        return self._rmw("xor", pointer, val, to_rank, mask, sem, scope, hint)
 
     @triton.jit
     def atomic_and(
-        self,
-        pointer,
-        val,
-        to_rank,
-        mask=None,
-        sem: tl.constexpr = None,
-        scope: tl.constexpr = None,
-        hint: tl.constexpr = None,
+        self, pointer, val, to_rank, mask=None, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
     ):
         """Atomic bitwise and on to_rank's memory at `pointer`; returns the old value."""
-        _check_rank(to_rank, self.world_size)
-        event = self.tracing.begin(tracing_events.ATOMIC_AND, to_rank, pointer, mask)
-        old = language.atomic_and(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-        self.tracing.end_after(event, old)
-        return old
+        return self._rmw("and", pointer, val, to_rank, mask, sem, scope, hint)
 
     @triton.jit
     def atomic_or(
-        self,
-        pointer,
-        val,
-        to_rank,
-        mask=None,
-        sem: tl.constexpr = None,
-        scope: tl.constexpr = None,
-        hint: tl.constexpr = None,
+        self, pointer, val, to_rank, mask=None, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
     ):
         """Atomic bitwise or on to_rank's memory at `pointer`; returns the old value."""
-        _check_rank(to_rank, self.world_size)
-        event = self.tracing.begin(tracing_events.ATOMIC_OR, to_rank, pointer, mask)
-        old = language.atomic_or(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-        self.tracing.end_after(event, old)
-        return old
+        return self._rmw("or", pointer, val, to_rank, mask, sem, scope, hint)
 
     @triton.jit
     def atomic_min(
-        self,
-        pointer,
-        val,
-        to_rank,
-        mask=None,
-        sem: tl.constexpr = None,
-        scope: tl.constexpr = None,
-        hint: tl.constexpr = None,
+        self, pointer, val, to_rank, mask=None, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
     ):
         """Atomic minimum on to_rank's memory at `pointer`; returns the old value."""
-        _check_rank(to_rank, self.world_size)
-        event = self.tracing.begin(tracing_events.ATOMIC_MIN, to_rank, pointer, mask)
-        old = language.atomic_min(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-        self.tracing.end_after(event, old)
-        return old
+        return self._rmw("min", pointer, val, to_rank, mask, sem, scope, hint)
 
     @triton.jit
     def atomic_max(
-        self,
-        pointer,
-        val,
-        to_rank,
-        mask=None,
-        sem: tl.constexpr = None,
-        scope: tl.constexpr = None,
-        hint: tl.constexpr = None,
+        self, pointer, val, to_rank, mask=None, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
     ):
         """Atomic maximum on to_rank's memory at `pointer`; returns the old value."""
-        _check_rank(to_rank, self.world_size)
-        event = self.tracing.begin(tracing_events.ATOMIC_MAX, to_rank, pointer, mask)
-        old = language.atomic_max(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-        self.tracing.end_after(event, old)
-        return old
+        return self._rmw("max", pointer, val, to_rank, mask, sem, scope, hint)
 
     @triton.jit
-    def signal(
-        self,
-        pointer,
-        value,
-        to_rank,
-        op: tl.constexpr = SET,
-        sem: tl.constexpr = RELEASE,
-        scope: tl.constexpr = SYS,
-    ):
+    def signal(self, pointer, value, to_rank, op: constexpr = SET, sem: constexpr = RELEASE, scope: constexpr = SYS):
         """Change a flag of to_rank after everything that this program has stored so far."""
-        _check_rank(to_rank, self.world_size)
-        event = self.tracing.begin(tracing_events.SIGNAL, to_rank, pointer)
+        check_rank(to_rank, self.world_size)
+        event = self.tracing.begin(events.SIGNAL, to_rank, pointer)
         language.signal(pointer, value, self.rank, to_rank, self.heap_bases, op, sem, scope)
         self.tracing.end(event)
 
@@ -415,110 +188,57 @@ class DeviceContext:
         return tl.load(words + _TIMEOUT_WORD), status
 
     @triton.jit
-    def wait(
-        self,
-        pointer,
-        value,
-        cmp: tl.constexpr = GE,
-        sem: tl.constexpr = ACQUIRE,
-        scope: tl.constexpr = SYS,
-    ):
+    def wait(self, pointer, value, cmp: constexpr = GE, sem: constexpr = ACQUIRE, scope: constexpr = SYS):
         """Wait until `flag <cmp> value` holds for all flags at `pointer`; returns the last values seen."""
         timeout_ns, status = self._bound()
-        event = self.tracing.begin(tracing_events.WAIT, self.rank, pointer)
+        event = self.tracing.begin(events.WAIT, self.rank, pointer)
         seen = language.wait(pointer, value, cmp, sem, scope, timeout_ns, status, self.rank)
         self.tracing.end(event)
         return seen
 
     @triton.jit
-    def wait_any(
-        self,
-        pointer,
-        value,
-        cmp: tl.constexpr = GE,
-        sem: tl.constexpr = ACQUIRE,
-        scope: tl.constexpr = SYS,
-    ):
+    def wait_any(self, pointer, value, cmp: constexpr = GE, sem: constexpr = ACQUIRE, scope: constexpr = SYS):
         """Wait until `flag <cmp> value` holds for one of the flags at `pointer`; returns which, -1 after the bound."""
         timeout_ns, status = self._bound()
-        event = self.tracing.begin(tracing_events.WAIT, self.rank, pointer)
+        event = self.tracing.begin(events.WAIT, self.rank, pointer)
         place = language.wait_any(pointer, value, cmp, sem, scope, timeout_ns, status, self.rank)
         self.tracing.end(event)
         return place
 
     @triton.jit
-    def test(
-        self,
-        pointer,
-        value,
-        cmp: tl.constexpr = GE,
-        sem: tl.constexpr = ACQUIRE,
-        scope: tl.constexpr = SYS,
-    ):
+    def test(self, pointer, value, cmp: constexpr = GE, sem: constexpr = ACQUIRE, scope: constexpr = SYS):
         """Return whether `flag <cmp> value` holds now for all flags at `pointer`."""
         return language.test(pointer, value, cmp, sem, scope)
 
     @triton.jit
-    def load_acquire(self, pointer, scope: tl.constexpr = SYS):
+    def load_acquire(self, pointer, scope: constexpr = SYS):
         """Return the flags at `pointer`; what was stored before their signals is visible then."""
         return language.load_acquire(pointer, scope)
 
     @triton.jit
     def put_signal(
-        self,
-        from_ptr,
-        to_ptr,
-        signal_ptr,
-        value,
-        to_rank,
-        op: tl.constexpr = SET,
-        mask=None,
-        other=None,
-        load_cache_modifier: tl.constexpr = None,
-        store_cache_modifier: tl.constexpr = None,
-        hint: tl.constexpr = None,
-        sem: tl.constexpr = RELEASE,
-        scope: tl.constexpr = SYS,
-    ):
+        self, from_ptr, to_ptr, signal_ptr, value, to_rank, op: constexpr = SET, mask=None, other=None,
+        load_cache_modifier: constexpr = None, store_cache_modifier: constexpr = None, hint: constexpr = None,
+        sem: constexpr = RELEASE, scope: constexpr = SYS
+    ):  # fmt: skip
         """Copy from own memory to to_rank's memory, then signal."""
-        _check_rank(to_rank, self.world_size)
-        event = self.tracing.begin(tracing_events.PUT, to_rank, to_ptr, mask)
+        check_rank(to_rank, self.world_size)
+        event = self.tracing.begin(events.PUT, to_rank, to_ptr, mask)
         language.put_signal(
-            from_ptr,
-            to_ptr,
-            signal_ptr,
-            value,
-            self.rank,
-            to_rank,
-            self.heap_bases,
-            op,
-            mask,
-            other,
-            load_cache_modifier,
-            store_cache_modifier,
-            hint,
-            sem,
-            scope,
-        )
+            from_ptr, to_ptr, signal_ptr, value, self.rank, to_rank, self.heap_bases, op, mask, other,
+            load_cache_modifier, store_cache_modifier, hint, sem, scope
+        )  # fmt: skip
         self.tracing.end(event)
 
     @triton.jit
     def barrier(self, flags, rank_start=0, rank_stride=1, group_size=None, program=0):
         """Wait until every rank of the group has come here; its stores are then visible.  Collective over the group."""
         timeout_ns, status = self._bound()
-        event = self.tracing.begin(tracing_events.BARRIER, -1, flags)
+        event = self.tracing.begin(events.BARRIER, -1, flags)
         language.barrier(
-            flags,
-            self.rank,
-            self.world_size,
-            self.heap_bases,
-            rank_start,
-            rank_stride,
-            group_size,
-            program,
-            timeout_ns,
-            status,
-        )
+            flags, self.rank, self.world_size, self.heap_bases, rank_start, rank_stride, group_size, program,
+            timeout_ns, status
+        )  # fmt: skip
         self.tracing.end(event)
 
     # -- tile-level collectives: docs/tiles.md ------------------------------------------------------------------------
@@ -527,7 +247,7 @@ class DeviceContext:
         return World(self.rank, self.world_size, self.heap_bases)
 
     @triton.jit
-    def all_gather(self, tile, dst_view, dim: tl.constexpr):
+    def all_gather(self, tile, dst_view, dim: constexpr):
         """Store a tile to all ranks, at its place in the caller's part of `dst_view`.
 
         Complete on all ranks behind a barrier; another one must come before `dst_view` is written again.
@@ -541,7 +261,7 @@ class DeviceContext:
         moves.all_gather(tile, dst_view, dim, self._world())
 
     @triton.jit
-    def gather(self, tile, src_view, source_rank, hint: tl.constexpr = None):
+    def gather(self, tile, src_view, source_rank, hint: constexpr = None):
         """Return a tile of source_rank's `src_view`; 0 beyond the tensor.
 
         Args:
@@ -684,3 +404,80 @@ class DeviceContext:
             dst_view, locks: those of the call; int64, not of "spinlock".
         """
         await_end(locks, number_of(tile, dst_view), self._world())
+
+
+@aggregate
+class DeviceContext(DeviceMethods):
+    """What a kernel knows of the world, and the device functions as methods.
+
+    The caller's rank is filled in; every other parameter means what it means in `iris_triton.language`.  The waits
+    are bounded by IRIS_DEVICE_TIMEOUT and report to the host when the bound is reached.
+
+    Attributes:
+        rank: the caller; a constexpr, or a run-time value if the context was made from one.
+        world_size: number of ranks (constexpr).
+        heap_bases: pointer to int64[world_size], the address of every rank's heap in this process.
+        tracing: records events, if the context was made with tracing; see `iris_triton.language.trace.DeviceTracing`.
+
+    Arguments that the methods share:
+        pointer, from_ptr, to_ptr, src_ptr, dst_ptr: pointer, or block of pointers of any shape, into the caller's heap;
+            the access goes to the same offsets of the other rank's.  The own side, `to_ptr` of `get` and `from_ptr` of
+            `put` and `put_signal`, may lie anywhere.  Flags are less free: `signal` and `put_signal` change one,
+            `wait`, `test` and `load_acquire` take one or a block with one dimension, and `wait_any` such a block.
+        from_rank, to_rank: rank whose memory is read or changed, an int32 or a constexpr.  One outside of the world
+            fires an assertion on the CPU and, on GPUs, in kernels that are compiled with debug=True.
+        value, val: scalar or block; converted to the pointers' element type.
+        mask: which elements are accessed.
+        other: what the others are; undefined without it.
+        sem, scope, cache_modifier, volatile, hint: as in `iris_triton.language`.
+
+    What is returned has the pointers' shape and element type.
+
+    Example:
+        @triton.jit
+        def kernel(data, context_tensor, rank: tl.constexpr, world_size: tl.constexpr):
+            ctx = iris.DeviceContext.initialize(context_tensor, rank, world_size)
+            ctx.store(data, 1.0, (rank + 1) % world_size)
+    """
+
+    rank: tl.constexpr | tl.tensor
+    world_size: tl.constexpr
+    heap_bases: tl.tensor
+    tracing: DeviceTracing
+
+    @triton.constexpr_function
+    def __init__(self, rank, world_size, heap_bases, tracing):
+        self.rank = rank if isinstance(rank, tl.tensor) else tl.constexpr(rank)
+        self.world_size = tl.constexpr(world_size)
+        self.heap_bases = heap_bases
+        self.tracing = tracing
+
+    @staticmethod
+    @triton.jit
+    def initialize(context_tensor, rank, world_size: tl.constexpr, tracing: tl.constexpr = False):
+        """Decode the context tensor.
+
+        Args:
+            context_tensor: what `ctx.get_device_context()` returns.
+            rank: the caller.  As a constexpr it makes one binary per rank; see `from_tensor`.
+            world_size: number of ranks.  The CPU checks both, and the tensor, against the open contexts.
+            tracing: record every operation of the context but those on tiles, and what the kernel records itself,
+                while the host has tracing on (`ctx.tracing.enable()`).  Without it there is not one instruction more.
+        """
+        check_context(context_tensor, rank, world_size)
+        words = context_tensor + (_HEADER_WORDS + _TRACE_WORD + world_size)
+        recorder = DeviceTracing(words, tl.core.to_tensor(rank), tracing)
+        return DeviceContext(rank, world_size, context_tensor + _HEADER_WORDS, recorder)
+
+    @staticmethod
+    @triton.jit
+    def from_tensor(context_tensor, world_size: tl.constexpr, tracing: tl.constexpr = False):
+        """Decode the context tensor and read the rank from it at run time, so that one binary serves all ranks.
+
+        Args:
+            context_tensor: what `ctx.get_device_context()` returns.
+            world_size: number of ranks.
+            tracing: see `initialize`.
+        """
+        rank = tl.load(context_tensor).to(tl.int32)
+        return DeviceContext.initialize(context_tensor, rank, world_size, tracing)

@@ -29,10 +29,6 @@ _BITS = {each.name: each.bits for each in _layout.COLUMNS}
 LOAD, STORE, GET, PUT, COPY = (
     tl.constexpr(int(_layout.TraceEvent[name])) for name in ("LOAD", "STORE", "GET", "PUT", "COPY")
 )
-ATOMIC_ADD, ATOMIC_SUB, ATOMIC_CAS, ATOMIC_XCHG, ATOMIC_XOR, ATOMIC_AND, ATOMIC_OR, ATOMIC_MIN, ATOMIC_MAX = (
-    tl.constexpr(int(_layout.TraceEvent["ATOMIC_" + name]))
-    for name in ("ADD", "SUB", "CAS", "XCHG", "XOR", "AND", "OR", "MIN", "MAX")
-)
 WAIT, BARRIER, SIGNAL = (tl.constexpr(int(_layout.TraceEvent[name])) for name in ("WAIT", "BARRIER", "SIGNAL"))
 
 
@@ -65,6 +61,12 @@ class TraceEvent:
     def __init__(self):
         for event in _layout.TraceEvent:
             setattr(self, event.name.lower(), tl.constexpr(int(event)))
+
+
+@triton.constexpr_function
+def of_atomic(op):
+    """Number of the event of an atomic operation ("add", "cas", ...)."""
+    return int(_layout.TraceEvent["ATOMIC_" + op.upper()])
 
 
 @triton.constexpr_function
