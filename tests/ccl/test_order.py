@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from iris_core.dispatch import stream_order
+from iris_core.device import launch_order
 from iris_core.dispatch.stream_order import DeviceOrder, HostOrder
 from iris_core.errors import DeviceError
 from iris_core.heap.streams import HostStreams
@@ -38,7 +38,7 @@ def streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index=None: current[-1])
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: current[-1].cuda_stream, raising=False)
-    monkeypatch.setattr(stream_order, "capture_of", lambda stream: stream.capture)
+    monkeypatch.setattr(launch_order, "capture_of", lambda stream: stream.capture)
     return made, on
 
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from iris_core import Iris
-from iris_core.device.standstill import Standstill
+from iris_core.device.status import Standstill
 from iris_core.errors import DeviceTimeoutError
 from iris_triton import interpreter
 from iris_triton.interpreter import DeadlockError

@@ -17,8 +17,7 @@ import torch
 from iris_core.device import context_words
 from iris_core.device.barrier import GRAPHS, DeviceBarriers
 from iris_core.device.reports import KernelReports
-from iris_core.device.standstill import ROW_NBYTES, Standstill
-from iris_core.device.status import StatusPage
+from iris_core.device.status import STANDSTILL_NBYTES, Standstill, StatusPage
 from iris_core.device.targets import device_targets
 from iris_core.errors import IrisError
 from iris_core.heap.heap import SymmetricHeap
@@ -180,7 +179,7 @@ def open_heap(
     barriers = DeviceBarriers(heap, area, world, backend, plan.backend.name, graphs)
     _on_all(world, "clear the system area", lambda: _clear(area, heap))
     if target.type is DeviceType.CPU:
-        row = heap.usable_nbytes + area.reserve_at_opening(ROW_NBYTES)
+        row = heap.usable_nbytes + area.reserve_at_opening(STANDSTILL_NBYTES)
         heap.standstill = Standstill([base + row for base in heap.heap_bases], world.rank)
     page = StatusPage(world)
     reports, spec, tensor = _on_all(

@@ -5,7 +5,7 @@ of the same ranks must use the flags in the same order on all of them, and the o
 the host only within a stream.  So:
 
 - What is launched without a graph comes in the order of the host's calls: a barrier on another stream than the last one
-  of the same ranks first waits for that stream (`iris_core.dispatch.stream_order`).
+  of the same ranks first waits for that stream (`iris_core.device.launch_order`).
 - Nothing orders replays of a graph with other launches.  So barriers that are captured have a slot of their own, one
   for each graph; within the graph they are ordered like others, and CUDA lets no graph run beside itself.  The slots
   are reserved at the first call of a group, and handed out in the order of captures.
@@ -17,6 +17,8 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from iris_core.device import launch_order
+from iris_core.device.launch_order import LaunchOrder
 from iris_core.device.reports import Meaning
 from iris_core.errors import CapabilityError, UnsupportedError
 from iris_core.types import BarrierSlot
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from iris_core.device.reports import Report
-    from iris_core.dispatch.stream_order import DeviceOrder
     from iris_core.heap.heap import SymmetricHeap
     from iris_core.heap.regions import SystemArea
     from iris_core.protocols import DeviceBackend, SupportsDeviceBarrier
@@ -169,12 +170,10 @@ class _Group:
         self._unused = 1
         self._captured: dict[int, BarrierSlot] = {}
         self._turn: _Turn | None = None
-        self._order: DeviceOrder | None = None
+        self._order: LaunchOrder | None = None
         device = words.device
         if device.type != "cpu":
-            from iris_core.dispatch.stream_order import DeviceOrder
-
-            self._order = DeviceOrder(device.index, lambda tensor, stream: None)
+            self._order = LaunchOrder(device.index)
 
     def bind(self, sem: str) -> Place:
         """Return a barrier's place; see `DeviceBarriers.bind`."""
@@ -200,7 +199,7 @@ class _Group:
         finally:
             turn.over.set()
 
-    def _launch(self, order: DeviceOrder, sem: str, stream: Any) -> None:
+    def _launch(self, order: LaunchOrder, sem: str, stream: Any) -> None:
         import torch
 
         with torch.cuda.stream(stream):  # None changes nothing
@@ -214,9 +213,7 @@ class _Group:
 
     def _slot(self) -> BarrierSlot:
         """The slot for a barrier on the current stream."""
-        from iris_core.dispatch.stream_order import current_capture
-
-        capture = current_capture(self._words.device.index)
+        capture = launch_order.current_capture(self._words.device.index)
         if capture == 0:
             return self._first
         slot = None if capture is None else self._captured.get(capture)

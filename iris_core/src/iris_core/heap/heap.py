@@ -40,7 +40,7 @@ from iris_core.world.failures import on_all_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iris_core.device.standstill import Standstill
+    from iris_core.device.status import Standstill
     from iris_core.heap.blocks import Label
     from iris_core.heap.streams import Stream, Streams
     from iris_core.protocols import Allocator
@@ -417,7 +417,7 @@ class SymmetricHeap:
     def stands_still(self, quiet: bool) -> bool:
         """Say that kernels of this rank have polled in vain, and return whether no rank can end that.
 
-        Local.  Only where all ranks' kernels run on the CPU; see `iris_core.device.standstill`.
+        Local.  Only where all ranks' kernels run on the CPU; see `iris_core.device.status`.
         """
         return self.standstill is not None and self.standstill.report(quiet)
 
@@ -506,6 +506,11 @@ class SymmetricHeap:
     def usable_nbytes(self) -> int:
         """Bytes of each rank's heap that allocations share."""
         return self._state.usable
+
+    @property
+    def system_nbytes(self) -> int:
+        """Size in bytes of the system area, which lies behind what allocations share."""
+        return self.system_area.nbytes
 
     def is_of_group(self, offset_bytes: int) -> bool:
         """Whether a group of ranks may have its own memory at an offset: allocations of users have not come there."""

@@ -324,7 +324,8 @@ class StreamOrder:
 
     def device_is_idle(self, freed: Iterable[Used]) -> None:
         """The whole device was waited for: nothing is in use that was freed so far."""
-        self.fences = _Fences()
+        if self.fences:
+            self.fences = _Fences()
         for record in freed:
             record.uses = ()
 

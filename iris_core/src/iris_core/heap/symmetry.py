@@ -226,7 +226,8 @@ def meet(state: HeapState, stream: Stream | None, *, wait: bool) -> None:
             gave_back |= state.backing.release_idle(state.order.unfenced(state.offsets.free_blocks()))
     except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
         error, gave_back = error or e, True
-    _settle(state, gave_back, error)
+    if gave_back:
+        _settle(state, gave_back, error)
 
 
 def wait_for_device(state: HeapState) -> None:
@@ -284,9 +285,9 @@ def _reclaim(
         everyone = world.all_gather_ints(dropped + [0] * (longest - len(dropped)))
         blocks.announce(dropped)
         freed += [blocks.discard(number) for number in blocks.count_votes(everyone, world.world_size)]
-    outcome = _recycle(state, freed)
+    gave_back, error = _recycle(state, freed) if freed else (False, None)
     map_if_new(state, steps)
-    return [step.floor for step in steps], *outcome
+    return [step.floor for step in steps], gave_back, error
 
 
 def _recycle(state: HeapState, records: Sequence[Record]) -> tuple[bool, Exception | None]:

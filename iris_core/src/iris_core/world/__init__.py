@@ -2,8 +2,7 @@
 
 Ranks talk over unix sockets alone.  They find each other in a folder that only their user can enter (`rendezvous`),
 have one connection for each pair (`exchange`), over which all exchanges go (`group`).  What one rank refuses, all
-refuse (`failures`).  `launch` starts ranks; `torch_world` asks a torch.distributed that the program has
-initialised who the ranks are.
+refuse (`failures`).  `launch` starts ranks.
 
 Importing this imports neither torch nor triton.
 """
@@ -12,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, NamedTuple
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iris_core.errors import IrisError, RankMismatchError, UnsupportedError
-from iris_core.world import rendezvous, torch_world
+from iris_core.world import rendezvous
 from iris_core.world.group import SingleWorld as SingleWorld
 from iris_core.world.group import World as World
 
@@ -126,8 +126,9 @@ def launched_in(folder: str | None, rank: int = 0, world_size: int = 1) -> None:
 
 def _find(group: dist.ProcessGroup | None, environ: Mapping[str, str] | None) -> rendezvous.Rendezvous | None:
     """Where the ranks meet; None for a world of one."""
-    if torch_world.is_initialized():
-        return torch_world.find(group)
+    dist: Any = sys.modules.get("torch.distributed")  # where it was not imported, the program has not initialised it
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return rendezvous.find_by_torch(group)
     if group is not None:
         raise IrisError("group= was given, but torch.distributed is not initialised")
     if environ is None and _launched is not None and _launched.pid == os.getpid():

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from iris_core.errors import CollectiveTimeoutError, GroupError, IrisError, PeerAccessError, RankMismatchError
 from iris_core.types import Segment
-from iris_core.world import torch_world
 from iris_core.world.exchange import Frame, close_all, limit_of_files
 from iris_core.world.failures import name_ranks, on_all_ranks
 
@@ -255,9 +254,12 @@ class World:
             members = tuple(operator.index(each) for each in group)
             self._check_members(members)
             return members
-        theirs = torch_world.members_of(cast("dist.ProcessGroup", group))
-        if theirs is None:
+        import torch.distributed as dist
+
+        group = cast("dist.ProcessGroup", group)
+        if dist.get_rank(group) < 0:
             raise GroupError(f"rank {self.rank} is not a member of the process group that was passed as group=")
+        theirs = dist.get_process_group_ranks(group)
         mine = list(self._ranks if self._members is None else self._members)
         strangers = [rank for rank in theirs if rank not in mine]
         if strangers:

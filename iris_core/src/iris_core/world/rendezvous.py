@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, UnsupportedError
+from iris_core.errors import CollectiveTimeoutError, GroupError, IrisError, PeerLostError, UnsupportedError
 from iris_core.logs import logger
 from iris_core.world.exchange import Exchanges, Frame, Link, credentials, limit_of_files
 from iris_core.world.failures import name_ranks
@@ -36,8 +36,11 @@ from iris_core.world.failures import name_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import torch.distributed as dist
+
 _HELLO = 255  # kind of the first frame, which shows the token of the receiver's card
 _PAUSE_S = 0.001, 0.02  # between two looks into the folder: at first, at most
+_ASK_S = 0.2  # how often to ask torch's store whether a rank is on another host
 _OLD_S = 86400.0
 _ERRORS = {each.__name__: each for each in (PeerLostError, CollectiveTimeoutError, UnsupportedError, IrisError)}
 ELSEWHERE = (
@@ -229,6 +232,54 @@ class Rendezvous:
     remove: bool = False
     members: tuple[int, ...] | None = None
     elsewhere: Callable[[], None] = field(default=lambda: None)
+
+
+def find_by_torch(group: dist.ProcessGroup | None) -> Rendezvous:
+    """Where the ranks of a group of torch.distributed meet; all ranks for None.
+
+    Its store is used once for each world: it holds the name of the folder.  Nothing else goes through it, and nothing
+    that comes from it is more than a name.
+
+    Raises:
+        GroupError: this process is not a member of the group.
+        UnsupportedError: this process is on another host than a member that came before.
+        PeerLostError: the process that has the store is gone.
+    """
+    import torch.distributed as dist
+
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise GroupError("this process is not a member of the process group that was passed as group=")
+    members = tuple(dist.get_process_group_ranks(dist.group.WORLD if group is None else group))
+    store = dist.distributed_c10d._get_default_store()
+    name = f"iris/{'' if group is None else group.group_name}"
+    mine = {"host": host_id(), "folder": new_folder()}
+    try:
+        name = f"{name}/{store.add(f'{name}/made by {rank}', 1)}"  # the same on all members, for each world they make
+        chosen = json.loads(store.compare_set(f"{name}/folder", "", json.dumps(mine)))
+    except RuntimeError as e:
+        os.rmdir(mine["folder"])
+        raise PeerLostError(f"rank {rank}: the process that has the store of torch.distributed is gone: {e}") from e
+    if chosen != mine:
+        os.rmdir(mine["folder"])
+    key = f"{name}/elsewhere"
+    if chosen["host"] != mine["host"]:
+        store.set(key, str(rank))
+        raise UnsupportedError(f"rank {rank} {ELSEWHERE}")
+    next_time = 0.0
+
+    def elsewhere() -> None:
+        nonlocal next_time
+        if time.monotonic() >= next_time:
+            next_time = time.monotonic() + _ASK_S
+            try:
+                found = store.check([key])
+            except RuntimeError:  # the rank that holds the store is gone, which is noticed by itself
+                return
+            if found:
+                raise UnsupportedError(f"rank {store.get(key).decode()} {ELSEWHERE}")
+
+    return Rendezvous(chosen["folder"], rank, len(members), "1", remove=True, members=members, elsewhere=elsewhere)
 
 
 class _Peer:

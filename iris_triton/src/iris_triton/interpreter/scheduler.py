@@ -5,7 +5,7 @@ new.  Seeing the same value at the same place again means that it is waiting (sp
 a program that has not started, else to the one that has waited longest.  When every program of the launch waits, the
 thread sleeps between polls so that other ranks get the processor, and the time spent so is counted; a long computation
 elsewhere is not waiting and does not count.  Where all ranks can only wait for each other, the launch fails at once
-(`iris_core.device.standstill`).
+(`iris_core.device.status`).
 
 Programs start in the order of a GPU's linear block index: x fastest, then y, then z.  They run on the launching thread;
 another thread is taken from the pool only when a program waits while others have not started.

@@ -1,0 +1,26 @@
+"""How many files of the product a call goes through: a reader can follow it."""
+
+import jobs_routes
+import pytest
+
+import iris_core
+
+# Files at most; where a target is named, it shrinks towards that and never grows.
+BUDGETS = {
+    "zeros": 8,
+    "barrier": 10,
+    "all_reduce": 45,  # the first one; the target is 22
+    "repeated all_reduce": 13,
+    "Iris": 43,  # the target is 35
+}
+
+
+@pytest.fixture(scope="module")
+def routes():
+    first, _ = iris_core.run(jobs_routes.routes, 2)
+    return first
+
+
+@pytest.mark.parametrize("call", BUDGETS)
+def test_a_call_goes_through_few_files(routes, call):
+    assert len(routes[call]) <= BUDGETS[call], sorted(routes[call])
