@@ -15,7 +15,7 @@ def areas(device):
     sets = [(0, 1), (1, 2), (2, 0), (0, 1, 2), (1, 0)]
     places, said = {}, ""
     with environment(IRIS_SYSTEM_SIZE="64KiB"), Iris("1MiB", device=device) as ctx:
-        area = ctx._system_area
+        area = ctx.heap.system_area
         for members in sets:
             if ctx.cur_rank in members:
                 world = ctx._world.subworld(members)
@@ -65,7 +65,7 @@ def regions(device, system_size, workspace):
 def used_before(device):
     """A group's first call where its control words come from memory that was in use, full of large numbers."""
     with environment(IRIS_SYSTEM_SIZE="64KiB"), Iris("1MiB", device=device) as ctx:
-        ctx._system_area.reserve(ctx._world, ctx._system_area.nbytes // 2, "a test")
+        ctx.heap.system_area.reserve(ctx._world, ctx.heap.system_area.nbytes // 2, "a test")
         before = ctx.zeros(100_000, dtype=torch.int64)
         torch.manual_seed(ctx.cur_rank)
         before.random_(1, 1 << 40)

@@ -27,7 +27,7 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2820,
+    "iris_core/*.py": 2730,
     "iris_core/bench": 2940,
     "iris_core/ccl": 1000,
     "iris_core/cli": 2650,
@@ -71,7 +71,6 @@ CROWDED = {
     "iris_triton/src/iris_triton/rocm_iris": 17,
 }
 LONG = {
-    "iris_core.api": 677,
     "iris_core.testing.conformance.allocator": 662,
 }
 TWICE = {

@@ -1,8 +1,7 @@
 """The host API: one `Iris` per rank opens the world, owns the heap and closes everything again.
 
 The path of a context: open the heap (`iris_core.open_context`) -> collectives and operations -> (tensors, kernels,
-barriers)
--> close.
+barriers) -> close.
 """
 
 from __future__ import annotations
@@ -21,12 +20,10 @@ from iris_core.dispatch.bind import Binder
 from iris_core.errors import DeviceError, HeapClosedError, PeerLostError
 from iris_core.heap.symmetry import NOT_FINISHED
 from iris_core.heap.tensors import TensorFactories
-from iris_core.logs import rank_logger, set_logger_level
+from iris_core.logs import rank_logger
 from iris_core.ops.api import Operations
 from iris_core.ops.binding import OperationBinder
-from iris_core.registry import default_registry
 from iris_core.registry.observers import allocation_notifier, notify
-from iris_core.settings import load_settings, warn_unknown_variables
 from iris_core.tracing.recorder import Tracing
 from iris_core.world.failures import on_all_ranks
 
@@ -42,10 +39,9 @@ if TYPE_CHECKING:
 class Iris(TensorFactories):
     """One rank's view of the symmetric heap and of the world.
 
-    Collective: every rank of the world constructs it with the same arguments.
-
-    The ranks are those of torch.distributed where the program has initialised it, those that `iris_core.run` has
-    started, or torchrun; any other process is a world of one.
+    Collective: every rank of the world constructs it with the same arguments.  The ranks are those of torch.distributed
+    where the program has initialised it, those that `iris_core.run` has started, or torchrun; any other process is a
+    world of one.  When the context is closed, its methods raise HeapClosedError.
 
     Args:
         heap_size: bytes of each rank's heap, as a number or "64MiB", "1GiB"; IRIS_HEAP_SIZE or 1 GiB by default.
@@ -92,46 +88,25 @@ class Iris(TensorFactories):
         self._closed = True  # until everything is open
         self._forked_from = ""  # in a process that was forked off: what is to be said there
         self._mem_pool: torch.cuda.MemPool | None = None
+        device = None if device is None else str(device)
+        asked = {"heap_size": heap_size, "allocator": allocator, "backend": backend, "device": device}
         # the process first: from here on, the others know whom they have lost if it dies
         with world.arrive(group) as arrival:
-            self._open_all(arrival, heap_size, allocator, backend, device, dict(options or {}))
+            self._open_all(arrival, asked, dict(options or {}))
 
     def _open_all(
-        self,
-        arrival: world.Arrival,
-        heap_size: int | str | None,
-        allocator: str,
-        backend: str,
-        device: str | torch.device | None,
-        options: dict[str, Mapping[str, Any]],
+        self, arrival: world.Arrival, asked: Mapping[str, Any], options: Mapping[str, Mapping[str, Any]]
     ) -> None:
-        settings = load_settings(
-            heap_size=heap_size,
-            allocator=None if allocator == "auto" else allocator,
-            backend=None if backend == "auto" else backend,
-            device=None if device is None else str(device),
-        )
-        if settings.source("log_level") != "default":  # else what the program set itself stays
-            set_logger_level(settings.log_level)
-        registry = default_registry()
-        warn_unknown_variables(registry.names())
-        self.settings = settings
+        self.settings = open_context.settings_of(asked)
         with contextlib.ExitStack() as undo:
-            opened = open_context.open_heap(
-                settings,
-                options,
-                arrival,
-                on_allocated=allocation_notifier(self),
-                undo=undo,
-            )
+            tell = allocation_notifier(self)
+            opened = open_context.open_heap(self.settings, options, arrival, on_allocated=tell, undo=undo)
             self._world, self._plan, self._reports = opened.world, opened.plan, opened.reports
-            self._system_area, self._device_barriers = opened.system_area, opened.device_barriers
-            self._context = opened.context_tensor
+            self._device_barriers, self._context = opened.device_barriers, opened.context_tensor
             self._log = rank_logger(self._world.rank, self._world.world_size)
             self.target = opened.plan.target
             self.device = self.target.torch_device
-            self.backend = opened.backend
-            self.heap = opened.heap
+            self.backend, self.heap = opened.backend, opened.heap
             make = opened.maker.create
             collectives = Binder(
                 self,
@@ -188,12 +163,12 @@ class Iris(TensorFactories):
         return self.get_heap_bases()
 
     def get_rank(self) -> int:
-        """Return this rank."""
-        return self._world.rank
+        """Same as `cur_rank`."""
+        return self.cur_rank
 
     def get_num_ranks(self) -> int:
-        """Return the number of ranks that share the heap."""
-        return self._world.world_size
+        """Same as `num_ranks`."""
+        return self.num_ranks
 
     def get_device(self) -> str:
         """Return torch's name of this rank's device: "cpu" or "cuda:N"."""
@@ -208,21 +183,11 @@ class Iris(TensorFactories):
         return targets.num_compute_units(self.target)
 
     def get_heap_bases(self) -> torch.Tensor:
-        """Return every rank's heap base as this process sees it: int64[num_ranks] on the device.
-
-        Raises:
-            HeapClosedError: the context is closed.
-        """
+        """Return every rank's heap base as this process sees it: int64[num_ranks] on the device."""
         return self.get_device_context()[2 : 2 + self.num_ranks]
 
     def get_device_context(self) -> torch.Tensor:
-        """Return the context tensor that kernels decode: int64 on the device; its layout is the backend's business.
-
-        It never changes while the context is open, so it can be captured in a graph.
-
-        Raises:
-            HeapClosedError: the context is closed.
-        """
+        """Return the context tensor that kernels decode, int64 on the device; graphs may capture it."""
         self._check_open()
         self._reports.watch()
         return self._context
@@ -268,14 +233,12 @@ class Iris(TensorFactories):
             group: a process group of torch.distributed; None for the whole world.
 
         Raises:
-            HeapClosedError: the context is closed.
             SymmetryError: the ranks' allocation histories differ.
-            DeviceError: on the CPU, an asynchronous call failed that no caller has waited for; raised on all members.
             DeviceTimeoutError: a wait inside a kernel reached IRIS_DEVICE_TIMEOUT, here or on another rank that it
                 concerns; raised after all ranks have come, once on each.
-            DeviceError: likewise, a collective has met one that another rank called differently.
-            CollectiveTimeoutError: a rank did not arrive in time.
-            PeerLostError: a rank's process ended.
+            DeviceError: likewise, a collective has met one that another rank called differently; or on the CPU, an
+                asynchronous call failed that no caller has waited for.
+            CollectiveTimeoutError, PeerLostError: a rank did not arrive in time, or its process ended.
         """
         self._check_open()
         if stream is not None and not hasattr(stream, "synchronize"):
@@ -301,12 +264,9 @@ class Iris(TensorFactories):
         Collective: every rank of the world, or of `group`, calls it, and no other.  Barriers of the same ranks pair in
         the order of the calls, whatever streams they are on; those that a graph captures pair with the same graph's on
         the other members, so all capture their graphs in the same order (see docs/synchronisation.md).
-
         Stream: what is launched on the stream afterwards begins when every member has come here with its stream.  It
         can be captured in a graph, and replayed any number of times, once it has been called with the same group and
-        `sem`.  The first call of a group is an exchange between the hosts of its members.
-
-        On the CPU a launch ends when its kernel does, so there the host waits, too.
+        `sem`.  The first call of a group is an exchange between the hosts of its members.  On the CPU the host waits.
 
         Args:
             group: a process group of torch.distributed with any ranks of this world; None for all.
@@ -319,11 +279,8 @@ class Iris(TensorFactories):
             UnsupportedError: a graph is being captured, and this is the first call with this group and `sem`, or there
                 are no flags left for another graph.
             IrisError: this rank is not a member of `group`, or a member does not share this heap.
-            HeapClosedError: the context is closed.
             CollectiveTimeoutError, PeerLostError: a member did not take part in the first exchange.
-            DeviceTimeoutError: a wait of an earlier kernel has reached IRIS_DEVICE_TIMEOUT, here or on another rank
-                that it concerns; nothing was launched.  What becomes of this barrier, the next call raises.
-            DeviceError: likewise, an earlier collective was called differently.
+            DeviceTimeoutError, DeviceError: as `barrier` raises them, of earlier kernels; nothing was launched.
 
         Example:
             >>> with Iris(heap_size="1MiB", device="cpu") as ctx:
@@ -344,16 +301,13 @@ class Iris(TensorFactories):
         Collective: every rank calls it; `value` counts on rank `src` only.
 
         Args:
-            value: tensors, numpy arrays and lists of numbers come back as numpy arrays; everything else that can be
-                pickled comes back as it is.
+            value: tensors, arrays and lists of numbers come back as numpy arrays; what else can be pickled, as it is.
             src: the rank whose value is sent.
             source_rank: older name of `src`.
 
         Raises:
-            HeapClosedError: the context is closed.
             ValueError: no such rank.
-            CollectiveTimeoutError: a rank did not arrive in time.
-            PeerLostError: a rank's process ended.
+            CollectiveTimeoutError, PeerLostError: a rank did not arrive in time, or its process ended.
         """
         self._check_open()
         root = src if source_rank is None else source_rank
@@ -376,7 +330,6 @@ class Iris(TensorFactories):
 
         Raises:
             HeapExhaustedError: no free block is large enough.
-            HeapClosedError: the context is closed.
         """
         self._check_open()
         return self.heap.allocate_symmetric(*size, dtype=dtype)
@@ -385,10 +338,9 @@ class Iris(TensorFactories):
         """Return a tensor on the heap with the content of `external`.
 
         Collective: every rank calls it with a tensor of the same shape, strides and dtype.  The ranks compare what they
-        pass before anything is taken, so what is wrong on one rank is raised on all.
-
-        Where the allocator can share memory (capability "import-tensor"), the result shares `external`'s; elsewhere it
-        is a copy.  A tensor that is on the heap already, at the same offset on every rank, is returned as it is.
+        pass before anything is taken, so what is wrong on one rank is raised on all.  Where the allocator can share
+        memory (capability "import-tensor"), the result shares `external`'s; elsewhere it is a copy.  A tensor that is
+        on the heap already, at the same offset on every rank, is returned as it is.
 
         Args:
             external: a strided tensor on this rank's device, with any allocator.
@@ -400,7 +352,6 @@ class Iris(TensorFactories):
             UnsupportedError: the allocator shares memory, and some rank's tensor is in memory that it cannot share; the
                 message says what can be done.  Or it is a lazy view (`conj()`): resolve it first.
             HeapExhaustedError: no free block is large enough.
-            HeapClosedError: the context is closed.
 
         Example:
             >>> with Iris(heap_size="1MiB", device="cpu") as ctx:
@@ -414,9 +365,9 @@ class Iris(TensorFactories):
     def as_remote(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """Return another rank's copy of a tensor, for operators and copies of torch that this rank starts.
 
-        Local.  The result has the tensor's shape, strides and dtype and is on this rank's device; its memory is the
-        other rank's.  Nothing orders what is done with it: a barrier, or a signal, comes before and behind.  It must
-        not be used any more when the other rank has freed the tensor, or a context is closed.
+        Local.  The result is like the tensor, on this rank's device; its memory is the other rank's.  Nothing orders
+        what is done with it: a barrier, or a signal, comes before and behind.  It must not be used any more when the
+        other rank has freed the tensor, or a context is closed.
 
         Args:
             tensor: a tensor of this heap, or any view of one.
@@ -427,7 +378,6 @@ class Iris(TensorFactories):
             NotOnHeapError: (a ValueError) the tensor does not lie wholly on the symmetric heap.
             UnsupportedError: it lies in memory of Iris itself, which the peers need not have mapped, or is a lazy view
                 (`conj()`).
-            HeapClosedError: the context is closed.
 
         Example:
             >>> with Iris(heap_size="1MiB", device="cpu") as ctx:
@@ -442,31 +392,20 @@ class Iris(TensorFactories):
         """Return a torch memory pool on the symmetric heap; the same one at every call.
 
         Inside `torch.cuda.use_mem_pool(ctx.mem_pool())` the results of all torch operators of this thread lie on the
-        heap.  They are symmetric if every rank does the same there:
-
-        - the same operations with the same sizes, in the same order.  An operation may wait for the other ranks, for
-          memory may grow, so nothing in the block may depend on the rank;
-        - tensors end their lives at the same places.  torch reuses the memory of a tensor as soon as it is gone, so one
-          in a reference cycle, which the garbage collector ends at any time, makes the ranks' addresses differ.
-
-        What torch makes once and keeps, like the workspace of matrix products, is better made before, outside.
-
-        Different requests for segments are noticed at the next barrier (SymmetryError).  How torch divides a segment is
-        not: compare `ctx.heap.offset_of(tensor)` over the ranks when in doubt.
+        heap.  They are symmetric if every rank does the same there: the same operations with the same sizes, in the
+        same order, for any may wait for the other ranks; and tensors end their lives at the same places (none in a
+        reference cycle), for torch reuses their memory at once.  What torch makes once and keeps, like the workspace of
+        matrix products, is better made before, outside.  Different requests for segments are noticed at the next
+        barrier (SymmetryError).  How torch divides a segment is not: compare `ctx.heap.offset_of(tensor)` over the
+        ranks when in doubt.
 
         Segments that torch no longer uses go back to the heap with `torch.cuda.empty_cache()` on every rank, and with
         the pool.  When there is no memory for a segment, the operator raises torch.OutOfMemoryError and the reason is
-        logged; inside `ctx.use_mem_pool()` the reason itself is raised.
-        Allocate in one thread only: a segment is made in Python while torch's allocator is locked, and a thread that
-        holds Python's lock and waits for that allocator would wait for ever.
+        logged; inside `ctx.use_mem_pool()` the reason itself is raised.  Allocate in one thread only: a segment is made
+        in Python while torch's allocator is locked, and a thread that waits for that with Python's lock never ends.
 
         Raises:
             UnsupportedError: this rank computes on the CPU.
-            HeapClosedError: the context is closed.
-
-        Example:
-            with torch.cuda.use_mem_pool(ctx.mem_pool()):
-                y = torch.nn.functional.relu(x @ w)    # y is on the heap
         """
         self._check_open()
         if self._mem_pool is None:
@@ -479,17 +418,14 @@ class Iris(TensorFactories):
     def use_mem_pool(self) -> Iterator[None]:
         """Put the results of torch operators on the heap, as `torch.cuda.use_mem_pool(ctx.mem_pool())` does.
 
-        Collective in effect: what `mem_pool` asks of the ranks holds inside the block.
-
-        What keeps torch from getting memory there is raised as it is, with torch's OutOfMemoryError as its cause, and
-        on every rank.  Under torch's own context manager it is logged only.
+        Collective in effect: what `mem_pool` asks of the ranks holds inside the block.  What keeps torch from getting
+        memory there is raised on every rank, with torch's OutOfMemoryError as its cause.
 
         Raises:
             UnsupportedError: this rank computes on the CPU.
             HeapExhaustedError: the heap, or a rank's device, has no room; the message says which, and how much is free.
             SymmetryError: the ranks have asked for different segments.
             PeerAccessError: some rank could not map a peer's new memory.
-            HeapClosedError: the context is closed.
 
         Example:
             with ctx.use_mem_pool():
@@ -501,11 +437,7 @@ class Iris(TensorFactories):
             yield
 
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
-        """Return whether the whole extent of a tensor lies on this rank's heap.
-
-        Raises:
-            HeapClosedError: the context is closed.
-        """
+        """Return whether the whole extent of a tensor lies on this rank's heap."""
         self._check_tensor(tensor, "is_symmetric")
         return self.heap.is_symmetric(tensor)
 
@@ -518,7 +450,6 @@ class Iris(TensorFactories):
         Raises:
             NotOnHeapError: the tensor is not one of this heap's allocations.
             HeapError: it was freed before.
-            HeapClosedError: the context is closed.
         """
         self._check_tensor(tensor, "free")
         self.heap.free(tensor)
@@ -543,7 +474,6 @@ class Iris(TensorFactories):
 
     def stats(self) -> HeapStats:
         """Return the heap's figures; see `HeapStats`."""
-        self._check_open()
         return self.heap.stats()
 
     # -- logging ------------------------------------------------------------------------------------------------------
@@ -571,10 +501,9 @@ class Iris(TensorFactories):
         Tensors that still live keep their memory and can be read; kernels must not use them any more.
 
         Raises:
-            DeviceTimeoutError: a wait inside a kernel, of this rank or of one that it concerns, reached
-                IRIS_DEVICE_TIMEOUT, and no call has raised it.  The context is closed all the same.  While another
-                exception is handled, and at the end of a `with` block that failed, it is logged instead.
-            DeviceError: in the same way, what else `barrier()` raises of collectives and asynchronous calls.
+            DeviceTimeoutError, DeviceError: what `barrier()` raises of kernels, collectives and asynchronous calls, and
+                no call has raised yet.  The context is closed all the same.  While another exception is handled, and at
+                the end of a `with` block that failed, it is logged instead.
         """
         self._close(synchronize=True, failing=sys.exc_info()[0] is not None)
 
@@ -586,11 +515,10 @@ class Iris(TensorFactories):
         error = None
         try:
             if os.getpid() == self._pid and synchronize:
-                try:
-                    on_all_ranks(self._world, NOT_FINISHED, self.heap.streams.synchronize, DeviceError)
-                    self._reports.idle = True
-                except DeviceError as e:
-                    error = e
+                on_all_ranks(self._world, NOT_FINISHED, self.heap.streams.synchronize, DeviceError)
+                self._reports.idle = True
+        except DeviceError as e:
+            error = e
         except (PeerLostError, TimeoutError) as e:
             self.warning(f"closing without the other ranks: {e}")
         finally:
@@ -638,16 +566,14 @@ def _after_fork() -> None:
     """In a process that was forked off: contexts are the parent's."""
     for context in list(_open):
         if not context._closed:
-            context._closed, context._forked_from = (
-                True,
-                (
-                    f"this process ({os.getpid()}) was forked off process {context._pid}, which has opened this "
-                    "and alone can use it; start processes with the method spawn, or before the context"
-                ),
+            why = (
+                f"this process ({os.getpid()}) was forked off process {context._pid}, which has opened this and alone "
+                "can use it; start processes with the method spawn, or before the context"
             )
-            context.heap.refuse(context._forked_from)
+            context._closed, context._forked_from = True, why
+            context.heap.refuse(why)
             collectives, operations = context._parts
-            collectives.forget(context._forked_from)
+            collectives.forget(why)
             operations.forget()
 
 
@@ -667,11 +593,8 @@ def _broadcastable(value: Any) -> Any:
 
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
-        if value.dtype is torch.bfloat16:
-            value = value.float()  # numpy has no bfloat16; float32 holds every value of it
-        return value.numpy()
-    if isinstance(value, list):
-        array = np.asarray(value) if value and all(isinstance(v, int | float | complex) for v in value) else None
-        if array is not None and array.dtype != object:
-            return array
+        return (value.float() if value.dtype is torch.bfloat16 else value).numpy()  # numpy has no bfloat16
+    if isinstance(value, list) and value and all(isinstance(each, int | float | complex) for each in value):
+        array = np.asarray(value)
+        return value if array.dtype == object else array
     return value

@@ -22,10 +22,10 @@ from iris_core.device.targets import device_targets
 from iris_core.errors import IrisError
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.streams import TorchStreams
-from iris_core.logs import rank_logger
+from iris_core.logs import rank_logger, set_logger_level
 from iris_core.registry import default_registry, select
 from iris_core.registry.plugin_options import check_options
-from iris_core.settings import load_plugin_settings
+from iris_core.settings import load_plugin_settings, load_settings, warn_unknown_variables
 from iris_core.types import VERSION, ContextSpec, CreateRequest, DeviceType
 from iris_core.world.failures import check_agreement, on_all_ranks
 
@@ -122,6 +122,16 @@ class Opened:
     reports: KernelReports
     spec: ContextSpec
     context_tensor: torch.Tensor
+
+
+def settings_of(asked: Mapping[str, Any]) -> IrisSettings:
+    """Load a context's settings: what was asked for, then the environment."""
+    plugins = {name: None if asked[name] == "auto" else asked[name] for name in ("allocator", "backend")}
+    settings = load_settings(**{**asked, **plugins})
+    if settings.source("log_level") != "default":  # else what the program set itself stays
+        set_logger_level(settings.log_level)
+    warn_unknown_variables(default_registry().names())
+    return settings
 
 
 def open_heap(
