@@ -12,7 +12,6 @@ from targets import case_targets
 from iris_core.types import DeviceType
 from iris_gluon import IrisDeviceCtx, language
 from iris_gluon.cases import compile_cases
-from iris_triton.testing import cases as triton_cases
 from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
 CASES = {case.name: case for case in compile_cases()}
@@ -37,15 +36,6 @@ def test_assembly(name, target):
 @pytest.mark.parametrize("function", language.__all__)
 def test_every_device_function_has_a_case(function, form):
     assert [name for name in CASES if name.startswith(f"{function}-") and f"-{form}" in name]
-
-
-def test_the_cases_are_those_of_triton():
-    """But for what is no part of the language: the intrinsics and the kernels of collectives and operations."""
-    kernels = ("collective-", "operation-")
-    shared = {case.name: case.expect for case in triton_cases.compile_cases()}
-    shared = {name: expect for name, expect in shared.items() if not name.startswith(("intrinsics", *kernels))}
-    own = {name: case.expect for name, case in CASES.items() if not name.startswith(kernels)}
-    assert own == shared
 
 
 def test_methods_are_the_device_functions():

@@ -16,15 +16,15 @@ def num_threads(_semantic=None, _generator=None):
 
 
 @core.builtin
-def lanes(count, _semantic=None, _generator=None):
-    """Return 0 .. count - 1 as int32; neighbours lie in neighbouring threads."""
-    count = core._unwrap_if_constexpr(count)
+def lanes(count, vector=1, _semantic=None, _generator=None):
+    """Return 0 .. count - 1 as int32; in Gluon a thread has `vector` neighbours, and the next thread the next ones."""
+    count, vector = core._unwrap_if_constexpr(count), core._unwrap_if_constexpr(vector)
     warps = gluon_warps(_semantic, _generator)
     if warps is None:
         return _semantic.arange(0, count)
     from triton.experimental.gluon.language._layouts import BlockedLayout
 
-    layout = BlockedLayout([1], [_semantic.builder.options.warp_size], [warps], [0])
+    layout = BlockedLayout([min(vector, count)], [_semantic.builder.options.warp_size], [warps], [0])
     return _semantic.arange(0, count, layout)
 
 

@@ -1,8 +1,10 @@
 """Kernels that must compile for every GPU target, and what must be in their assembly.
 
-Each device function is called through the functional API and as a method of DeviceContext.
+Each device function is called through the functional API and as a method of the context.
 """
 # mypy: ignore-errors
+
+import dataclasses
 
 import torch
 import triton
@@ -11,12 +13,14 @@ import triton.language as tl
 from iris_core.types import CompileCase, DeviceType
 from iris_triton import language
 from iris_triton._compat import version
-from iris_triton.collectives import cases as collectives
 from iris_triton.context import DeviceContext
-from iris_triton.gemm import cases as operations
 from iris_triton.language import asm
-from iris_triton.tiles import cases as tiles
+from iris_triton.language.blocks import lanes
+from iris_triton.testing import collective_cases, gemm_cases, tile_cases
+from iris_triton.testing.languages import in_gluon, open_context, per_access
 
+Context = DeviceContext
+"""What the kernels below call; `gluon_cases` puts another one in its place."""
 _BLOCK = 1024
 _WORLD = 8
 _CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
@@ -28,32 +32,28 @@ def move(
     hint: tl.constexpr
 ):  # fmt: skip
     """One remote load, store, get, put or copy of a masked block."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(0) * BLOCK + lanes(BLOCK, per_access(x.dtype.element_ty))
     mask = i < n
     if method:
-        ctx = DeviceContext.from_tensor(context, W)
+        ctx = open_context(tl.constexpr(Context), context, W)
         if op == "load":
             tl.store(y + i, ctx.load(x + i, peer, mask=mask, hint=hint), mask=mask)
         elif op == "store":
             ctx.store(y + i, tl.load(x + i, mask=mask), peer, mask=mask, hint=hint)
-        elif op == "get":
-            ctx.get(x + i, y + i, peer, mask=mask, hint=hint)
-        elif op == "put":
-            ctx.put(x + i, y + i, peer, mask=mask, hint=hint)
-        else:
+        elif op == "copy":
             ctx.copy(x + i, y + i, peer, (peer + 1) % W, mask=mask, hint=hint)
+        else:
+            getattr(Context, op)(ctx, x + i, y + i, peer, mask=mask, hint=hint)
     else:
         bases = context + 2
         if op == "load":
             tl.store(y + i, language.load(x + i, me, peer, bases, mask=mask, hint=hint), mask=mask)
         elif op == "store":
             language.store(y + i, tl.load(x + i, mask=mask), me, peer, bases, mask=mask, hint=hint)
-        elif op == "get":
-            language.get(x + i, y + i, me, peer, bases, mask=mask, hint=hint)
-        elif op == "put":
-            language.put(x + i, y + i, me, peer, bases, mask=mask, hint=hint)
-        else:
+        elif op == "copy":
             language.copy(x + i, y + i, peer, (peer + 1) % W, me, bases, mask=mask, hint=hint)
+        else:
+            getattr(language, op)(x + i, y + i, me, peer, bases, mask=mask, hint=hint)
 
 
 @triton.jit
@@ -63,45 +63,17 @@ def atomic(
 ):  # fmt: skip
     """One atomic on a peer's word; the old value is kept."""
     if method:
-        ctx = DeviceContext.from_tensor(context, W)
-        if op == "add":
-            old = ctx.atomic_add(x, value, peer, sem=sem, scope=scope)
-        elif op == "sub":
-            old = ctx.atomic_sub(x, value, peer, sem=sem, scope=scope)
-        elif op == "cas":
+        ctx = open_context(tl.constexpr(Context), context, W)
+        if op == "atomic_cas":
             old = ctx.atomic_cas(x, 0, value, peer, sem=sem, scope=scope)
-        elif op == "xchg":
-            old = ctx.atomic_xchg(x, value, peer, sem=sem, scope=scope)
-        elif op == "xor":
-            old = ctx.atomic_xor(x, value, peer, sem=sem, scope=scope)
-        elif op == "and":
-            old = ctx.atomic_and(x, value, peer, sem=sem, scope=scope)
-        elif op == "or":
-            old = ctx.atomic_or(x, value, peer, sem=sem, scope=scope)
-        elif op == "min":
-            old = ctx.atomic_min(x, value, peer, sem=sem, scope=scope)
         else:
-            old = ctx.atomic_max(x, value, peer, sem=sem, scope=scope)
+            old = getattr(Context, op)(ctx, x, value, peer, sem=sem, scope=scope)
     else:
         bases = context + 2
-        if op == "add":
-            old = language.atomic_add(x, value, me, peer, bases, sem=sem, scope=scope)
-        elif op == "sub":
-            old = language.atomic_sub(x, value, me, peer, bases, sem=sem, scope=scope)
-        elif op == "cas":
+        if op == "atomic_cas":
             old = language.atomic_cas(x, 0, value, me, peer, bases, sem=sem, scope=scope)
-        elif op == "xchg":
-            old = language.atomic_xchg(x, value, me, peer, bases, sem=sem, scope=scope)
-        elif op == "xor":
-            old = language.atomic_xor(x, value, me, peer, bases, sem=sem, scope=scope)
-        elif op == "and":
-            old = language.atomic_and(x, value, me, peer, bases, sem=sem, scope=scope)
-        elif op == "or":
-            old = language.atomic_or(x, value, me, peer, bases, sem=sem, scope=scope)
-        elif op == "min":
-            old = language.atomic_min(x, value, me, peer, bases, sem=sem, scope=scope)
         else:
-            old = language.atomic_max(x, value, me, peer, bases, sem=sem, scope=scope)
+            old = getattr(language, op)(x, value, me, peer, bases, sem=sem, scope=scope)
     tl.store(out, old)
 
 
@@ -111,9 +83,9 @@ def synchronise(
     BLOCK: tl.constexpr
 ):  # fmt: skip
     """One signal, wait, put_signal or barrier; data is stored before and loaded behind it."""
-    i = tl.arange(0, BLOCK)
+    i = lanes(BLOCK, per_access(x.dtype.element_ty))
     bases = context + 2
-    ctx = DeviceContext.from_tensor(context, W)
+    ctx = open_context(tl.constexpr(Context), context, W)
     if op == "signal":
         ctx.store(x + i, value.to(x.dtype.element_ty), peer)
         if method:
@@ -134,18 +106,16 @@ def synchronise(
     elif op == "wait_unbounded":
         tl.store(flags + W, language.wait(flags, value, cmp="eq"))
     elif op == "wait_block":
-        lanes = tl.arange(0, W)
         if method:
-            seen = ctx.wait(flags + lanes, value)
+            seen = ctx.wait(flags + lanes(W), value)
         else:
-            seen = language.wait(flags + lanes, value, timeout_ns=timeout_ns, status=status, rank=me)
-        tl.store(flags + W + lanes, seen)
+            seen = language.wait(flags + lanes(W), value, timeout_ns=timeout_ns, status=status, rank=me)
+        tl.store(flags + W + lanes(W), seen)
     elif op == "wait_any":
-        lanes = tl.arange(0, W)
         if method:
-            place = ctx.wait_any(flags + lanes, value)
+            place = ctx.wait_any(flags + lanes(W), value)
         else:
-            place = language.wait_any(flags + lanes, value, timeout_ns=timeout_ns, status=status, rank=me)
+            place = language.wait_any(flags + lanes(W), value, timeout_ns=timeout_ns, status=status, rank=me)
         tl.store(flags + W, place)
     elif op == "test":
         if method:
@@ -170,6 +140,7 @@ def synchronise(
         else:
             language.barrier(flags, me, W, bases, timeout_ns=timeout_ns, status=status)
     else:
+        tl.static_assert(op == "barrier_group", "synchronise knows no such operation")
         if method:
             ctx.barrier(flags, 1, 2, 3, program=tl.program_id(0))
         else:
@@ -182,33 +153,26 @@ def order(
     scope: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """One signal, wait or put_signal with an order and a scope."""
-    i = tl.arange(0, BLOCK)
-    ctx = DeviceContext.from_tensor(context, W)
+    i = lanes(BLOCK, per_access(x.dtype.element_ty))
+    ctx = open_context(tl.constexpr(Context), context, W)
     bases = context + 2
-    if op == "signal":
+    if op == "signal" or op == "signal_add":
+        how: tl.constexpr = "set" if op == "signal" else "add"
         if method:
-            ctx.signal(flags, value, peer, sem=sem, scope=scope)
+            ctx.signal(flags, value, peer, how, sem, scope)
         else:
-            language.signal(flags, value, me, peer, bases, sem=sem, scope=scope)
-    elif op == "signal_add":
-        if method:
-            ctx.signal(flags, value, peer, "add", sem, scope)
-        else:
-            language.signal(flags, value, me, peer, bases, "add", sem, scope)
+            language.signal(flags, value, me, peer, bases, how, sem, scope)
     elif op == "put_signal":
         if method:
             ctx.put_signal(x + i, x + BLOCK + i, flags, value, peer, sem=sem, scope=scope)
         else:
             language.put_signal(x + i, x + BLOCK + i, flags, value, me, peer, bases, sem=sem, scope=scope)
-    elif op == "wait":
-        if method:
-            seen = ctx.wait(flags, value, "ge", sem, scope)
-        else:
-            seen = language.wait(flags, value, "ge", sem, scope)
-        tl.store(flags + W, seen)
     else:
-        tl.static_assert(op == "wait_block", "order knows no such operation")
-        each = tl.arange(0, W)
+        if op == "wait":
+            each = 0
+        else:
+            tl.static_assert(op == "wait_block", "order knows no such operation")
+            each = lanes(W)
         if method:
             seen = ctx.wait(flags + each, value, "ge", sem, scope)
         else:
@@ -289,7 +253,7 @@ def _atomics() -> list[CompileCase]:
                     CompileCase(
                         name=f"atomic_{op}-{str(dtype)[6:]}-{'method' if method else 'function'}",
                         kernel=atomic,
-                        args=(op, method, dtype, dtype, torch.int64, 3, 5, 7),
+                        args=(f"atomic_{op}", method, dtype, dtype, torch.int64, 3, 5, 7),
                         kwargs={"W": _WORLD, "sem": None, "scope": None},
                         expect={
                             _CUDA: (rf"atom\.global\.(sys\.acq_rel|acq_rel\.sys)\.{_CUDA_ATOMIC[op]}\.",),
@@ -301,7 +265,7 @@ def _atomics() -> list[CompileCase]:
         CompileCase(
             name="atomic_add-relaxed-gpu",
             kernel=atomic,
-            args=("add", False, torch.int32, torch.int32, torch.int64, 3, 5, 7),
+            args=("atomic_add", False, torch.int32, torch.int32, torch.int64, 3, 5, 7),
             kwargs={"W": _WORLD, "sem": "relaxed", "scope": "gpu"},
             expect={_CUDA: (r"atom\.global\.gpu\.relaxed\.add\.",), _HIP: (r"global_atomic_add",)},
         )
@@ -381,6 +345,18 @@ def _without(pattern: str) -> str:
     return rf"\A(?![\s\S]*{pattern})"
 
 
+def shared_cases() -> list[CompileCase]:
+    """Return the cases whose kernels are written for both languages."""
+    return _moves() + _atomics() + _synchronisation() + _orders() + tile_cases.compile_cases()
+
+
+def gluon_cases(Context, default_layout) -> list[CompileCase]:
+    """Return the shared cases in Gluon, with its context and what makes layouts for tiles."""
+    kernels = {case.kernel for case in shared_cases()}
+    compiled = {kernel: in_gluon(kernel, Context=Context, default_layout=default_layout) for kernel in kernels}
+    return [dataclasses.replace(case, kernel=compiled[case.kernel]) for case in shared_cases()]
+
+
 def compile_cases() -> list[CompileCase]:
     """Return cases for every device function in representative element types, intrinsics, tiles and collectives."""
     others = [
@@ -401,5 +377,4 @@ def compile_cases() -> list[CompileCase]:
             },
         ),
     ]
-    shared = tiles.compile_cases() + collectives.compile_cases() + operations.compile_cases()
-    return _moves() + _atomics() + _synchronisation() + _orders() + others + shared
+    return shared_cases() + others + collective_cases.compile_cases() + gemm_cases.compile_cases()

@@ -7,16 +7,26 @@ import triton.language as tl
 
 from iris_core.types import CompileCase, DeviceType
 from iris_triton.context import DeviceContext
+from iris_triton.testing.languages import open_context, per_access
 from iris_triton.tiles.reductions import AllReduceConfig
 from iris_triton.tiles.views import Tile, TileView, make_tensor_view
+
+Context = DeviceContext
+"""What the kernel calls; the cases in Gluon put another one in its place, and in that of `default_layout`."""
 
 _WORLD = 8
 _CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
 
 
+@triton.constexpr_function
+def default_layout(shape, vector):
+    """Triton's tiles have no layout."""
+    return None
+
+
 @triton.jit
 def collective(ctx, op: tl.constexpr, tile, place, src, dst, locks, rank, peer, n_per_rank):
-    """One tile-level collective, in both languages.
+    """One tile-level collective.
 
     Args:
         ctx: the context.
@@ -62,10 +72,11 @@ def tile_collective(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
     """Each program takes the tile of its number."""
-    ctx = DeviceContext.from_tensor(context, W)
+    ctx = open_context(tl.constexpr(Context), context, W)
+    layout: tl.constexpr = default_layout([BLOCK_M, BLOCK_N], vector=per_access(x.dtype.element_ty))
     x_view = make_tensor_view(x, M, N, stride_m, stride_n)
     tiles_n = tl.cdiv(N, BLOCK_N)
-    place = TileView(tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n, BLOCK_M, BLOCK_N)
+    place = TileView(tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n, BLOCK_M, BLOCK_N, layout)
     tile = Tile(place.pid_m, place.pid_n, BLOCK_M, BLOCK_N, place.partial(x_view))
     src_view = make_tensor_view(src, M, N, stride_m, stride_n)
     dst_view = make_tensor_view(dst, M, N, stride_m, stride_n)

@@ -1,0 +1,43 @@
+"""Kernels that are written once and compiled as Triton and as Gluon.
+
+Their blocks come from `iris_triton.language.blocks`, which knows who is compiling, and their contexts from
+`open_context`; the rest of the language is the same in both.
+"""
+# mypy: ignore-errors
+
+import functools
+from types import FunctionType
+
+import triton
+import triton.language as tl
+
+
+def in_gluon(kernel, **replaced):
+    """Return a Triton kernel as a Gluon kernel; `replaced` has other values for globals that it uses."""
+    from triton.experimental import gluon
+
+    plain = kernel.fn
+    function = FunctionType(plain.__code__, {**plain.__globals__, **replaced}, plain.__name__, plain.__defaults__)
+    functools.update_wrapper(function, plain)
+    del function.__wrapped__  # the globals would be looked for there
+    return gluon.jit(function, do_not_specialize=kernel.do_not_specialize)
+
+
+@triton.constexpr_function
+def per_access(element_type):
+    """Elements in 16 bytes."""
+    return 128 // element_type.primitive_bitwidth
+
+
+@triton.constexpr_function
+def _takes_size(Context):
+    return hasattr(Context, "from_tensor")
+
+
+@triton.jit
+def open_context(Context: tl.constexpr, context_tensor, world_size: tl.constexpr):
+    """Make a context of either language's class."""
+    if _takes_size(Context):
+        return Context.from_tensor(context_tensor, world_size)
+    else:
+        return Context.initialize(context_tensor)
