@@ -124,14 +124,8 @@ class Backing:
     def release_idle(self, free: Iterable[tuple[int, int]]) -> bool:
         """Give back the whole granules that have been free since the previous call, and note those free now.
 
-        Args:
-            free: the free blocks as (offset, size).
-
-        Returns:
-            Whether anything was given back.
-
-        Raises:
-            Exception: the allocator's first error; what is remembered here is the same as on ranks without one.
+        Returns whether anything was given back; `free` are the free blocks as (offset, size).  If the allocator raises,
+        what is remembered here is the same as on ranks where it does not.
         """
         idle, ranges = RangeSet(), []
         for offset, size in free:

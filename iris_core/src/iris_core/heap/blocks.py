@@ -179,11 +179,7 @@ class BlockTable:
         self.version += 1
 
     def find(self, tensor: torch.Tensor, what: str) -> Record:
-        """Return the live block whose storage `tensor` has.
-
-        Args:
-            tensor: any view of the block.
-            what: the call that asks, for messages.
+        """Return the live block of which `tensor` is a view; `what` is the call that asks, for messages.
 
         Raises:
             NotOnHeapError: the storage does not lie on the heap.
@@ -246,15 +242,7 @@ class BlockTable:
         self.unannounced = [number for number in self.unannounced if number not in told]
 
     def count_votes(self, everyone: Iterable[Iterable[int]], world_size: int) -> list[int]:
-        """Count which blocks ranks say they have dropped.
-
-        Args:
-            everyone: per rank the numbers; 0 is padding.
-            world_size: number of ranks.
-
-        Returns:
-            The numbers of the blocks that all ranks have dropped by now, ascending.
-        """
+        """Count which blocks ranks say they have dropped, 0 being padding; return those that all have, ascending."""
         for numbers in everyone:
             for number in numbers:
                 if number:

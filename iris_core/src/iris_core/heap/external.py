@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 
 from iris_core.device.targets import same_device
-from iris_core.errors import DeviceError, HeapExhaustedError, LayoutError, SymmetryError, UnsupportedError
+from iris_core.errors import DeviceError, LayoutError, SymmetryError, UnsupportedError
 from iris_core.heap.blocks import Op, Record
-from iris_core.heap.symmetry import Step, agree, agree_that, find_room, wait_for_device
+from iris_core.heap.symmetry import Step, agree, agree_that, wait_for_device
 from iris_core.types import Capability
 from iris_core.world.failures import name_ranks, on_all_ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from iris_core.heap.blocks import Label
     from iris_core.heap.heap_state import HeapState
     from iris_core.protocols import SupportsImportTensor
@@ -140,26 +142,24 @@ def agree_on_tensor(state: HeapState, external: torch.Tensor, device: str) -> Pa
 
 
 def import_tensor(
-    state: HeapState, external: torch.Tensor, label: Label, extent: Extent
+    state: HeapState, external: torch.Tensor, passed: Passed, reserve: Callable[[int, int, Label], int]
 ) -> tuple[Record, torch.Tensor]:
     """Import a tensor; the caller records the block.
 
-    Collective: every rank calls it, after all could tell their extents.  If it fails on one rank, it raises on all
+    Collective: every rank calls it, after all have agreed on what they pass.  If it fails on one rank, it raises on all
     and nothing has changed.
 
     Args:
         state: of the heap.
         external: what is imported.
-        label: the call.
-        extent: what this rank's tensor asks of the heap.
+        passed: what is known of it.
+        reserve: finds an offset for (nbytes, alignment, label).
     """
-    size, shared = _agree_on_place(state, extent)
-    offset, is_new = shared, shared < 0
-    if is_new:
-        try:
-            offset = state.offsets.allocate(size, state.allocator.granularity)
-        except HeapExhaustedError:
-            offset = find_room(state, size, state.allocator.granularity, label)
+    assert passed.extent is not None
+    label = passed.label
+    size, shared = _agree_on_place(state, passed.extent)
+    is_new = shared < 0
+    offset = reserve(size, state.allocator.granularity, label) if is_new else shared
     number, on_release = state.blocks.next_number()
     imported: list[torch.Tensor] = []
 

@@ -14,6 +14,7 @@ collectives may allocate, too (`iris_core.ccl.api`).
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class SymmetricHeap:
-    """One rank's heap and its view of the peers' heaps.
+    """One rank's heap and its view of the peers' heaps.  When it is closed, its methods raise HeapClosedError.
 
     Args:
         allocator: owns the memory; the heap closes it.
@@ -129,7 +130,6 @@ class SymmetricHeap:
         Collective: every rank calls it.  The heap does it by itself whenever memory grows.
 
         Raises:
-            HeapClosedError: the heap is closed.
             SymmetryError: the ranks' histories differ.
             PeerAccessError: some rank could not map a peer's heap.
         """
@@ -153,7 +153,6 @@ class SymmetricHeap:
         Raises:
             ValueError: negative size or bad alignment.
             HeapExhaustedError: no room; the heap can be used as before.
-            HeapClosedError: the heap is closed.
             HeapError: the current stream is being captured into a graph.
             SymmetryError: the ranks' histories differ (noticed only when it communicates).
         """
@@ -205,10 +204,7 @@ class SymmetricHeap:
         state.order.check_not_capturing(label[0])
         if state.blocks.released and state.world.world_size == 1:
             symmetry.reclaim_dropped(state)
-        try:
-            offset = state.offsets.allocate(nbytes, alignment)
-        except HeapExhaustedError:
-            offset = symmetry.find_room(state, nbytes, alignment, label)
+        offset = self._reserve(nbytes, alignment, label)
         size = state.offsets.size_of(offset)
         number, on_release = state.blocks.next_number()
         try:
@@ -225,6 +221,12 @@ class SymmetricHeap:
         storage = raw.untyped_storage()._cdata
         self._record(Record(number, offset, nbytes, offset, storage, label), Op.ALLOCATE, alignment)
         return raw
+
+    def _reserve(self, nbytes: int, alignment: int, label: Label) -> int:
+        """Find an offset; where there is no room, all ranks look for what nobody needs any more."""
+        with contextlib.suppress(HeapExhaustedError):
+            return self._state.offsets.allocate(nbytes, alignment)
+        return symmetry.find_room(self._state, nbytes, alignment, label)
 
     def _grow(self, offset: int, nbytes: int, alignment: int, label: Label) -> None:
         """Back a range with memory that peers have to map; if it fails on a rank, every rank gives back what it got.
@@ -265,22 +267,7 @@ class SymmetricHeap:
         return offset, self._state.allocator.tensor(offset, nbytes, lambda: None)
 
     def allocate_symmetric(self, *size: int, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Allocate a tensor and say where every rank's copy of it lies.
-
-        Symmetric: every rank calls it with the same arguments.
-
-        Args:
-            size: sizes, as for torch.empty.
-            dtype: element type; torch's default dtype if None.
-
-        Returns:
-            The tensor (content undefined) and an int64 tensor of shape (world_size,) on the same device, whose entry r
-            is the address of rank r's copy in this process.
-
-        Raises:
-            HeapExhaustedError: no room; the heap can be used as before.
-            HeapClosedError: the heap is closed.
-        """
+        """Allocate a tensor and say where every rank's copy of it lies; see `iris_core.Iris.allocate_symmetric`."""
         like = torch.empty(*size, dtype=dtype, device="meta")
         shape = tuple(like.shape)
         out = self.empty_strided(shape, like.stride(), like.dtype, ("allocate_symmetric", shape, like.dtype))
@@ -288,35 +275,17 @@ class SymmetricHeap:
         return out, torch.tensor([base + offset for base in self.heap_bases], dtype=torch.int64, device=out.device)
 
     def as_symmetric(self, external: torch.Tensor) -> torch.Tensor:
-        """Bring a tensor onto the heap.
-
-        Where the allocator can import memory (`Capability.IMPORT_TENSOR`) the result shares the tensor's memory;
-        otherwise it is a copy, detached from autograd.  A tensor that lies on the heap already is returned as it is.
-
-        Collective: every rank calls it, with a tensor of the same shape, strides and dtype, which lies on the heap
-        already on every rank, at the same offset, or on none.  The ranks compare this before anything is taken, so an
-        error is raised on all of them, and nothing has changed.
-
-        Args:
-            external: a strided tensor on the heap's device.
+        """Bring a tensor onto the heap; see `iris_core.Iris.as_symmetric`.
 
         Raises:
-            SymmetryError: the ranks' tensors do not fit together.
-            DeviceError: some rank's tensor is on another device than its heap.
-            LayoutError: some rank's tensor is sparse, quantized, or has another layout than torch.strided.
-            UnsupportedError: some rank's tensor cannot be imported, or is a lazy view of torch's (`conj()`, or `imag`
-                of one) and not on the heap yet.
-            TypeError: some rank's argument is no tensor.
-            HeapExhaustedError: no room; the heap can be used as before.
             HeapError: the current stream of some rank is being captured into a graph.
-            HeapClosedError: the heap is closed.
         """
         self._check_open()
         passed = imports.agree_on_tensor(self._state, external, self._device)
         if passed.offset >= 0:
             return external
         if passed.extent is not None:
-            record, out = imports.import_tensor(self._state, external.detach(), passed.label, passed.extent)
+            record, out = imports.import_tensor(self._state, external.detach(), passed, self._reserve)
             self._record(record, Op.IMPORT, self._state.allocator.granularity)
             return out
         return self.empty_strided(passed.shape, passed.stride, external.dtype, passed.label).copy_(external.detach())
@@ -337,7 +306,6 @@ class SymmetricHeap:
             NotOnHeapError: the tensor does not lie on this heap.
             HeapError: it was freed before, or its storage is not the one that the heap made, or the current stream is
                 being captured into a graph.
-            HeapClosedError: the heap is closed.
         """
         self._check_open()
         symmetry.retire(self._state, self._state.blocks.find(tensor, "free"))
@@ -357,7 +325,6 @@ class SymmetricHeap:
             TypeError: `stream` is no stream.
             NotOnHeapError: the tensor does not lie on this heap.
             HeapError: it was freed before, or its storage is not the one that the heap made.
-            HeapClosedError: the heap is closed.
 
         Example:
             side.wait_stream(torch.cuda.current_stream())
@@ -403,7 +370,6 @@ class SymmetricHeap:
                 before: the next allocation there tries again.
             CollectiveTimeoutError: a rank did not arrive in time.
             PeerLostError: a rank's process has ended.
-            HeapClosedError: the heap is closed.
         """
         self._check_open()
         symmetry.meet(self._state, stream, wait=wait)
@@ -433,7 +399,6 @@ class SymmetricHeap:
         Raises:
             ValueError: no such rank.
             NotOnHeapError: `ptr` does not lie in that heap.
-            HeapClosedError: the heap is closed.
         """
         self._check_open()
         return self._state.backing.translate(ptr, from_rank, to_rank)
@@ -478,7 +443,6 @@ class SymmetricHeap:
 
         Raises:
             NotOnHeapError: it does not.
-            HeapClosedError: the heap is closed.
         """
         self._check_open()
         offset = self._state.backing.offset_within(tensor)

@@ -47,8 +47,8 @@ class SubAllocator:
         self._by_size: list[tuple[int, int]] = [(self.nbytes, 0)]  # free blocks as (size, offset), sorted
         self._by_start: dict[int, int] = {0: self.nbytes}  # free blocks: offset -> size
         self._by_end: dict[int, int] = {self.nbytes: 0}  # free blocks: end -> offset
-        self._allocated = 0
-        self._peak = 0
+        self.allocated_bytes = self.peak_bytes = 0
+        """Bytes in live blocks, now and at most."""
 
     def rounded(self, nbytes: int) -> int:
         """Size of the block that a request of `nbytes` gets; a request for nothing gets the smallest block."""
@@ -99,9 +99,9 @@ class SubAllocator:
         if free_end > end:
             self._add_free(end, free_end)
         self._live[offset] = size
-        self._allocated += size
-        if self._allocated > self._peak:
-            self._peak = self._allocated
+        self.allocated_bytes += size
+        if self.allocated_bytes > self.peak_bytes:
+            self.peak_bytes = self.allocated_bytes
         return offset
 
     def free(self, offset: int) -> int:
@@ -120,7 +120,7 @@ class SubAllocator:
         if size is None:
             raise HeapError(f"no live block begins at offset {offset}: it was freed before, or is no block's start")
         self.num_frees += 1
-        self._allocated -= size
+        self.allocated_bytes -= size
         start, end = offset, offset + size
         before = self._by_end.pop(start, None)
         if before is not None:
@@ -146,21 +146,6 @@ class SubAllocator:
         """Free blocks as (offset, size), by offset; no two are adjacent."""
         return sorted(self._by_start.items())
 
-    @property
-    def allocated_bytes(self) -> int:
-        """Bytes in live blocks."""
-        return self._allocated
-
-    @property
-    def free_bytes(self) -> int:
-        """Bytes in free blocks."""
-        return self.nbytes - self._allocated
-
-    @property
-    def largest_free(self) -> int:
-        """Bytes in the largest free block."""
-        return self._by_size[-1][0] if self._by_size else 0
-
     def free_below(self, end: int) -> tuple[int, int]:
         """Bytes that are free below a place, at or above `limit`, and how many of them are in one piece at most."""
         most = 0
@@ -168,18 +153,13 @@ class SubAllocator:
             most = max(most, min(size, end - start))
             if start + size <= end:  # the others are smaller
                 break
-        return end - self._allocated, most
+        return end - self.allocated_bytes, most
 
     def end_behind_all(self, nbytes: int, alignment: int) -> int:
         """Where a block would end that lies behind all others, whatever the limit."""
         size = self.rounded(nbytes)
         start = self._by_end.get(self.nbytes, self.nbytes)
         return -(-start // alignment) * alignment + size
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most bytes that were in live blocks at any time."""
-        return self._peak
 
     def _add_free(self, start: int, end: int) -> None:
         size = end - start

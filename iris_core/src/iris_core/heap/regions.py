@@ -85,14 +85,9 @@ class SystemArea:
         return begin
 
     def reserve(self, world: World, nbytes: int, what: str) -> int:
-        """Find a range for a group of ranks.
+        """Find a range for a group of ranks; `what` says what for.
 
         Collective: every member calls it with the same arguments, and nobody else.
-
-        Args:
-            world: the members.
-            nbytes: size of the range.
-            what: what it is for, for the message.
 
         Returns:
             Where it begins, in bytes from the beginning of the area; the same on every member.  Its content is zero on
@@ -144,16 +139,9 @@ def set_first_limit(state: HeapState) -> None:
 
 
 def take(state: HeapState, world: World, members: Sequence[int], nbytes: int, what: str) -> int:
-    """Find a range for a group of ranks, and back it with memory.
+    """Find a range for a group of ranks, the members of `world`, and back it with memory; `what` says what for.
 
     Collective: every member calls it with the same arguments, and nobody else.
-
-    Args:
-        state: of the heap.
-        world: the members.
-        members: their ranks.
-        nbytes: size of the range.
-        what: what it is for.
 
     Returns:
         Its offset in the heap, the same on every member.  The content is undefined.
@@ -198,18 +186,9 @@ def end_of_all(state: HeapState, floors: Iterable[int]) -> int:
 
 
 def raise_limit(state: HeapState, nbytes: int, alignment: int, floors: Sequence[int]) -> bool:
-    """Let allocations have more of the heap, if that is enough for a block that has found no room.
+    """Let allocations have more of the heap, if that is enough for a block that has found no room; whether it is.
 
-    Collective: every rank calls it with the same arguments, after an exchange.
-
-    Args:
-        state: of the heap.
-        nbytes: size of the block.
-        alignment: alignment of the block.
-        floors: where the regions of groups begin on every rank.
-
-    Returns:
-        Whether there is room now.
+    Collective: every rank calls it with the same arguments; `floors` are where regions of groups begin on each.
     """
     offsets = state.offsets
     needed = offsets.end_behind_all(nbytes, alignment)

@@ -126,11 +126,7 @@ def map_if_new(state: HeapState, steps: Sequence[Step]) -> None:
 
 
 def explain_difference(tails: Sequence[Sequence[Call]]) -> str:
-    """Say in which call the ranks' histories differ first.
-
-    Args:
-        tails: per rank the recent calls, oldest first; the last one is what the rank is doing now.
-    """
+    """Say in which call the ranks' histories differ first; of each rank's, the last one is what it is doing now."""
     advice = (
         "All ranks must make the same allocations and frees in the same order: look for one inside `if rank == ...`, "
         "or for sizes that differ by rank."
@@ -321,13 +317,7 @@ def _recycle(state: HeapState, records: Sequence[Record]) -> tuple[bool, Excepti
 
 
 def _settle(state: HeapState, gave_back: bool, error: Exception | None) -> None:
-    """Where memory was given back, agree that all ranks have done so: only then it is free, and asked for again.
-
-    Args:
-        state: of the heap.
-        gave_back: whether there may have been any; equal on all ranks.
-        error: why this rank could not.
-    """
+    """Where memory may have been given back, agree that all ranks could: only then it is free, and asked for again."""
 
     def check() -> None:
         if error is not None:

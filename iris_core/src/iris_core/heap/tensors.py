@@ -10,6 +10,8 @@ What all factories have in common:
         and frees.  Nothing is communicated unless memory grows, there is no room, or it is
         the first one to reach beyond a half of the heap or a further sixteenth (`iris_core.heap.regions`).
     Args:
+        sizes: sizes one by one or as one (nested) tuple or list; `()` makes a tensor without dimensions.
+        size: the same by keyword.
         out: a tensor on the heap to fill instead of allocating one.  It must have as many elements as asked for; if its
             shape differs, a view of it with the requested shape is returned and `out` keeps its own.
         dtype: element type; torch's rules where it is None (that of `out`, if given).
@@ -70,12 +72,7 @@ class TensorFactories:
         device: Device = None,
         requires_grad: bool = False,
     ) -> torch.Tensor:
-        """Return a tensor of zeros on the heap; see the module for what all factories share.
-
-        Args:
-            sizes: sizes one by one or as one (nested) tuple or list; `()` makes a tensor without dimensions.
-            size: the same by keyword.
-        """
+        """Return a tensor of zeros on the heap; see the module for what all factories share."""
         self._check_options("zeros", device, layout)
         like = _like_size("zeros", sizes, size, dtype, out, requires_grad)
         return self._make("zeros", like, out, requires_grad, torch.Tensor.zero_)
@@ -90,12 +87,7 @@ class TensorFactories:
         device: Device = None,
         requires_grad: bool = False,
     ) -> torch.Tensor:
-        """Return a tensor of ones on the heap; see the module for what all factories share.
-
-        Args:
-            sizes: sizes one by one or as one (nested) tuple or list; `()` makes a tensor without dimensions.
-            size: the same by keyword.
-        """
+        """Return a tensor of ones on the heap; see the module for what all factories share."""
         self._check_options("ones", device, layout)
         like = _like_size("ones", sizes, size, dtype, out, requires_grad)
         return self._make("ones", like, out, requires_grad, lambda t: t.fill_(1))
@@ -115,8 +107,6 @@ class TensorFactories:
         """Return a tensor of undefined content on the heap; see the module for what all factories share.
 
         Args:
-            sizes: sizes one by one or as one (nested) tuple or list; `()` makes a tensor without dimensions.
-            size: the same by keyword.
             pin_memory: must be False.
             memory_format: torch.contiguous_format, torch.channels_last or torch.channels_last_3d; not with `out`.
 
@@ -309,8 +299,6 @@ class TensorFactories:
         See the module for what all factories share.  The ranks' generators are their own: same seed, same numbers.
 
         Args:
-            sizes: sizes one by one or as one (nested) tuple or list; `()` makes a tensor without dimensions.
-            size: the same by keyword.
             generator: source of the numbers, on this device; torch's default one if None.
             pin_memory: must be False.
 

@@ -96,23 +96,11 @@ def arrive(group: dist.ProcessGroup | None, environ: Mapping[str, str] | None = 
 
 
 def connect(group: dist.ProcessGroup | None, timeout_s: float, environ: Mapping[str, str] | None = None) -> World:
-    """Find the world of this process.
-
-    Collective: every rank of the world calls it.
-
-    Args:
-        group: ranks of torch.distributed that share the heap; None for all.
-        timeout_s: bound of this and of every exchange in seconds.
-        environ: the environment; os.environ by default.
+    """Find the world of this process; see `arrive` and `Arrival.open`.  Collective: every rank of the world calls it.
 
     Returns:
         The ranks of torch.distributed where that is initialised, those that `iris_core.run` has started, or torchrun;
         else a world of one.
-
-    Raises:
-        CollectiveTimeoutError: the ranks did not find each other in time.
-        RankMismatchError: torchrun's variables contradict each other.
-        IrisError: see `arrive` and `Arrival.open`.
     """
     with arrive(group, environ) as arrival:
         return arrival.open(timeout_s)

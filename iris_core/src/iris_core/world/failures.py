@@ -165,13 +165,9 @@ def raise_described(
 
 
 def check_agreement(world: _Ranks, facts: Mapping[str, str]) -> None:
-    """Compare what every rank was opened with.
+    """Compare what must be equal on all ranks ("heap_size": "1073741824", ...); they are opened with it.
 
     Collective: every rank calls it with the same keys.
-
-    Args:
-        world: the ranks.
-        facts: what must be equal on all ranks ("heap_size": "1073741824", ...).
 
     Raises:
         RankMismatchError: something differs; the message shows it rank by rank.
