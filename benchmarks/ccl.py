@@ -30,7 +30,7 @@ from ccl_peers import Unavailable, is_symmetric_kernel, kernels_of, nccl_call, t
 
 from iris_core import bench
 from iris_core.ccl import Config
-from iris_core.ccl.samples import SPOILED, Sample
+from iris_core.tuning.collectives import SPOILED, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -62,7 +62,7 @@ def repeated(call: Callable[[], object], *, on_gpu: bool) -> Callable[[], float]
 
 def without_launch(ctx: Iris, call: Callable[[], object]) -> Callable[[], object]:
     """Return a call that does all but launch; it must be the first one of its kind."""
-    from iris_core.dispatch.stream_order import DeviceOrder
+    from iris_core.device.launch_order import DeviceOrder
 
     known = set(ctx.ccl._bound)
     call()

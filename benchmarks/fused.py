@@ -34,7 +34,7 @@ from ccl_groups import HALF, groups, part_of
 
 from iris_core import bench
 from iris_core.ops import FusedConfig
-from iris_core.ops.samples import SPOILED, FusedSample
+from iris_core.tuning.matmuls import SPOILED, FusedSample
 
 if TYPE_CHECKING:
     from ccl_groups import Part

@@ -13,8 +13,10 @@ Claim: 25 us for a call on a GPU's host, 10 up to the launcher.
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +24,7 @@ from ccl_launch import repeated
 
 from iris_core import bench
 from iris_core.ops import FusedConfig
-from iris_core.ops.samples import SPOILED, FusedSample
+from iris_core.tuning.matmuls import SPOILED, FusedSample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,16 +60,17 @@ ROWS_EACH = 128
 
 def without_launch(ctx: Iris, call: Callable[[], object]) -> Callable[[], object]:
     """Return a call that does all but launch; it must be the first one of its kind."""
-    from iris_core.dispatch.stream_order import DeviceOrder
+    from iris_core.device.launch_order import DeviceOrder
 
     known = set(ctx.ops._bound)
     call()
     (new,) = set(ctx.ops._bound) - known
-    bound: Any = ctx.ops._bound[new].call
+    bound: Any = ctx.ops._bound[new]
     if ctx.device == "cpu":  # what a GPU's first call would have left
         order: Any = object.__new__(DeviceOrder)
         order._index, order._last_raw, order._raw_stream = 0, 0, lambda index: 0
-        bound._order = order
+        order._lock = threading.RLock()
+        bound._run = functools.partial(order.run, bound._launch, bound.plan)
     kernel = bound.plan.kernel
     kernel._run = lambda raw, values: None
     if ctx.device == "cpu":

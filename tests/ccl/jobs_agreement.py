@@ -14,12 +14,11 @@ from jobs_common import environment
 
 from iris_core import Iris
 from iris_core.ccl import Config
-from iris_core.dispatch import launches, members
+from iris_core.dispatch import bind, members
 from iris_core.dispatch.tables import Entry, write_table
 from iris_core.errors import IrisError, UnsupportedError
 from iris_core.logs import logger
 from iris_core.ops import FusedConfig
-from iris_core.ops.tables import Measured, write_fused_table
 from iris_core.types import Availability
 
 
@@ -213,7 +212,7 @@ def accepted(device):
 def kinds_without_end(device):
     """Lengths and split sizes that vary; what is known of them stays bounded, and what was dropped works again."""
     wrong, sizes = [], []
-    whole, launches.GENERATION = launches.GENERATION, 8
+    whole, bind.GENERATION = bind.GENERATION, 8
     try:
         with Iris("24MiB", device=device) as ctx:
             rank = ctx.cur_rank
@@ -232,7 +231,7 @@ def kinds_without_end(device):
                 sizes.append(ctx.ccl._bound.total)
             ctx.barrier()
     finally:
-        launches.GENERATION = whole
+        bind.GENERATION = whole
     return wrong, max(sizes)
 
 
@@ -241,11 +240,11 @@ def tables_that_differ(device, folder, engine):
     config = {"comm_sms" if engine == "ccl" else "num_sms": 1 + int(os.environ["RANK"])}
     cache = pathlib.Path(folder) / os.environ["RANK"]
     if engine == "ccl":
-        entry = Entry("all_reduce", "float32", math.inf, "two_shot", 1e-9, "", config)
-        write_table(cache / "ccl" / "mine.json", "cpu", 2, {}, [entry])
+        entry = Entry("all_reduce", "float32", math.inf, "two_shot", 1e-9, config=config)
     else:
-        row = Measured("matmul_all_reduce", "float32", (64, 64, 64), None, "two_shot", 1e-9, config)
-        write_fused_table(cache / "ops" / "mine.json", "cpu", 2, {}, [row])
+        place = {"shape": (64, 64, 64), "config": config}
+        entry = Entry("matmul_all_reduce", "float32", math.inf, "two_shot", 1e-9, **place)
+    write_table(cache / engine / "mine.json", "cpu", 2, {}, [entry])
     with environment(IRIS_CACHE_DIR=str(cache)), Iris("8MiB", device=device) as ctx:
         x, y = ctx.ones(64, 64), ctx.zeros(64, 64)
 

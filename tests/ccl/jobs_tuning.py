@@ -8,8 +8,7 @@ import torch
 
 from iris_core import Iris
 from iris_core.bench import RunOptions
-from iris_core.ccl.samples import OPS, SPOILED, Sample
-from iris_core.ccl.tuning import TuneOptions, tune_on_this_rank
+from iris_core.tuning.collectives import OPS, SPOILED, Sample, TuneOptions, tune_on_this_rank
 
 
 def samples(device, nbytes, dtype):

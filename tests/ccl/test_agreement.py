@@ -5,9 +5,8 @@ import threading
 import jobs_agreement as jobs
 import pytest
 
-from iris_core.dispatch import launches
-from iris_core.dispatch.mismatch import ELEMENT_TYPES
-from iris_core.dispatch.team import control_words
+from iris_core.dispatch import bind, members
+from iris_core.dispatch.team import ELEMENT_TYPES, control_words
 from iris_triton.collectives.parts.barrier import row_words
 from iris_triton.collectives.parts.sizes import MOVABLE
 
@@ -190,8 +189,8 @@ class Launch:
 
 
 def test_launches_that_are_used_stay(monkeypatch):
-    monkeypatch.setattr(launches, "GENERATION", 3)
-    known = launches.Launches()
+    monkeypatch.setattr(bind, "GENERATION", 3)
+    known = bind.Launches()
     staying = Launch(droppable=False)
     assert known.keep("staying", staying) == []
     often = Launch()
@@ -209,8 +208,8 @@ def test_launches_that_are_used_stay(monkeypatch):
 
 def test_another_thread_may_add_launches_meanwhile(monkeypatch):
     """It goes on in the middle of a change of generations."""
-    monkeypatch.setattr(launches, "GENERATION", 3)
-    known, threads = launches.Launches(), []
+    monkeypatch.setattr(bind, "GENERATION", 3)
+    known, threads = bind.Launches(), []
 
     class Slow:
         @property
@@ -228,7 +227,7 @@ def test_another_thread_may_add_launches_meanwhile(monkeypatch):
 
 
 def test_numbers_of_kinds(monkeypatch):
-    agreed = launches.Agreed()
+    agreed = members.Agreed()
     for number, length in enumerate((4, 8), 1):
         assert agreed.next_number((0, 1)) == number
         agreed.add((0, 1), {"elements": str(length)}, number)
@@ -237,7 +236,7 @@ def test_numbers_of_kinds(monkeypatch):
     assert agreed.describe((0, 1), 1) == "elements 4"
     assert agreed.describe((0, 1), 3) == "a call that is not known here"
     assert agreed.next_number((1, 0)) == 1
-    monkeypatch.setattr(launches, "MOST_KINDS", 2)
+    monkeypatch.setattr(members, "MOST_KINDS", 2)
     assert agreed.next_number((0, 1)) == 1
 
 

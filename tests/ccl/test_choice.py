@@ -9,11 +9,10 @@ import pytest
 import torch.distributed as dist
 
 from iris_core.ccl import Config, ReduceOp
-from iris_core.ccl.reduce_op import reduce_op
 from iris_core.dispatch.choice import Chooser
+from iris_core.dispatch.requests import reduce_op
 from iris_core.dispatch.tables import Entry, Tables, read_table, write_table
 from iris_core.errors import ArgumentError, SettingsError, UnsupportedError
-from iris_core.ops.tables import read_fused_table
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType
 from iris_triton.collectives import TABLES, collectives
 from iris_triton.gemm import TABLES as OPERATION_TABLES
@@ -304,7 +303,7 @@ def test_the_smallest_entry_that_covers_a_size(tmp_path):
 def test_a_damaged_table_is_left_out(tmp_path, caplog, text):
     path = tmp_path / "bad.json"
     path.write_text(text)
-    with pytest.raises(SettingsError, match="is not a table of collectives"):
+    with pytest.raises(SettingsError, match="is not a table of measurements"):
         read_table(path)
     with caplog.at_level("WARNING", "iris"):
         assert Tables([tmp_path], "cpu").lookup(REQUEST) == []
@@ -384,11 +383,10 @@ SHIPPED = sorted(TABLES.glob("*.json"))
 @pytest.mark.parametrize("folder", [TABLES, OPERATION_TABLES])
 def test_which_shipped_tables_are_measured(folder):
     """Those that `iris tune` wrote, which names its own version: not that of 8."""
-    read = read_table if folder == TABLES else read_fused_table
-    measured = {path.stem[-1]: read(path).measured for path in folder.glob("*.json")}
+    measured = {path.stem[-1]: read_table(path).measured for path in folder.glob("*.json")}
     assert measured == {"2": True, "4": True, "8": False}
     for path in folder.glob("*.json"):
-        assert ("iris-core" in json.loads(path.read_text())["versions"]) == read(path).measured
+        assert ("iris-core" in json.loads(path.read_text())["versions"]) == read_table(path).measured
 
 
 def test_tables_are_shipped_for_the_h200():

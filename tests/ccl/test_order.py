@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from iris_core.device import launch_order
-from iris_core.dispatch.stream_order import DeviceOrder, HostOrder
+from iris_core.device.launch_order import DeviceOrder, HostOrder
 from iris_core.errors import DeviceError
 from iris_core.heap.streams import HostStreams
 

@@ -9,7 +9,8 @@ from jobs_threads import from_new_threads
 
 from iris_core import Iris
 from iris_core.ccl import api
-from iris_core.dispatch.work import StreamWork
+from iris_core.device.launch_order import StreamWork
+from iris_core.ops import FusedWorkspace
 from iris_core.ops import api as ops_api
 from iris_core.types import DeviceTarget, DeviceType
 from iris_triton.launcher import BoundKernel
@@ -61,8 +62,7 @@ class Guard:
 @pytest.mark.parametrize("current", [0, 1])
 def test_a_call_runs_with_the_contexts_device_current(monkeypatch, current):
     devices = []
-    call = types.SimpleNamespace(run=lambda *tensors: devices.append(Guard.current))
-    bound = types.SimpleNamespace(call=call, workspace=None, facts=None)
+    call = types.SimpleNamespace(run=lambda *tensors: devices.append(Guard.current), workspace=FusedWorkspace())
 
     def bind(found):
         def bind(*question):
@@ -72,8 +72,8 @@ def test_a_call_runs_with_the_contexts_device_current(monkeypatch, current):
         return bind
 
     target = DeviceTarget(DeviceType.CUDA, 1)
-    binder = types.SimpleNamespace(gpu=1, own_heap=(0, 1), bound={}, rank=0, target=target)
-    binder.open = lambda: types.SimpleNamespace(target=target)
+    binder = types.SimpleNamespace(gpu=1, own_heap=(0, 1), bound={}, fused={}, closers=[], target=target)
+    binder.open = lambda: None
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: Guard.current, raising=False)
     monkeypatch.setattr(Guard, "current", current)
     monkeypatch.setattr(torch.cuda, "device", Guard)
@@ -82,7 +82,6 @@ def test_a_call_runs_with_the_contexts_device_current(monkeypatch, current):
     x = torch.zeros(4, 4)
     binder.bind = bind(call)
     api.Collectives(binder).all_reduce(x, x)
-    binder.bind = bind(bound)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     operations = ops_api.Operations(binder)
     operations.matmul_all_reduce(torch.zeros(4, 4), x, x)

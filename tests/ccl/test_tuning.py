@@ -5,12 +5,11 @@ import math
 import pytest
 from jobs_tuning import chosen, samples, tune
 
-from iris_core.ccl.samples import OPS
-from iris_core.ccl.tuning import TuneOptions, merged
 from iris_core.cli import main
 from iris_core.dispatch.tables import Entry, read_table
-from iris_core.dispatch.tune import file_name
 from iris_core.errors import ArgumentError
+from iris_core.tuning.collectives import OPS, TuneOptions
+from iris_core.tuning.tuner import file_name, merged
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

@@ -8,7 +8,7 @@ import torch
 from jobs_common import environment
 
 import iris_triton as iris
-from iris_core.ccl.config import Config as CoreConfig
+from iris_core.dispatch.config import Config as CoreConfig
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_triton.ccl import Config
 from iris_triton.ops import FusedConfig

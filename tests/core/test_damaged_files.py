@@ -23,7 +23,6 @@ from iris_core.dispatch import tables as ccl_tables
 from iris_core.dispatch.choice import Chooser
 from iris_core.dispatch.tables import Tables, read_table
 from iris_core.errors import BenchmarkError, SettingsError
-from iris_core.ops.tables import FusedTables, read_fused_table
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType, FusedRequest
 
 CPU = DeviceTarget(DeviceType.CPU)
@@ -164,7 +163,7 @@ def test_a_table_of_operations_is_used_as_it_is_or_left_out(content):
     with tempfile.TemporaryDirectory() as folder, warnings_of_tables() as warned:
         path = pathlib.Path(folder, "bad.json")
         path.write_text(json.dumps(content))
-        tables = FusedTables([pathlib.Path(folder)], "cpu")
+        tables = Tables([pathlib.Path(folder)], "cpu")
         found = [tables.lookup(fused_request(size)) for size in (1, 3, 4)]
         if warned:
             (warning,) = warned
@@ -176,7 +175,7 @@ def test_a_table_of_operations_is_used_as_it_is_or_left_out(content):
                 "op": row.op, "dtype": row.dtype, "algorithm": row.algorithm, "seconds": row.seconds,
                 "config": row.config, "gather_dim": row.gather_dim, **dict(zip("mnk", row.shape, strict=True)),
             }
-            for row in read_fused_table(path).rows
+            for row in read_table(path).entries
         ]  # fmt: skip
         assert sorted(map(repr, map(sorted, map(dict.items, rows)))) == as_rows(content, OPERATIONS)
 
@@ -246,7 +245,7 @@ def test_whatever_is_in_place_of_a_file_is_left_out(tmp_path, capsys, damage):
     for number, (document, lookup) in enumerate(
         [
             (COLLECTIVES, lambda folder: Tables([folder], "cpu").lookup(REQUESTS[0])),
-            (OPERATIONS, lambda folder: FusedTables([folder], "cpu").lookup(fused_request(4))),
+            (OPERATIONS, lambda folder: Tables([folder], "cpu").lookup(fused_request(4))),
         ]
     ):
         folder = tmp_path / str(number)
@@ -293,14 +292,14 @@ def test_a_folder_that_one_may_not_read_is_left_out(tmp_path, monkeypatch):
 
 
 def test_what_a_config_would_refuse_is_refused_in_tables(tmp_path):
-    for document, read, config in (
-        (COLLECTIVES, read_table, {"num_warps": 3}),
-        (COLLECTIVES, read_table, {"no_such_field": 1}),
-        (OPERATIONS, read_fused_table, {"num_sms": 0}),
+    for document, config in (
+        (COLLECTIVES, {"num_warps": 3}),
+        (COLLECTIVES, {"no_such_field": 1}),
+        (OPERATIONS, {"num_sms": 0}),
     ):
         content = copy.deepcopy(document)
         content["entries"][0]["config"] = config
         path = tmp_path / "t.json"
         path.write_text(json.dumps(content))
         with pytest.raises(SettingsError, match=next(iter(config))):
-            read(path)
+            read_table(path)

@@ -13,9 +13,9 @@ from iris_core.cli import main, tune
 from iris_core.cli.doctor.installation import examine_packages
 from iris_core.diagnosis import Verdict
 from iris_core.dispatch.tables import Entry, read_table, write_table
-from iris_core.dispatch.tune import Tuned
 from iris_core.registry import reset_default_registry
 from iris_core.testing.dist_info import provider_source
+from iris_core.tuning.tuner import Tuned
 
 
 @pytest.fixture(autouse=True)

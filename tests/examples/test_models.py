@@ -69,8 +69,8 @@ def test_tracing(pool, tmp_path, num_ranks):
 
 def test_every_call_of_ccl_and_ops_is_shown():
     from iris_core import nn
+    from iris_core.dispatch.products import OPS as PRODUCTS
     from iris_core.dispatch.requests import OPS as COLLECTIVES
-    from iris_core.ops.calls import OPS as PRODUCTS
 
     shown = (EXAMPLES / "35_collectives.py").read_text()
     for call in (*COLLECTIVES, "barrier", "reset", "explain"):

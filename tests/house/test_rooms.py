@@ -20,25 +20,28 @@ FLOORS = (
     {"world"},
     {"heap", "device", "registry"},
     {"dispatch"},
+    {"providers"},
     {"ccl", "ops", "tracing"},
     {"api", "open_context"},
-    {"nn", "bench", "cli", "testing", "__init__", "__main__"},
+    {"nn", "bench", "cli", "testing", "tuning", "__init__", "__main__"},
 )
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
     "iris_core/*.py": 2730,
     "iris_core/bench": 2940,
-    "iris_core/ccl": 1000,
+    "iris_core/ccl": 444,
     "iris_core/cli": 2650,
-    "iris_core/device": 1410,
-    "iris_core/dispatch": 3270,
+    "iris_core/device": 1596,
+    "iris_core/dispatch": 3045,
     "iris_core/heap": 3278,
     "iris_core/nn": 680,
-    "iris_core/ops": 2580,
+    "iris_core/ops": 510,
+    "iris_core/providers": 561,
     "iris_core/registry": 1205,
     "iris_core/testing": 4370,
     "iris_core/tracing": 670,
+    "iris_core/tuning": 908,
     "iris_core/world": 1909,
     "iris_allocators/*.py": 820,
     "iris_allocators/driver": 730,
@@ -62,8 +65,6 @@ BUDGETS = {
 CROWDED = {
     "iris_core/src/iris_core/bench": 17,
     "iris_core/src/iris_core/cli/doctor": 13,
-    "iris_core/src/iris_core/dispatch": 14,
-    "iris_core/src/iris_core/ops": 14,
     "iris_core/src/iris_core/testing/conformance": 14,
     "iris_triton/src/iris_triton/collectives/packets": 13,
     "iris_triton/src/iris_triton/gemm": 14,
@@ -73,27 +74,8 @@ LONG = {
     "iris_core.testing.conformance.allocator": 662,
 }
 TWICE = {
-    *(f"iris_core:{name}" for name in ("samples", "tuning", "host", "tables", "tune", "jobs")),
+    *(f"iris_core:{name}" for name in ("host", "jobs", "tables", "tune")),
     *(f"iris_triton:{name}" for name in ("moves", "reductions", "context")),
-}
-UPWARDS = {
-    ("iris_core.ccl.samples", "iris_core"),
-    ("iris_core.ccl.tuning", "iris_core"),
-    ("iris_core.ccl.tuning", "iris_core.bench"),
-    ("iris_core.dispatch.bind", "iris_core.ccl.config"),
-    ("iris_core.dispatch.bind", "iris_core.ccl.reduce_op"),
-    ("iris_core.dispatch.choice", "iris_core.ccl.config"),
-    ("iris_core.dispatch.requests", "iris_core.ccl.config"),
-    ("iris_core.dispatch.requests", "iris_core.ccl.reduce_op"),
-    ("iris_core.dispatch.tables", "iris_core.ccl.config"),
-    ("iris_core.dispatch.tables", "iris_core.ops.config"),
-    ("iris_core.dispatch.tune", "iris_core.api"),
-    ("iris_core.dispatch.tune", "iris_core.bench"),
-    ("iris_core.dispatch.tune", "iris_core.bench.registry"),
-    ("iris_core.dispatch.tune", "iris_core.bench.runner"),
-    ("iris_core.ops.samples", "iris_core"),
-    ("iris_core.ops.tuning", "iris_core"),
-    ("iris_core.ops.tuning", "iris_core.bench"),
 }
 IN_CIRCLES = 4
 """Modules that import each other in a circle; 0 is the rule."""
@@ -165,8 +147,7 @@ def test_no_import_goes_upwards():
         for other in others
         if name.startswith("iris_core") and other.startswith("iris_core") and floor(other) > floor(name)
     }
-    assert found - UPWARDS == set()
-    assert UPWARDS - found == set(), "these imports are gone: take them out of the list"
+    assert found == set()
 
 
 def reachable(name: str) -> set[str]:

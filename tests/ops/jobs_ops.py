@@ -7,7 +7,7 @@ import torch
 from ops_cases import UNTOUCHED, Case, operand, wrong_elements
 
 from iris_core import Iris
-from iris_core.dispatch import launches
+from iris_core.dispatch import bind
 from iris_core.ops import FusedConfig
 
 
@@ -94,7 +94,7 @@ def float32_precisions(device, algorithms):
 def rare_kinds(device):
     """More kinds than are remembered, other ones on each rank: the most that were known, and what was wrong."""
     most, wrong = 0, []
-    with mock.patch.object(launches, "GENERATION", 4), Iris("24MiB", device=device) as ctx:
+    with mock.patch.object(bind, "GENERATION", 4), Iris("24MiB", device=device) as ctx:
         algorithms = ("two_shot", "unfused", "overlapped", "one_shot")
         cases = [Case("matmul_all_reduce", name, (m, 20, 9), "bfloat16") for m in (17, 24, 40) for name in algorithms]
         plays = [(case, Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)) for case in cases]

@@ -181,14 +181,14 @@ def workspaces(device):
         )
         shape = (20 * ctx.num_ranks, 24, 32)
         said["preamble"] = prepared is mine and mine.matches("all_gather_matmul", shape, torch.float32, ctx.num_ranks)
-        plan = next(iter(mine.calls.values())).call
+        plan = next(iter(mine.calls.values())).plan
         wrong = []
         for turn in range(3):
             tensors.fill(turn)
             said[f"returned {turn}"] = call(ctx, case, tensors, workspace=mine) is mine
             wrong += verify(case, tensors, turn)
         said["right"] = wrong == []
-        said["planned once"] = len(mine.calls) == 1 and next(iter(mine.calls.values())).call is plan
+        said["planned once"] = len(mine.calls) == 1 and next(iter(mine.calls.values())).plan is plan
         said["memory"] = mine.aux_buffer is not None and (mine.locks is not None) == (case.algorithm == "fetch")
         other = Case("matmul_all_reduce", "unfused", (4, 4, 4))
         others = Tensors(ctx, other, ctx.cur_rank, ctx.num_ranks)

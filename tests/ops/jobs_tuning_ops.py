@@ -9,8 +9,7 @@ import torch
 from iris_core import Iris
 from iris_core.bench import RunOptions
 from iris_core.ops import FusedConfig
-from iris_core.ops.samples import KINDS, SPOILED, FusedSample
-from iris_core.ops.tuning import FusedTuneOptions, tune_operations_on_this_rank
+from iris_core.tuning.matmuls import KINDS, SPOILED, FusedSample, FusedTuneOptions, tune_operations_on_this_rank
 
 
 def samples(device, dtype, algorithm=None):

@@ -1,6 +1,7 @@
 """Configs, workspaces, measured tables, and which algorithm is chosen."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,15 +9,15 @@ import torch
 
 from iris_core import Iris
 from iris_core.dispatch.choice import Chooser
+from iris_core.dispatch.host import Host, Scratch, rounded
+from iris_core.dispatch.products import FusedCall, float32_products, torch_allows_tf32
+from iris_core.dispatch.requests import Here
+from iris_core.dispatch.tables import Entry, Table, Tables, read_table, write_table
 from iris_core.errors import ArgumentError, SettingsError, UnsupportedError
 from iris_core.ops import FusedConfig, FusedWorkspace
-from iris_core.ops.calls import OPS, Call, request_of
-from iris_core.ops.host import Host, Scratch, rounded
-from iris_core.ops.model import product_s
-from iris_core.ops.precision import float32_products, torch_allows_tf32
-from iris_core.ops.samples import FusedSample
-from iris_core.ops.tables import FusedTable, FusedTables, Measured, read_fused_table, write_fused_table
-from iris_core.ops.unfused import unfused_operations
+from iris_core.providers.baseline import product_algorithms
+from iris_core.providers.model import product_s
+from iris_core.tuning.matmuls import FusedSample
 from iris_core.types import DeviceTarget, DeviceType, FusedRequest
 from iris_triton.gemm import TABLES, operations
 from iris_triton.gemm.shapes import tiling
@@ -101,9 +102,9 @@ def test_what_a_config_names_and_gives():
 def measured(**fields):
     row = {
         "op": "matmul_reduce_scatter", "dtype": "bfloat16", "shape": (8192, 8192, 3584), "gather_dim": None,
-        "algorithm": "push", "seconds": 7e-4, "config": {"num_sms": 120},
+        "algorithm": "push", "seconds": 7e-4, "config": {"num_sms": 120}, "max_nbytes": math.inf,
     }  # fmt: skip
-    return Measured(**{**row, **fields})
+    return Entry(**{**row, **fields})
 
 
 def test_tables(tmp_path):
@@ -113,9 +114,9 @@ def test_tables(tmp_path):
         measured(shape=(2048, 8192, 3584), algorithm="unfused", seconds=2e-4, config={}),
         measured(op="all_gather_matmul", gather_dim=0, algorithm="fetch"),
     ]
-    write_fused_table(tmp_path / "a.json", "GPU", 8, {"torch": "2"}, rows)
-    write_fused_table(tmp_path / "b.json", "GPU", 4, {}, [measured(algorithm="of four")])
-    tables = FusedTables([tmp_path], "GPU")
+    write_table(tmp_path / "a.json", "GPU", 8, {"torch": "2"}, rows)
+    write_table(tmp_path / "b.json", "GPU", 4, {}, [measured(algorithm="of four")])
+    tables = Tables([tmp_path], "GPU")
     first, second = tables.lookup(REQUEST)
     assert (first.algorithm, first.seconds, first.config) == ("push", 7e-4, {"num_sms": 120})
     assert (second.algorithm, second.source) == ("unfused", str(tmp_path / "a.json"))
@@ -130,7 +131,7 @@ def test_tables(tmp_path):
     gathers = replace(REQUEST, op="all_gather_matmul", options={**REQUEST.options, "gather_dim": 0})
     assert [entry.algorithm for entry in tables.lookup(gathers)] == ["fetch"]
     assert tables.lookup(replace(gathers, options={**gathers.options, "gather_dim": 1})) == []
-    assert FusedTables([tmp_path, tmp_path / "none"], "other").lookup(REQUEST) == []
+    assert Tables([tmp_path, tmp_path / "none"], "other").lookup(REQUEST) == []
 
 
 def tables_of(tmp_path, **by_size):
@@ -141,8 +142,8 @@ def tables_of(tmp_path, **by_size):
             for shape, times in points
             for algorithm, us in times.items()
         ]
-        write_fused_table(tmp_path / f"{name}.json", "GPU", int(name.removeprefix("of_")), {}, rows)
-    return FusedTables([tmp_path], "GPU")
+        write_table(tmp_path / f"{name}.json", "GPU", int(name.removeprefix("of_")), {}, rows)
+    return Tables([tmp_path], "GPU")
 
 
 LARGE = (8192, 8192, 3584)
@@ -176,7 +177,7 @@ def test_what_was_measured_again_counts_and_not_what_was_shipped(tmp_path):
     """The user's table first, also for what was too slow for it."""
     for name, seconds in (("user", {"hopper": 50, "push": 90}), ("shipped", {"hopper": 90, "push": 80, "unfused": 60})):
         tables_of(tmp_path / name, of_8=[(LARGE, seconds)])
-    tables = FusedTables([tmp_path / "user", tmp_path / "shipped"], "GPU")
+    tables = Tables([tmp_path / "user", tmp_path / "shipped"], "GPU")
     assert [entry.algorithm for entry in tables.lookup(REQUEST)] == ["hopper", "push"]
 
 
@@ -205,7 +206,7 @@ def layer_request(op, dim, m, n, k, size):
 @pytest.mark.parametrize("weight", [(14336, 4096), (11008, 4096), (28672, 8192)])
 def test_what_won_on_8_hoppers_is_chosen_there(weight):
     """What the prototypes of the algorithms were fastest with (docs/ops.md); N 11008 gets what its neighbour gets."""
-    tables = FusedTables([TABLES], "NVIDIA H200")
+    tables = Tables([TABLES], "NVIDIA H200")
 
     def first(op, m, dim=None):
         return tables.lookup(layer_request(op, dim, m, *weight, 8))[0].algorithm
@@ -221,7 +222,7 @@ def test_what_won_on_8_hoppers_is_chosen_there(weight):
 
 
 def test_models_leave_short_products_to_the_library():
-    by_name = {(each.op, each.name): each for each in (*unfused_operations(OPS), *operations())}
+    by_name = {(each.op, each.name): each for each in (*product_algorithms(), *operations())}
     for op, dim, fused in (("all_gather_matmul", 0, "fetch"), ("matmul_reduce_scatter", None, "push")):
         for m, want in ((256, "unfused"), (512, "unfused"), (8192, fused)):
             request = layer_request(op, dim, m, 11008, 4096, 8)
@@ -236,14 +237,14 @@ def test_files_that_are_no_tables(tmp_path, change, caplog):
     path.write_text(
         json.dumps({"format": 1, "device": "cpu", "group_size": 1, "measured": True, "entries": []} | change)
     )
-    with pytest.raises(SettingsError, match="not a table of fused operations"):
-        read_fused_table(path)
-    assert FusedTables([tmp_path], "cpu").lookup(REQUEST) == []
+    with pytest.raises(SettingsError, match="not a table of measurements"):
+        read_table(path)
+    assert Tables([tmp_path], "cpu").lookup(REQUEST) == []
 
 
 def test_a_measured_algorithm_is_chosen(tmp_path, monkeypatch):
     rows = [measured(shape=(8, 4, 4), dtype="*", algorithm="unfused", seconds=1e-3, config={})]
-    write_fused_table(tmp_path / "ops" / "mine.json", "cpu", 1, {}, rows)
+    write_table(tmp_path / "ops" / "mine.json", "cpu", 1, {}, rows)
     monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
     with Iris("1MiB", device="cpu") as ctx:
         a, b, out = torch.ones(8, 4), torch.ones(4, 4), torch.ones(8, 4)
@@ -315,8 +316,8 @@ def test_the_precision_of_one_call(inherited):
     def allowed(dtype=torch.float32, target=H200, wish=None):
         tensors = (each.to(dtype) for each in (out, a, b))
         config = FusedConfig(allow_tf32=wish)
-        call = Call("matmul_all_reduce", *tensors, None, (0, 1), 0, None, "torch", config, False)
-        return request_of(call, target, lambda _: False).options["tf32"]
+        call = FusedCall("matmul_all_reduce", *tensors, None, None, config)
+        return call.describe(Here(0, 2, target, lambda _: False), (0, 1)).options["tf32"]
 
     def fail():
         with float32_products(False):
@@ -347,7 +348,7 @@ def test_the_precision_of_one_call(inherited):
         torch.set_float32_matmul_precision("highest")
         setting.fp32_precision = "none"
     assert REQUEST.options["tf32"] is False
-    table = FusedTable("GPU", 8, True, (measured(dtype="tf32"), measured(dtype="float32", algorithm="unfused")), "")
+    table = Table("GPU", 8, True, (measured(dtype="tf32"), measured(dtype="float32", algorithm="unfused")), "")
     found = replace(REQUEST, dtype="float32")
     faster = replace(found, options={**REQUEST.options, "tf32": True})
     for request, name in ((found, "unfused"), (faster, "push")):
@@ -365,7 +366,7 @@ def test_sizes_of_memory():
 
 def test_a_region_without_room_to_spare():
     class Team:
-        members, asked, warned = (0, 1), [], set()
+        members, exhausted, asked, warned = (0, 1), {}, [], set()
 
         def warn_once(self, what, reason):
             self.warned.add(what)
@@ -376,7 +377,7 @@ def test_a_region_without_room_to_spare():
                 raise UnsupportedError("no room")
             return size
 
-    host, team = Host(None, Team(), Scratch(), {}, 1), Team
+    host, team = Host(None, Team(), Scratch(), 1), Team
     assert [host.symmetric(33 << 20) for _ in range(2)] == [48 << 20] * 2
     assert team.asked == [64, 48, 48]  # what there was no room for is not asked for again
     assert not team.warned
@@ -403,8 +404,8 @@ def test_calls_that_take_the_host_longer_than_the_device(tmp_path):
         for shape, times in (short, long)
         for name, us in times.items()
     ]
-    write_fused_table(tmp_path / "table.json", "GPU", 8, {}, rows)
-    chooser = Chooser(offered, FusedTables([tmp_path], "GPU"), ())
+    write_table(tmp_path / "table.json", "GPU", 8, {}, rows)
+    chooser = Chooser(offered, Tables([tmp_path], "GPU"), ())
     for shape, name in (((512, 7168, 4096), "fetch"), (LARGE, "copy_engine")):
         request = layer_request("all_gather_matmul", 0, shape[0], shape[1] * 8, shape[2], 8)
         assert chooser._measured(request)[0].algorithm == name

@@ -1,14 +1,16 @@
 """Tables of fused operations are measured on verified data, and used."""
 
+import math
+
 import pytest
 import torch
 from jobs_tuning_ops import chosen, samples, tune
 
 from iris_core.cli import main
+from iris_core.dispatch.tables import Entry, read_table
 from iris_core.errors import ArgumentError
-from iris_core.ops.samples import KINDS, FusedSample
-from iris_core.ops.tables import Measured, read_fused_table
-from iris_core.ops.tuning import LAYERS, FusedTuneOptions, merged
+from iris_core.tuning.matmuls import KINDS, LAYERS, FusedSample, FusedTuneOptions
+from iris_core.tuning.tuner import merged
 
 
 @pytest.mark.parametrize("num_ranks", [2])
@@ -92,7 +94,8 @@ def test_what_is_measured():
 
 def test_what_is_measured_again_replaces_the_old():
     def row(algorithm, dim=None, m=8):
-        return Measured("matmul_all_gather", "float16", (m, 8, 8), dim, algorithm, 1.0, {})
+        place = {"shape": (m, 8, 8), "gather_dim": dim}
+        return Entry("matmul_all_gather", "float16", math.inf, algorithm, 1.0, **place)
 
     old = [row("a", 0), row("a", 1), row("a", 1, 16)]
     new = [row("b", 1)]
@@ -106,7 +109,7 @@ def test_the_command_writes_what_calls_use(pool, tmp_path, monkeypatch, capsys):
     assert main([*arguments, "--shape", "40x32x48"]) == 0
     path = tmp_path / "ops" / "cpu-2.json"
     assert f"written to {path}" in capsys.readouterr().out
-    rows = sorted(read_fused_table(path).rows, key=lambda row: row.seconds)
+    rows = sorted(read_table(path).entries, key=lambda row: row.seconds)
     (said, _) = pool.run(chosen, 2, str(tmp_path), 40, 48, 16)
     assert said == (rows[0].algorithm, f"measured as the fastest in {path}")
 

@@ -22,7 +22,7 @@ from iris_core.heap.symmetry import NOT_FINISHED
 from iris_core.heap.tensors import TensorFactories
 from iris_core.logs import rank_logger
 from iris_core.ops.api import Operations
-from iris_core.ops.binding import OperationBinder
+from iris_core.providers import Providers
 from iris_core.registry.observers import allocation_notifier, notify
 from iris_core.tracing.recorder import Tracing
 from iris_core.world.failures import on_all_ranks
@@ -107,25 +107,20 @@ class Iris(TensorFactories):
             self.target = opened.plan.target
             self.device = self.target.torch_device
             self.backend, self.heap = opened.backend, opened.heap
-            make = opened.maker.create
-            collectives = Binder(
+            binder = self._binder = Binder(
                 self,
                 opened.heap,
                 opened.system_area,
                 opened.world,
                 opened.spec,
                 opened.reports,
-                create=lambda _, record: make(record),
-                provides=opened.allocator.info.provides,
-                barriers=opened.device_barriers,
+                Providers(opened.backend, self.target, opened.maker.create, opened.allocator.info.provides),
+                opened.device_barriers,
             )
-            undo.callback(collectives.close)
-            opened.reports.describers.append(collectives)
-            self._ccl = self._collectives(collectives)
-            operations = OperationBinder(collectives)
-            undo.callback(operations.close)
-            self._parts = collectives, operations
-            self._ops = self._operations(operations)
+            undo.callback(binder.close)
+            opened.reports.describers.append(binder)
+            self._ccl = self._collectives(binder)
+            self._ops = self._operations(binder)
             self._tracing = self._tracer(self, self._world)
             self._world.barrier()
             closing = undo.pop_all()
@@ -572,9 +567,7 @@ def _after_fork() -> None:
             )
             context._closed, context._forked_from = True, why
             context.heap.refuse(why)
-            collectives, operations = context._parts
-            collectives.forget(why)
-            operations.forget()
+            context._binder.forget(why)
 
 
 os.register_at_fork(after_in_child=_after_fork)

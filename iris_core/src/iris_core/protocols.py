@@ -9,7 +9,9 @@ exchanges is the same on all ranks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from iris_core.types import CollectiveRequest, FusedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,16 +26,17 @@ if TYPE_CHECKING:
         BarrierSlot,
         Block,
         ClockOffset,
-        CollectiveRequest,
         CompileCase,
         ContextSpec,
         Demo,
         DeviceTarget,
-        FusedRequest,
         PeerMapping,
         PluginInfo,
         Segment,
     )
+
+
+R = TypeVar("R", contravariant=True)
 
 
 class Allocator(Protocol):
@@ -367,12 +370,17 @@ class Work(Protocol):
         """Whether it is done, without blocking."""
 
 
-class Collective(Protocol):
-    """One algorithm for one collective operation; docs/collectives.md says what it must keep to.
+class Algorithm(Protocol[R]):
+    """One algorithm for one operation: a `Collective` of `ctx.ccl`, or a `FusedOperation` of `ctx.ops`.
+
+    Both are chosen, agreed on, prepared and kept in the same way; they differ in their requests, in what they prepare
+    with, and in the tensors of a launch.  Plugins of the entry-point group iris.collectives bring either.
 
     Optional members: `measured_only = True`, if it is to be chosen by tables and by name only; `tunings(request)`,
-    which returns mappings of Config fields that `iris tune` should measure for a request: at most six, each another
-    launch, the empty one first.
+    which returns mappings of fields of the config that `iris tune` should measure for a request: at most six, each
+    another launch, the empty one first; `host_seconds(request)`, what a call costs the CPU, where that may be longer
+    than what it costs the device; `repeatable = False`, if results may differ from run to run: such an algorithm is to
+    be `measured_only`, and `iris tune` leaves it out.
     """
 
     @property
@@ -381,73 +389,53 @@ class Collective(Protocol):
 
     @property
     def op(self) -> str:
-        """Operation: "all_reduce", "all_gather", ..."""
+        """Operation: "all_reduce", "matmul_all_reduce", ..."""
 
     @property
     def name(self) -> str:
         """Name of the algorithm, unique for its operation."""
 
-    def supports(self, request: CollectiveRequest) -> Availability:
+    def supports(self, request: R, /) -> Availability:
         """Whether this algorithm can serve the request, and if not, why.  Local; never raises."""
 
-    def cost(self, request: CollectiveRequest) -> float:
+    def cost(self, request: R, /) -> float:
         """Estimated seconds, for a choice where no measured table covers the request; grows with its bytes."""
 
-    def prepare(self, request: CollectiveRequest, context: Any) -> Any:
-        """Make a plan with its workspace.  Collective: every member of the group calls it, and nobody else."""
+    def prepare(self, request: R, host: Any, /) -> Any:
+        """Make a plan with its memory.  Collective: every member of the group calls it, and nobody else.
 
-    def launch(self, plan: Any, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> Work | None:
+        A collective prepares with the context, a fused operation with an `iris_core.dispatch.host.Host`.
+        """
+
+    def launch(self, plan: Any, /, *tensors: Any, **options: Any) -> Work | None:
         """Run the plan on a stream; as often as one likes.  Collective: every member of the group calls it.
 
-        When it is done on a rank, that rank's `out` is complete and its `inp`, which was only read, may be changed.
-        Nothing is written to a peer's `out` before the peer has called, and nothing is allocated.
+        When it is done on a rank, that rank's output is complete and the other tensors, which were only read, may be
+        changed.  Nothing is written to a peer's output before the peer has called, and nothing is allocated.
 
         Args:
             plan: what `prepare` returned.
-            out: this rank's output; None where it has none.
-            inp: this rank's input; None where it has none.
-            stream: a torch stream; None for the current one.
+            *tensors: of the call; None where this rank has none.
+            **options: `stream`, a torch stream, for collectives.
 
         Returns:
             None if it is done when the stream is there (on the CPU: already), else a handle.
         """
 
 
-class FusedOperation(Protocol):
-    """One algorithm for one operation of `ctx.ops`: a product and communication; docs/ops.md says what it must keep to.
-
-    Plugins of the entry-point group iris.collectives may bring one, like a `Collective`.  Optional members are those of
-    a `Collective`; `tunings(request)` returns fields of FusedConfig.  `repeatable = False` says that results may differ
-    from run to run: such an algorithm is to be `measured_only`, and `iris tune` leaves it out.
-    `host_seconds(request)` is what a call costs the CPU, where that may be longer than what it costs the device.
-    """
-
-    @property
-    def info(self) -> PluginInfo:
-        """The plugin's description."""
-
-    @property
-    def op(self) -> str:
-        """Operation: "matmul_all_reduce", ..."""
-
-    @property
-    def name(self) -> str:
-        """Name of the algorithm, unique for its operation."""
-
-    def supports(self, request: FusedRequest) -> Availability:
-        """Whether this algorithm can serve the request, and if not, why.  Local; never raises."""
-
-    def cost(self, request: FusedRequest) -> float:
-        """Estimated seconds, for a choice where no measured table covers the request."""
-
-    def prepare(self, request: FusedRequest, host: Any) -> Any:
-        """Make a plan with its memory.  Collective: every member of the group calls it, and nobody else."""
+class Collective(Algorithm[CollectiveRequest], Protocol):
+    """An algorithm of `ctx.ccl`; docs/collectives.md says what it must keep to."""
 
     def launch(
-        self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
+        self, plan: Any, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None, /
     ) -> Work | None:
-        """Run the plan on the current stream.  Collective: every member of the group calls it.
+        """Run the plan on a stream; None for the current one."""
 
-        When it is done on a rank, that rank's `out` is complete and the other tensors, which were only read, may be
-        changed.  Nothing is written to a peer's `out` before the peer has called, and no memory is allocated.
-        """
+
+class FusedOperation(Algorithm[FusedRequest], Protocol):
+    """An algorithm of `ctx.ops`: a product and communication; docs/ops.md says what it must keep to."""
+
+    def launch(
+        self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, /
+    ) -> Work | None:
+        """Run the plan on the current stream."""

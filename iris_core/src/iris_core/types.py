@@ -282,6 +282,23 @@ class Demo:
     run: Callable[[Any, Callable[[float], None]], DemoResult]
 
 
+class ReduceOp(enum.IntEnum):
+    """How the elements of the ranks become one."""
+
+    SUM = 0
+    PRODUCT = 1
+    MIN = 2
+    MAX = 3
+    BAND = 4
+    BOR = 5
+    BXOR = 6
+    AVG = 7
+
+
+REDUCIBLE = ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "int32", "int64", "bool")
+"""torch's names of the element types that can be reduced."""
+
+
 @dataclass(frozen=True, slots=True)
 class CollectiveRequest:
     """One call of a collective, described for choosing an algorithm.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iris_core.ccl.config import Config
-from iris_core.ccl.reduce_op import ReduceOp
+from iris_core.dispatch.config import Config
+from iris_core.types import ReduceOp
 
 __all__ = ["Config", "ReduceOp"]

@@ -5,14 +5,13 @@ A repeated call is one dict lookup and a launch; `Binder` does what a call needs
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from iris_core.device.targets import on_device
-from iris_core.dispatch.bind import Binder, Question
-from iris_core.dispatch.requests import ALIGNMENT_NBYTES, OPS, TORCH, reach
-from iris_core.dispatch.work import DoneWork
+from iris_core.dispatch.requests import ALIGNMENT_NBYTES, OPS, TORCH, CollectiveCall, reach
 from iris_core.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -20,11 +19,12 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from iris_core.ccl.config import Config
-    from iris_core.ccl.reduce_op import ReduceOp
+    from iris_core.dispatch.bind import Binder
     from iris_core.dispatch.choice import Explanation
+    from iris_core.dispatch.config import Config
     from iris_core.dispatch.team import Team
     from iris_core.protocols import Work
+    from iris_core.types import ReduceOp
 
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 """The calling thread's GPU, by torch's index."""
@@ -80,7 +80,6 @@ class Collectives:
         self._binder = binder
         self._bound = binder.bound
         self._low, self._high = binder.own_heap
-        self._done = DoneWork()
 
     # -- operations ---------------------------------------------------------------------------------------------------
     def all_reduce(
@@ -298,7 +297,8 @@ class Collectives:
         Args:
             group, async_op: see `Collectives`.
         """
-        with on_device(self._binder.open().target):
+        self._binder.open()
+        with on_device(self._binder.target):
             work = self._binder.barrier(group, async_op)
         return work if async_op else None
 
@@ -340,9 +340,12 @@ class Collectives:
         operation: Callable[..., Any] | None = getattr(Collectives, op, None) if op in OPS else None
         if operation is None:
             raise ArgumentError(f"explain: {op!r} is no collective; there are {', '.join(OPS)}")
-        asked = _Asked(self._binder)
-        operation(asked, *tensors, **options)
-        return asked.answer()
+        asked: Any = copy.copy(self)
+        asked._run = lambda op, out, inp, group, _, *how: self._binder.explain(
+            CollectiveCall(op, out, inp, group, *how)
+        )
+        found: Explanation = operation(asked, *tensors, **options)
+        return found
 
     def team(self, members: Sequence[int]) -> Team:
         """Return what an algorithm gets for some ranks of this world, in this order (see docs/collectives.md).
@@ -421,38 +424,11 @@ class Collectives:
                 return self._run(op, out, inp, tuple(group), async_op, config, first, second)
             key = None
         if bound is None:
-            bound = self._binder.bind(Question(op, out, inp, group, config, first, second), key)
+            bound = self._binder.bind(CollectiveCall(op, out, inp, group, config, first, second), key)
         if async_op:
             return bound.run_async(out, inp)
         bound.run(out, inp)
         return None
-
-
-class _Asked(Collectives):
-    """Takes a call like `Collectives` and says what would become of it."""
-
-    def __init__(self, binder: Binder) -> None:
-        super().__init__(binder)
-        self._question: Question | None = None
-
-    def _run(
-        self,
-        op: str,
-        out: torch.Tensor | None,
-        inp: torch.Tensor | None,
-        group: dist.ProcessGroup | Sequence[int] | None,
-        async_op: bool,
-        config: Config | None,
-        first: Any = None,
-        second: Any = None,
-    ) -> Work | None:
-        self._question = Question(op, out, inp, group, config, first, second)
-        return None
-
-    def answer(self) -> Explanation:
-        """Return the explanation of the call."""
-        assert self._question is not None
-        return self._binder.explain(self._question)
 
 
 def _as_tuple(sizes: Sequence[int] | None) -> tuple[int, ...] | None:

@@ -7,17 +7,14 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from iris_core.bench import RunOptions
-    from iris_core.dispatch.tables import Entry, OfDevice
-    from iris_core.dispatch.tune import Tuned
-    from iris_core.ops.tables import Measured
-
-T = TypeVar("T", bound="OfDevice")
+    from iris_core.dispatch.tables import Entry, Table
+    from iris_core.tuning.tuner import Tuned
 
 EXAMPLES = """\
   iris tune                                   all collectives on all GPUs, 1 KiB to 1 GiB, into the cache
@@ -74,13 +71,26 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and write; 1 if an algorithm was wrong."""
-    return _tune_operations(args) if args.ops else _tune_collectives(args)
+    from iris_core.dispatch.tables import write_table
+    from iris_core.tuning.tuner import merged
+
+    ranks, device = _ranks(args.ranks, args.device)
+    job, wanted, heap = (_operations if args.ops else _collectives)(args, ranks, device)
+    _check_out(args.out, device, ranks)
+    found = _measure(job, wanted, _options(args, ranks, device, heap))
+    path = _path(args, found, ranks)
+    if path is not None:
+        old = _table_there(path, found.device, ranks)
+        write_table(path, found.device, ranks, _versions(), merged(old.entries if old else (), found.entries))
+        (_print_operations if args.ops else _print_collectives)(found.entries)
+        print(f"written to {path}")
+    return int(bool(found.wrong))
 
 
-def _tune_collectives(args: argparse.Namespace) -> int:
-    from iris_core.ccl.tuning import TuneOptions, merged, tune_on_this_rank
-    from iris_core.dispatch.tables import read_table, write_table
+def _collectives(args: argparse.Namespace, ranks: int, device: str) -> tuple[Callable[..., Tuned], object, int]:
+    """What measures, what is wanted, and how large the heap must be."""
     from iris_core.errors import ArgumentError
+    from iris_core.tuning.collectives import TuneOptions, tune_on_this_rank
 
     if args.shape:
         raise ArgumentError("--shape is one of fused operations: give --ops, too, or --min and --max")
@@ -91,24 +101,14 @@ def _tune_collectives(args: argparse.Namespace) -> int:
         max_nbytes=TuneOptions.max_nbytes if args.max is None else _nbytes("--max", args.max),
         factor=TuneOptions.factor if args.factor is None else args.factor,
     )
-    ranks, device = _ranks(args.ranks, args.device)
-    _check_out(args.out, read_table, device, ranks)
     # two buffers; workspaces lie between them and stay, so twice that, for room in one piece
-    heap = max(64 << 20, 4 * wanted.max_nbytes + (256 << 20))
-    found = _measure(tune_on_this_rank, wanted, _options(args, ranks, device, heap))
-    path = _path(args, found, "ccl", ranks)
-    if path is not None:
-        old = _table_there(path, read_table, found.device, ranks)
-        write_table(path, found.device, ranks, _versions(), merged(old.entries if old else (), found.entries))
-        _print_collectives(found.entries)
-        print(f"written to {path}")
-    return int(bool(found.wrong))
+    return tune_on_this_rank, wanted, max(64 << 20, 4 * wanted.max_nbytes + (256 << 20))
 
 
-def _tune_operations(args: argparse.Namespace) -> int:
+def _operations(args: argparse.Namespace, ranks: int, device: str) -> tuple[Callable[..., Tuned], object, int]:
+    """The same of fused operations."""
     from iris_core.errors import ArgumentError
-    from iris_core.ops.tables import read_fused_table, write_fused_table
-    from iris_core.ops.tuning import FusedTuneOptions, merged, tune_operations_on_this_rank
+    from iris_core.tuning.matmuls import FusedTuneOptions, tune_operations_on_this_rank
 
     if strange := [f"--{name}" for name in _OF_COLLECTIVES if getattr(args, name) is not None]:
         raise ArgumentError(f"{', '.join(strange)}: fused operations have shapes (--shape), not sizes of buffers")
@@ -117,19 +117,9 @@ def _tune_operations(args: argparse.Namespace) -> int:
         dtypes=tuple(args.dtype) or FusedTuneOptions.dtypes,
         layers=tuple(_shape(text) for text in args.shape) or FusedTuneOptions.layers,
     )
-    ranks, device = _ranks(args.ranks, args.device)
     if device == "cpu" and not args.shape:
         raise ArgumentError("on CPU ranks, the layers of large models take hours: give small ones by --shape")
-    _check_out(args.out, read_fused_table, device, ranks)
-    heap = max(sample.heap_nbytes for _, sample in wanted.samples(0, ranks))
-    found = _measure(tune_operations_on_this_rank, wanted, _options(args, ranks, device, heap))
-    path = _path(args, found, "ops", ranks)
-    if path is not None:
-        old = _table_there(path, read_fused_table, found.device, ranks)
-        write_fused_table(path, found.device, ranks, _versions(), merged(old.rows if old else (), found.entries))
-        _print_operations(found.entries)
-        print(f"written to {path}")
-    return int(bool(found.wrong))
+    return tune_operations_on_this_rank, wanted, max(sample.heap_nbytes for _, sample in wanted.samples(0, ranks))
 
 
 def _options(args: argparse.Namespace, ranks: int, device: str, heap: int) -> RunOptions:
@@ -147,7 +137,7 @@ def _options(args: argparse.Namespace, ranks: int, device: str, heap: int) -> Ru
     )
 
 
-def _measure(job: Callable[..., Tuned[Any]], wanted: object, options: RunOptions) -> Tuned[Any]:
+def _measure(job: Callable[..., Tuned], wanted: object, options: RunOptions) -> Tuned:
     """Run a job on ranks of its own, and say what it passed over and what was wrong."""
     from iris_core.world.launch import run as start_ranks
 
@@ -158,26 +148,28 @@ def _measure(job: Callable[..., Tuned[Any]], wanted: object, options: RunOptions
     return found
 
 
-def _path(args: argparse.Namespace, found: Tuned[Any], folder: str, ranks: int) -> Path | None:
+def _path(args: argparse.Namespace, found: Tuned, ranks: int) -> Path | None:
     """Where the table is to be; None if there is none."""
-    from iris_core.dispatch.tune import file_name
     from iris_core.settings import load_settings
+    from iris_core.tuning.tuner import file_name
 
     if not found.entries:
         print("iris tune: there is nothing to choose from, no table was written", file=sys.stderr)
         return None
-    return Path(args.out) if args.out else Path(load_settings().cache_dir) / folder / file_name(found.device, ranks)
+    folder = Path(load_settings().cache_dir) / ("ops" if args.ops else "ccl")
+    return Path(args.out) if args.out else folder / file_name(found.device, ranks)
 
 
-def _check_out(out: str, read: Callable[[Path], T], device: str, ranks: int) -> None:
+def _check_out(out: str, device: str, ranks: int) -> None:
     """Refuse a file that the table cannot be written to, before anything is measured."""
+    from iris_core.dispatch.tables import read_table
     from iris_core.errors import ArgumentError
 
     path = Path(out)
     if not out:
         return
     if path.exists():
-        table = read(path)
+        table = read_table(path)
         if table.group_size != ranks or (table.device == "cpu") != (device == "cpu"):
             raise ArgumentError(f"--out {out} is a table of {table.group_size} ranks on {table.device}: name another")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,12 +177,13 @@ def _check_out(out: str, read: Callable[[Path], T], device: str, ranks: int) -> 
         raise ArgumentError(f"--out {out}: files cannot be made in {path.parent}")
 
 
-def _table_there(path: Path, read: Callable[[Path], T], device: str, ranks: int) -> T | None:
+def _table_there(path: Path, device: str, ranks: int) -> Table | None:
     """The table that a new one is put together with; None if there is none for that."""
+    from iris_core.dispatch.tables import read_table
     from iris_core.errors import SettingsError
 
     try:
-        table = read(path) if path.exists() else None
+        table = read_table(path) if path.exists() else None
     except SettingsError as error:
         print(f"iris tune: {error}; it is replaced", file=sys.stderr)
         return None
@@ -248,7 +241,7 @@ def _versions() -> dict[str, str]:
     return {name: version for name, version in machine.versions().items() if version}
 
 
-def _config(entry: Entry | Measured) -> str:
+def _config(entry: Entry) -> str:
     return json.dumps(dict(entry.config)) if entry.config else ""
 
 
@@ -265,7 +258,7 @@ def _print_collectives(entries: Sequence[Entry]) -> None:
     print_table(("OPERATION", "DTYPE", "BYTES UP TO", "ALGORITHM", "US", "CONFIG"), rows)
 
 
-def _print_operations(entries: Sequence[Measured]) -> None:
+def _print_operations(entries: Sequence[Entry]) -> None:
     from iris_core.cli._output import print_table
 
     seen = set()

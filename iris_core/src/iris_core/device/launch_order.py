@@ -1,19 +1,25 @@
-"""The order of launches on a device that share flags, whatever streams or threads they come from."""
+"""The order of launches that share flags, whatever streams or threads they come from, and their handles."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib.util
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.errors import DriverError
+from iris_core.errors import CollectiveTimeoutError, DriverError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from iris_core.heap.streams import HostStream, HostStreams
+    from iris_core.protocols import Work
+
 _CAPTURES_AT_A_TIME = 16
+_POLL_S = 50e-6
 
 
 class LaunchOrder:
@@ -88,3 +94,185 @@ def capture_of(stream: Any) -> int | None:
     if int(code) != 0:
         raise DriverError("cuStreamGetCaptureInfo", int(code), code.name)
     return int(number)
+
+
+# -- handles and orders of collectives ---------------------------------------------------------------------------------
+class DoneWork:
+    """Nothing is left to be done, or the current stream does it in order."""
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return at once."""
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+
+class StreamWork:
+    """A collective on a stream of its own.
+
+    Args:
+        event: a torch.cuda.Event, recorded on that stream behind it.
+        what: the operation, for messages.
+        tensors: kept alive until the handle is gone.
+    """
+
+    def __init__(self, event: Any, what: str, tensors: tuple[Any, ...]) -> None:
+        self._event = event
+        self._what = what
+        self._tensors = tensors
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Let the current stream of the collective's device wait until it is done; the host goes on at once.
+
+        Args:
+            timeout_s: if given, the host waits instead, so long at most.
+
+        Raises:
+            CollectiveTimeoutError: it was not done in time.
+        """
+        if timeout_s is None:
+            torch.cuda.current_stream(self._event.device).wait_event(self._event)  # the thread's may be another
+            return
+        deadline = time.monotonic() + timeout_s
+        while not self._event.query():
+            if time.monotonic() > deadline:
+                raise CollectiveTimeoutError(f"{self._what} was not done within {timeout_s:g} s")
+            time.sleep(_POLL_S)
+
+    def is_completed(self) -> bool:
+        """Whether it is done."""
+        return bool(self._event.query())
+
+
+class HostWork:
+    """A collective on a stream of the host.
+
+    Args:
+        future: of that stream.
+        what: the operation, for messages.
+        was_raised: called with an error that the caller gets.
+    """
+
+    def __init__(
+        self, future: concurrent.futures.Future[Any], what: str, was_raised: Callable[[BaseException], None]
+    ) -> None:
+        self._future = future
+        self._what = what
+        self._was_raised = was_raised
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Block until it is done.
+
+        Args:
+            timeout_s: so long at most.
+
+        Raises:
+            CollectiveTimeoutError: it was not done in time.
+            Exception: what it raised, or a call of the team before it.
+        """
+        self.result(timeout_s)
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """The same; returns what the call does."""
+        if not concurrent.futures.wait((self._future,), timeout_s).done:
+            raise CollectiveTimeoutError(f"{self._what} was not done within {timeout_s:g} s")
+        if (error := self._future.exception()) is not None:
+            self._was_raised(error)
+            raise error
+        return self._future.result()
+
+    def is_completed(self) -> bool:
+        """Whether it is done, or has failed."""
+        return self._future.done()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call something when it is done, has failed or was dropped: in whatever thread does that."""
+        self._future.add_done_callback(lambda _: callback())
+
+
+class HostOrder:
+    """On the CPU, where a launch ends when its kernel does: asynchronous calls run on a stream of their own.
+
+    Args:
+        streams: of the rank.
+        keep: called with a tensor and the stream that is going to use it.
+    """
+
+    def __init__(self, streams: HostStreams, keep: Callable[[Any, Any], None]) -> None:
+        self._streams = streams
+        self._keep = keep
+        self._stream: HostStream | None = None
+
+    def run(self, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Any:
+        """Launch after everything that is on the stream, and wait for it; returns what `launch` does.
+
+        Raises:
+            DeviceError: an asynchronous call of this rank has failed before, and no caller has waited for it.
+        """
+        is_idle = self._stream is None or self._stream.is_idle
+        self._streams.check()  # behind it: what fails from now on is under way, and the call fails with it
+        if is_idle:
+            return launch(plan, *tensors)
+        return self._launch("call", launch, plan, *tensors).result()
+
+    def run_async(self, what: str, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Work:
+        """Launch on the stream; `what` is for messages.  Raises like `run`."""
+        self._streams.check()
+        return self._launch(what, _finish, launch, plan, *tensors)
+
+    def _launch(self, what: str, call: Callable[..., Any], *arguments: Any) -> HostWork:
+        if self._stream is None:
+            self._stream = self._streams.make()
+        for each in arguments:
+            if isinstance(each, torch.Tensor):
+                self._keep(each, self._stream)
+        return HostWork(self._stream.launch(what, call, *arguments), what, self._streams.was_raised)
+
+    def mark(self) -> None:
+        """Nothing can be under way that does not hold what it needs."""
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._stream is not None:
+            self._stream.close()
+
+
+def _finish(launch: Callable[..., Any], plan: Any, *tensors: Any) -> None:
+    work = launch(plan, *tensors)
+    if work is not None:
+        work.wait()
+
+
+class DeviceOrder(LaunchOrder):
+    """On a GPU: a `LaunchOrder`, with a stream of its own for asynchronous calls.
+
+    Args:
+        index: of the device.
+        keep: called with a tensor and the stream that is going to use it, where that is not the current one.
+    """
+
+    def __init__(self, index: int, keep: Callable[[Any, Any], None]) -> None:
+        super().__init__(index)
+        self._keep = keep
+        self._side: Any = None
+
+    def run_async(self, what: str, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Work:
+        """Launch on the team's own stream, after what the current stream does now; `what` is for messages."""
+        if self._side is None:
+            self._side = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
+        side = self._side
+        side.wait_stream(torch.cuda.current_stream(self._index))
+        used = tuple(tensor for tensor in tensors if tensor is not None)
+        for tensor in used:
+            self._keep(tensor, side)
+        with torch.cuda.stream(side):
+            work: Work | None = self.run(launch, plan, *tensors)
+            if work is not None:
+                return work
+            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(side)
+        return StreamWork(event, what, used)
+
+    def close(self) -> None:
+        """Nothing is left to be done: the context has waited for the device."""

@@ -1,52 +1,53 @@
-"""From a call to something that can be launched again and again: check, team, choice, agreement, plan.
+"""From a call of `ctx.ccl` or `ctx.ops` to what can be launched again and again: request, agreement, choice, plan.
 
-This is the slow path of `ctx.ccl`.  It may exchange between the members' hosts, so nothing in it may depend on what
-differs between them.
+This is the slow path.  It may exchange between the members' hosts, so nothing in it may depend on what differs between
+them.
 """
 
 from __future__ import annotations
 
-import operator
+import threading
 import weakref
 from collections import deque
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from iris_core.ccl.reduce_op import reduce_op
-from iris_core.dispatch import requests
-from iris_core.dispatch.choice import Chooser
-from iris_core.dispatch.launches import Launches
+from iris_core.device.launch_order import DeviceOrder, DoneWork, HostOrder, HostWork
+from iris_core.dispatch import choice, products, requests
+from iris_core.dispatch.host import Host, Scratch
 from iris_core.dispatch.members import Members
-from iris_core.dispatch.providers import find_algorithms
-from iris_core.dispatch.requests import Call
-from iris_core.dispatch.stream_order import DeviceOrder, HostOrder
 from iris_core.dispatch.tables import Tables
 from iris_core.dispatch.team import Memory, Region, Team, control_nbytes, mail_nbytes
-from iris_core.dispatch.work import DoneWork, HostWork
-from iris_core.errors import ArgumentError, HeapClosedError, HeapError, UnsupportedError
+from iris_core.errors import HeapClosedError, HeapError, UnsupportedError
 from iris_core.heap.streams import HostStreams
 from iris_core.registry.observers import is_watched, notify
-from iris_core.types import DeviceType
+from iris_core.types import DeviceType, FusedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch.distributed as dist
 
-    from iris_core.ccl.config import Config
     from iris_core.device.barrier import DeviceBarriers
     from iris_core.device.reports import KernelReports, Meaning, Report
-    from iris_core.dispatch.choice import Explanation
+    from iris_core.dispatch.choice import Explanation, Request
+    from iris_core.dispatch.config import LaunchConfig
+    from iris_core.dispatch.requests import Here
     from iris_core.heap.heap import SymmetricHeap
     from iris_core.heap.regions import SystemArea
-    from iris_core.protocols import Collective, Context, FusedOperation, SupportsCollectives, Work
-    from iris_core.registry import PluginRecord
-    from iris_core.types import Capability, CollectiveRequest, ContextSpec, FusedRequest
+    from iris_core.protocols import Algorithm, Context, Work
+    from iris_core.types import ContextSpec
     from iris_core.world import World
 
+    Call = requests.CollectiveCall | products.FusedCall
+    Group = dist.ProcessGroup | Sequence[int] | None
+
+
+GENERATION = 512
+"""Launches of a generation; there are two, so at least so many of the last kinds of calls are known."""
 
 _WORKSPACE = {True: 32 << 20, False: 256 << 20}
 """Bound of workspaces where IRIS_CCL_WORKSPACE says nothing, by whether ranks compute on CPUs."""
@@ -54,38 +55,28 @@ _WORKSPACE = {True: 32 << 20, False: 256 << 20}
 _CLOSED = "this Iris context is closed; open a new one"
 
 
-class Question(NamedTuple):
-    """A call as `Collectives` passes it on, not looked at; what `first` and `second` are depends on `op`."""
-
-    op: str
-    out: Any
-    inp: Any
-    group: dist.ProcessGroup | Sequence[int] | None
-    config: Config | None
-    first: Any
-    second: Any
-
-
 class Bound:
     """A call that can be launched: algorithm, plan, and where it runs.
 
-    Args:
-        algorithm: serves it.
+    Attributes:
         plan: what the algorithm has prepared.
-        order: of the team.
-        team: the members.
-        context: for observers.
-        request: what the algorithm was asked for.
+        request: what it was asked for.
+        algorithm: its name.
+        workspace: of `ctx.ops`: what a call returns.
+        reach: likewise: bytes from the first to behind the last element of the output, A, B and the bias.
     """
+
+    workspace: Any = None
+    reach: tuple[int, ...] = ()
 
     def __init__(
         self,
-        algorithm: Collective | FusedOperation,
+        algorithm: Any,
         plan: Any,
         order: HostOrder | DeviceOrder,
         team: Team,
         context: weakref.ref[Context],
-        request: CollectiveRequest | FusedRequest,
+        request: Request,
     ) -> None:
         self._algorithm = algorithm
         self._reports = team.reports
@@ -98,19 +89,19 @@ class Bound:
         self._order = order
         self._run = partial(order.run, self._launch, plan)
         self._context = context
-        self._request: Any = request
+        self.request = request
+        self.algorithm: str = algorithm.name
 
     @property
     def op(self) -> str:
         """The operation."""
-        return str(self._request.op)
+        return self.request.op
 
     @property
     def description(self) -> str:
         """The operation, what it works on, and the algorithm."""
-        request = self._request
-        shape = (request.m, request.n, request.k) if hasattr(request, "m") else request.shape
-        return f"{self.op} {' x '.join(map(str, (*shape, request.dtype)))} ({self._algorithm.name})"
+        request = self.request
+        return f"{self.op} {' x '.join(map(str, (*request.shape, request.dtype)))} ({self.algorithm})"
 
     def run(self, *tensors: Any) -> None:
         """Launch on the current stream.  Tensors are those that the algorithm's `launch` takes."""
@@ -134,7 +125,7 @@ class Bound:
         if is_watched("iris_collective"):
             self._tell()
         self._team.latest = self
-        return self._order.run_async(self._algorithm.op, self._launch_async, self.plan, *tensors)
+        return self._order.run_async(self.op, self._launch_async, self.plan, *tensors)
 
     def _launch_async(self, plan: Any, *tensors: Any) -> Any:
         """Launch, in whatever thread: the caller may never ask what has become of it."""
@@ -156,8 +147,8 @@ class Bound:
 
     @property
     def droppable(self) -> bool:
-        """Whether it can be made again: graphs that have captured its launch need nothing of it."""
-        return getattr(self._algorithm, "drops_plans", False)
+        """Whether it can be made again: graphs that captured it need nothing of it, or what they need is held."""
+        return isinstance(self.request, FusedRequest) or getattr(self._algorithm, "drops_plans", False)
 
     def mark(self) -> Any:
         """Return an event that has happened when the team's launches so far are done; None if there is none."""
@@ -171,20 +162,18 @@ class Bound:
         return self._algorithm.launch(plan, *tensors)
 
     def _tell(self) -> None:
-        algorithm = self._algorithm
-        notify(
-            "iris_collective",
-            context=self._context(),
-            op=algorithm.op,
-            algorithm=algorithm.name,
-            nbytes=self._request.nbytes,
-        )
+        which: dict[str, Any] = {"op": self.op, "algorithm": self.algorithm, "nbytes": self.request.nbytes}
+        notify("iris_collective", context=self._context(), **which)
 
 
 class Nothing:
     """A call that moves no element: its tensors are empty on all members."""
 
     droppable = True
+    workspace: Any = None
+    reach: tuple[int, ...] = ()
+    algorithm = ""
+    request = plan = None
 
     def mark(self) -> None:
         """Nothing is under way."""
@@ -197,21 +186,61 @@ class Nothing:
         return DoneWork()
 
 
+class Launches(dict[Any, Any]):
+    """Calls that are bound, in a dict of the young ones with an old generation behind it: nearly the last used ones.
+
+    When the young ones are too many, they become the old ones, and what is left of those is dropped; an old one that
+    is used again becomes young.  What cannot be dropped stays.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._old: dict[Any, Any] = {}
+        self._staying = 0
+        self._lock = threading.Lock()
+
+    @property
+    def total(self) -> int:
+        """How many are known."""
+        return len(self) + len(self._old)
+
+    def recall(self, key: Any) -> Any:
+        """Take one out of the old generation; None if it is not there.  `keep` makes it young."""
+        return self._old.pop(key, None)
+
+    def keep(self, key: Any, launch: Any) -> list[Any]:
+        """Make one known; returns those that are not any more."""
+        dropped: list[Any] = []
+        with self._lock:  # of threads that call with different groups
+            if len(self) - self._staying >= GENERATION:
+                dropped = list(self._old.values())
+                self._old = {key: each for key, each in self.items() if each.droppable}
+                for name in self._old:
+                    del self[name]
+                self._staying = len(self)
+            self[key] = launch
+        return dropped
+
+    def clear(self) -> None:
+        """Let go of all."""
+        super().clear()
+        self._old.clear()
+        self._staying = 0
+
+
 class Binder:
-    """What `ctx.ccl` knows of the context.
+    """What `ctx.ccl` and `ctx.ops` know of the context.
 
-    Collective: every rank makes it while the context is opened.
+    Collective: every rank makes it while the context is opened; of the heap's system area no group has anything yet.
 
-    Args:
-        context: the context.
-        heap: open.
-        area: the heap's system area, of which no group has anything yet.
-        world: the ranks of the heap.
-        spec: what the context tensor says.
-        reports: what kernels have reported.
-        create: makes the algorithm of a plugin for this rank.
-        provides: what the allocator's memory can do.
-        barriers: of the devices of groups.
+    Attributes:
+        rank: this rank.
+        target, gpu: its device, and torch's index of it; None on the CPU.
+        own_heap: where the rank's heap begins and ends.
+        bound, fused: launches of `ctx.ccl`, and of `ctx.ops`.
+        processors: multiprocessors (SMs, CUs) of the smallest device of all ranks: grids of all members are the same.
+        scratch: local memory of plans.
+        closers: called when the context is closed.
     """
 
     def __init__(
@@ -222,38 +251,34 @@ class Binder:
         world: World,
         spec: ContextSpec,
         reports: KernelReports,
-        create: Callable[[Context, PluginRecord], Collective],
-        provides: frozenset[Capability],
+        providers: Any,
         barriers: DeviceBarriers,
     ) -> None:
         self._context = weakref.ref(context)
         self._heap = heap
         self._world = world
         self._area = area
-        self._spec = spec
         self._reports = reports
-        self._create = create
-        self._provides = provides
         self._barriers = barriers
-        self.rank = world.rank
+        self.rank, self.target = world.rank, context.target
         own = heap.heap_bases[world.rank]
         self.own_heap = own, own + heap.nbytes
-        self.gpu = None if context.target.type is DeviceType.CPU else context.target.index
-        """torch's index of this rank's GPU; None on the CPU."""
-        self.bound: Launches[Bound | Nothing] = Launches()
+        on_cpu = self.target.type is DeviceType.CPU
+        self.gpu: int | None = None if on_cpu else self.target.index
+        self.bound, self.fused = Launches(), Launches()
+        self.closers: list[Callable[[], None]] = []
         self._dropped: deque[tuple[Any, Bound | Nothing]] = deque()
         given = context.settings.ccl_workspace
-        limit = _WORKSPACE[context.target.type is DeviceType.CPU] if given is None else int(given)
-        self._memory = Memory(heap, area, limit)
+        self._memory = Memory(heap, area, _WORKSPACE[on_cpu] if given is None else int(given), spec, reports)
+        self.scratch = Scratch()
         self._teams: dict[tuple[int, ...], Team] = {}
         self._orders: dict[tuple[Any, ...], HostOrder | DeviceOrder] = {}
         self.members = Members(world, self._team, self._refused)
-        self._chooser: Chooser | None = None
-        self._found: tuple[list[Collective], list[tuple[str, str]]] | None = None
+        self.providers = providers
+        self._choosers: dict[bool, choice.Chooser] = {}
         self._closed = ""  # or why
-        own_processors = context.get_cu_count() if context.target.type is not DeviceType.CPU else 1
+        own_processors = 1 if on_cpu else context.get_cu_count()
         self.processors = min(least for (least,) in world.all_gather_ints([own_processors]))
-        """Multiprocessors (SMs, CUs) of the smallest device of all ranks: grids of all members are the same."""
         self._control: Region | None = self._reserve(control_nbytes(world.world_size, area.nbytes))
         self._mail: Region | None = self._reserve(mail_nbytes(area.nbytes))
 
@@ -262,94 +287,88 @@ class Binder:
         return Region(self._heap.usable_nbytes + offset, self._area.tensor(offset, nbytes))
 
     # -- the slow path ------------------------------------------------------------------------------------------------
-    def bind(self, question: Question, key: Any) -> Bound | Nothing:
+    def bind(
+        self, call: Call, key: Any, holder: Callable[[], tuple[Launches, Scratch]] | None = None
+    ) -> Bound | Nothing:
         """Return what serves a call, and keep it under its key, if it can have one.
 
         Collective: every member of the group comes here with its first call of a kind.  What one of them refuses then,
-        all refuse.
+        all refuse.  `holder` returns who keeps the launch, and the local memory of its plan; by default the context.
         """
-        op, device = question.op, torch.device(self.open().device)
-        members = self._world.members_of(question.group)
-        call: Any = None
+        members, here = self.members_of(call.group), self._here()
+        request: Any = None
         try:
-            call = self._call(question, members)
-            requests.check(call, device)
-            bound = None if key is None else self.bound.recall(key)
-            if bound is None:
-                refuse_capture(op)
+            request = call.describe(here, members)
+            call.check(request, here)
+            known, scratch = holder() if holder is not None else (self.bound, self.scratch)
+            bound = None if key is None else known.recall(key)
+            if bound is None and not _is_empty(request):
+                refuse_capture(call.op)
         except Exception as error:
-            if op in requests.POINT_TO_POINT:
+            if call.op in requests.POINT_TO_POINT:
                 raise
-            self.members.refuse(members, op, lambda: requests.shared_facts(self._request(call)), error)
-        if bound is None:
-            bound = self._bind(call)
+            self.refuse(call.op, error, members, request)
+        if bound is None and _is_empty(request):
+            bound = self._bind_nothing(request, call.config)
+        elif bound is None:
+            bound = self.serve(request, call.config, scratch=scratch)
         if key is not None:
-            self.drop(self.bound.keep(key, bound))
+            self._dropped.extend((event, each) for each in known.keep(key, bound) if (event := each.mark()))
+            while self._dropped and self._dropped[0][0].query():  # the device is done with their memory
+                self._dropped.popleft()
         return bound
 
-    def drop(self, dropped: Sequence[Bound | Nothing]) -> None:
-        """Let go of launches when the device is done with their memory."""
-        self._dropped.extend((event, each) for each in dropped if (event := each.mark()))
-        while self._dropped and self._dropped[0][0].query():
-            self._dropped.popleft()
+    def refuse(self, op: str, error: Exception, group: Group, request: Any = None) -> NoReturn:
+        """Raise an error on all members that come to compare such a call; see `Members.refuse`."""
+        self.members.refuse(self.members_of(group), op, lambda: _facts(request), error)
 
-    def _bind(self, call: Call) -> Bound | Nothing:
-        request, config = self._request(call), call.config
-        if not call.is_empty:
-            return self.serve(request, config, None if call.peer is None else (call.op, call.peer))
-        shared = requests.shared_facts(request)
-        try:  # it moves nothing, but is one on all members, and asks for nothing that there is not
-            algorithm, _, _ = self._algorithms().choose(request, config)
-        except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
-            self.members.refuse(request.members, call.op, lambda: shared, error)
-        self.members.agree(request.members, {**shared, "algorithm": algorithm.name})
+    def _bind_nothing(self, request: Request, config: LaunchConfig | None) -> Nothing:
+        """Compare a call that moves nothing, but is one on all members, and asks for nothing that there is not."""
+        shared = _facts(request)
+        if not isinstance(request, FusedRequest):
+            try:
+                shared = {**shared, "algorithm": self._algorithms().choose(request, config).algorithm.name}
+            except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
+                self.refuse(request.op, error, request.members, request)
+        self.members.agree(request.members, shared)
         return Nothing()
 
     def serve(
         self,
-        request: CollectiveRequest,
-        config: Config | None = None,
-        message: tuple[Any, ...] | None = None,
+        request: Request,
+        config: LaunchConfig | None = None,
         within: Team | None = None,
+        scratch: Scratch | None = None,
     ) -> Bound:
         """Return what serves a request.
 
-        Collective: every member comes here with the same, and nobody else.
-
-        Args:
-            request: what is to be done.
-            config: how.
-            message: operation and peer, where it goes between two ranks.
-            within: the team, where this is a part of what its members prepare.
+        Collective: every member comes here with the same, and nobody else; where it is a part of what they prepare,
+        `within` their team.
         """
-        context = self.open()
-        members = request.members
-        if message is not None:  # between two ranks: the others take no part, and these two know nothing of each other
-            algorithm, _, request = self._algorithms().choose(request, config)
-            team = self.team(members)
-            plan = algorithm.prepare(request, context)
-            return Bound(algorithm, plan, self.order(message), team, self._context, request)
-        settled = self.members.settle(
-            members,
-            requests.shared_facts(request),
-            partial(self._algorithms().choose, request, config),
-            lambda algorithm, wish, team: algorithm.prepare(wish, context),
-            config,
-            within,
-        )
-        algorithm, wish, plan, team = settled
-        return Bound(algorithm, plan, self.order(members), team, self._context, wish)
+        context, members = self.open(), request.members
+        choose = partial(self._algorithms(isinstance(request, FusedRequest)).choose, request, config)
+        if request.op in requests.POINT_TO_POINT:  # the others take no part, and these two know nothing of each other
+            algorithm, _, wish = choose()
+            team, order = self.team(members), self._order((wish.op, wish.options["peer"]))
+            return Bound(algorithm, algorithm.prepare(wish, context), order, team, self._context, wish)
 
-    def explain(self, question: Question) -> Explanation:
+        def prepare(algorithm: Algorithm[Any], wish: Request, team: Team) -> Any:
+            if not isinstance(wish, FusedRequest):
+                return algorithm.prepare(wish, context)
+            return algorithm.prepare(wish, Host(self.serve, team, scratch or self.scratch, self.processors))
+
+        algorithm, wish, plan, team = self.members.settle(members, _facts(request), choose, prepare, config, within)
+        return Bound(algorithm, plan, self._order(members), team, self._context, wish)
+
+    def explain(self, call: Call) -> Explanation:
         """Say what would serve a call."""
-        device = torch.device(self.open().device)
-        call = self._call(question, self._world.members_of(question.group))
-        requests.check(call, device)
-        request = self._request(call)
-        left_out = self.members.left_out(request.members, requests.shared_facts(request))
-        return self._algorithms().explain(request, call.config, left_out)
+        members, here = self.members_of(call.group), self._here()
+        request: Any = call.describe(here, members)
+        call.check(request, here)
+        left_out = self.members.left_out(request.members, _facts(request))
+        return self._algorithms(isinstance(request, FusedRequest)).explain(request, call.config, left_out)
 
-    def barrier(self, group: dist.ProcessGroup | Sequence[int] | None, async_op: bool) -> Work | None:
+    def barrier(self, group: Group, async_op: bool) -> Work | None:
         """Launch a barrier on the device, ordered with the group's collectives."""
         self.open()
         self._reports.watch()
@@ -357,7 +376,7 @@ class Binder:
             self._reports.raise_new()
         place = self._barriers.bind(group, "release")  # not in a thread: the first one is an exchange of the hosts
         try:
-            order = self.order(self._world.members_of(group))
+            order = self._order(self._world.members_of(group))
             if not async_op:
                 order.run(place.launch, None)
                 return None
@@ -369,7 +388,7 @@ class Binder:
             work.when_done(place.drop)  # it may have failed with a call before it, without a launch
         return work
 
-    def reset(self, group: dist.ProcessGroup | Sequence[int] | None) -> None:
+    def reset(self, group: Group) -> None:
         """Put a team back to its beginning."""
         self.open()
         self._heap.streams.synchronize()
@@ -381,6 +400,7 @@ class Binder:
         self._closed = why
         self.gpu = None  # CUDA refuses every question there
         self.bound.clear()
+        self.fused.clear()
 
     def open(self) -> Context:
         """Return the context; HeapClosedError if it is closed."""
@@ -389,39 +409,13 @@ class Binder:
             raise HeapClosedError(self._closed or _CLOSED)
         return context
 
-    def _call(self, question: Question, members: tuple[int, ...]) -> Call:
-        """Make sense of the arguments."""
-        op, out, inp, _, config, first, second = question
-        call = {"op": op, "out": out, "inp": inp, "members": members, "config": config}
-        call["rank"] = members.index(self.rank)
-        if config is not None and not hasattr(config, "named"):
-            raise TypeError(f"{op}: config must be an iris_core.ccl.Config, not {type(config).__name__}")
-        if op in requests.POINT_TO_POINT:  # between two ranks of the world, whatever group they are in
-            if first == self.rank:
-                raise ArgumentError(f"{op}: rank {first} is this rank; a message goes to another one")
-            call["peer"] = members[_index(op, members, first)]
-            call["members"], call["rank"] = tuple(range(self._world.world_size)), self.rank
-        if op in requests.REDUCING:
-            call["reduction"] = reduce_op(first)
-        if op in ("broadcast", "gather", "scatter"):
-            call["root"] = _index(op, members, first)
-        if op == "reduce":
-            call["root"] = _index(op, members, second)
-        if op == "reduce_scatter" or op == "all_to_all":
-            call["layout"] = second
-        if op == "all_to_all" and first is not None:
-            out_splits, in_splits = first
-            call["out_splits"] = requests.split_sizes(out_splits, out, len(members), in_splits)
-            call["in_splits"] = requests.split_sizes(in_splits, inp, len(members), out_splits)
-        return Call(**call)
-
-    def _request(self, call: Call) -> CollectiveRequest:
-        return requests.request_of(call, self.open().target, self._heap.is_symmetric)
-
-    def members_of(self, group: dist.ProcessGroup | Sequence[int] | None) -> tuple[int, ...]:
+    def members_of(self, group: Group) -> tuple[int, ...]:
         """Return the world ranks of a group's members, in its order; all for None."""
         self.open()
         return self._world.members_of(group)
+
+    def _here(self) -> Here:
+        return requests.Here(self.rank, self._world.world_size, self.target, self._heap.is_symmetric, self.processors)
 
     # -- what there is ------------------------------------------------------------------------------------------------
     def team(self, members: tuple[int, ...]) -> Team:
@@ -440,16 +434,13 @@ class Binder:
         """The team of some ranks, who are sure that all have the same members in mind."""
         team = self._teams.get(members)
         if team is None:
-            context = self.open()
             everyone = members == tuple(range(self._world.world_size))
             team = self._teams[members] = Team(
                 members,
                 self._world.subworld(members),
                 self.rank,
                 self._memory,
-                self._spec,
-                context.get_device_context(),
-                self._reports,
+                self.open().get_device_context(),
                 control=self._control if everyone else None,
                 mail=self._mail if everyone else None,
             )
@@ -459,16 +450,15 @@ class Binder:
         if (team := self._teams.get(members)) is not None:
             team.failed(error)
 
-    def order(self, members: tuple[Any, ...]) -> HostOrder | DeviceOrder:
+    def _order(self, members: tuple[Any, ...]) -> HostOrder | DeviceOrder:
         """The order of calls of a team, or of messages in one direction between two ranks."""
         order = self._orders.get(members)
         if order is None:
-            target, streams = self.open().target, self._heap.streams
-            order = (
-                HostOrder(streams, self._keep)
-                if isinstance(streams, HostStreams)
-                else DeviceOrder(target.index, self._keep)
-            )
+            streams = self._heap.streams
+            if isinstance(streams, HostStreams):
+                order = HostOrder(streams, self._keep)
+            else:
+                order = DeviceOrder(self.target.index, self._keep)
             self._orders[members] = order
         return order
 
@@ -483,33 +473,20 @@ class Binder:
         if tensor.is_cuda:  # on the host, the call holds its tensors
             tensor.record_stream(stream)
 
-    def _algorithms(self) -> Chooser:
-        if self._chooser is None:
-            context = self.open()
-            algorithms, unusable = self.found()
-            folders = [Path(context.settings.cache_dir) / "ccl"]
-            if hasattr(context.backend, "collectives"):
-                folders += cast("SupportsCollectives", context.backend).tables()
-            self._chooser = Chooser(algorithms, Tables(folders, self.device_name), unusable)
-        return self._chooser
+    def _algorithms(self, is_fused: bool = False) -> choice.Chooser:
+        """The algorithms of `ctx.ccl`, or of `ctx.ops`, with their tables."""
+        if is_fused not in self._choosers:
+            folders = [Path(self.open().settings.cache_dir) / ("ops" if is_fused else "ccl")]
+            device = "cpu" if self.target.type is DeviceType.CPU else torch.cuda.get_device_name(self.target.index)
+            tables = Tables([*folders, *self.providers.tables(is_fused)], device)
+            found, unusable = self.providers.found(is_fused)
+            self._choosers[is_fused] = choice.Chooser(found, tables, unusable)
+        return self._choosers[is_fused]
 
-    def found(self) -> tuple[list[Collective], list[tuple[str, str]]]:
-        """Return all algorithms that there are, and plugins that bring none with the reason; see `find_algorithms`."""
-        if self._found is None:
-            context = self.open()
-            self._found = find_algorithms(context, partial(self._create, context), self._provides)
-        return self._found
-
-    def add(self, algorithms: Sequence[Collective]) -> None:
+    def add(self, algorithms: Sequence[Any]) -> None:
         """Let more algorithms serve calls that are not planned yet.  Every rank adds the same, before the same call."""
-        found, unusable = self.found()
-        self._found, self._chooser = ([*found, *algorithms], unusable), None
-
-    @property
-    def device_name(self) -> str:
-        """Name of this rank's device, as measured tables have it."""
-        target = self.open().target
-        return "cpu" if target.type is DeviceType.CPU else torch.cuda.get_device_name(target.index)
+        self.providers.add(algorithms)
+        self._choosers.clear()
 
     def explain_report(self, report: Report) -> Meaning | None:
         """Say what a report means, if it is about the memory of a team in which this rank is; else None."""
@@ -518,22 +495,24 @@ class Binder:
         return next((meaning for meaning in found if meaning is not None), None)
 
     def close(self) -> None:
-        """End the threads, and let go of the heap's memory."""
+        """End the threads, and let go of plans and of the heap's memory."""
+        for closer in self.closers:
+            closer()
         self.forget(_CLOSED)
+        self.scratch.clear()
         self._control = self._mail = None
         for order in self._orders.values():
             order.close()
         self._teams.clear()
 
 
-def _index(op: str, members: tuple[int, ...], rank: Any) -> int:
-    """A rank's index in the group."""
-    if isinstance(rank, bool) or not hasattr(rank, "__index__"):
-        raise TypeError(f"{op}: a root is a rank, not {rank!r}")
-    rank = operator.index(rank)
-    if rank not in members:
-        raise ArgumentError(f"{op}: rank {rank} is not in the group of ranks {', '.join(map(str, members))}")
-    return members.index(rank)
+def _facts(request: Any) -> dict[str, str]:
+    """What members compare."""
+    return products.shared_facts(request) if isinstance(request, FusedRequest) else requests.shared_facts(request)
+
+
+def _is_empty(request: Request) -> bool:
+    return products.is_empty(request) if isinstance(request, FusedRequest) else requests.is_empty(request)
 
 
 def refuse_capture(op: str) -> None:

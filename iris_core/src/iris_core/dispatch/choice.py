@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,12 +13,12 @@ from iris_core.logs import logger
 from iris_core.types import Availability
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from iris_core.ccl.config import Config
+    from iris_core.dispatch.config import LaunchConfig
     from iris_core.dispatch.tables import Entry, Tables
-    from iris_core.protocols import Collective
-    from iris_core.types import CollectiveRequest
+    from iris_core.protocols import Algorithm
+    from iris_core.types import CollectiveRequest, FusedRequest
+
+    Request = CollectiveRequest | FusedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,49 +107,35 @@ _IS_RIGHT: Mapping[str, Callable[[Any], bool]] = {
 
 
 class Choice(NamedTuple):
-    """What serves a request.
+    """What serves a request, and why; the request has the config that the table names."""
 
-    Attributes:
-        algorithm: the algorithm.
-        why: the reason.
-        request: the request, with the config that the table names.
-    """
-
-    algorithm: Collective
+    algorithm: Algorithm[Any]
     why: str
-    request: CollectiveRequest
+    request: Any
 
 
 class Chooser:
-    """The algorithms of one context.
+    """The algorithms of one context, and plugins that should have brought some, with the reason why they did not.
 
-    Args:
-        algorithms: all of them; of two with one name for one operation, the first counts.
-        tables: what was measured on such a machine, or comes from a model of it.
-        unusable: plugins that should have brought algorithms, with the reason why they did not.
+    Of two algorithms with one name for one operation, the first counts.
     """
 
-    def __init__(self, algorithms: Sequence[Collective], tables: Tables, unusable: Sequence[tuple[str, str]]) -> None:
-        self._by_op: dict[str, dict[str, Collective]] = {}
+    def __init__(
+        self, algorithms: Iterable[Algorithm[Any]], tables: Tables, unusable: Iterable[tuple[str, str]]
+    ) -> None:
+        self._by_op: dict[str, dict[str, Algorithm[Any]]] = {}
         for each in algorithms:
             self._by_op.setdefault(each.op, {}).setdefault(each.name, each)
         self._tables = tables
         self._unusable = tuple(unusable)
         self._reported: set[tuple[str, str]] = set()
 
-    def names(self, op: str) -> tuple[str, ...]:
-        """Return the names of the algorithms for an operation."""
-        return tuple(self._by_op.get(op, ()))
-
     def choose(
-        self, request: CollectiveRequest, config: Config | None, left_out: Mapping[str, str] | None = None
+        self, request: Request, config: LaunchConfig | None, left_out: Mapping[str, str] | None = None
     ) -> Choice:
         """Return the algorithm that serves a request, and why.
 
-        Args:
-            request: what is asked for.
-            config: how.
-            left_out: algorithms that are not to be chosen, with the reason; one that is named is, nevertheless.
+        What is `left_out`, with the reason, is not chosen unless it is named.
 
         Raises:
             UnsupportedError: none does, or the one that was named does not; with the reasons.
@@ -198,7 +184,7 @@ class Chooser:
         why = "the cheapest by its model" if len(modelled) > 1 else "the only one that can"
         return Choice(known[cheapest], why, request)
 
-    def _measured(self, request: CollectiveRequest) -> list[Entry]:
+    def _measured(self, request: Request) -> list[Entry]:
         """What the tables say, the fastest first: a call takes at least as long as it takes the CPU to ask for it.
 
         Tables are measured in graphs; whether a call will be captured is not known when its algorithm is chosen.
@@ -214,7 +200,7 @@ class Chooser:
         return sorted(entries, key=lambda entry: max(entry.seconds, costs.get(entry.algorithm, 0.0)))
 
     def explain(
-        self, request: CollectiveRequest, config: Config | None, left_out: Mapping[str, str] | None = None
+        self, request: Request, config: LaunchConfig | None, left_out: Mapping[str, str] | None = None
     ) -> Explanation:
         """Return what `choose` would return, and what it knows of all the others."""
         left_out = left_out or {}
@@ -245,7 +231,7 @@ class Chooser:
             )
         return Explanation(request.op, chosen, why, tuple(candidates))
 
-    def _supports(self, algorithm: Collective, request: CollectiveRequest, config: Config | None) -> Availability:
+    def _supports(self, algorithm: Algorithm[Any], request: Request, config: LaunchConfig | None) -> Availability:
         """Whether an algorithm can serve a request; not, if it cannot say so, or not what it takes."""
         if config is not None and config.use_gluon and algorithm.info.name != "gluon":
             return Availability.no("it is not written in Gluon, and Config(use_gluon=True) wants that")
@@ -254,7 +240,7 @@ class Chooser:
             _, problem = self._ask(algorithm, "cost", request)
         return Availability.no(problem) if problem else answer
 
-    def _ask(self, algorithm: Collective, question: str, request: CollectiveRequest) -> tuple[Any, str]:
+    def _ask(self, algorithm: Algorithm[Any], question: str, request: Request) -> tuple[Any, str]:
         """Return what an algorithm answers; or None and what is wrong with that, with a warning once."""
         try:
             answer = getattr(algorithm, question)(request)
@@ -270,7 +256,7 @@ class Chooser:
             logger.warning("%s: algorithm %r of %r cannot be asked: %s; %s", request.op, name, plugin, problem, way)
         return None, problem
 
-    def _tunings(self, algorithm: Collective, request: CollectiveRequest) -> tuple[Mapping[str, Any], ...]:
+    def _tunings(self, algorithm: Algorithm[Any], request: Request) -> tuple[Mapping[str, Any], ...]:
         if not hasattr(algorithm, "tunings"):
             return ({},)
         return tuple(self._ask(algorithm, "tunings", request)[0] or ({},))
@@ -279,7 +265,7 @@ class Chooser:
         return "".join(f"\n  {label}: {reason}" for label, reason in self._unusable)
 
 
-def _with_config(request: CollectiveRequest, entry: Entry) -> CollectiveRequest:
+def _with_config(request: Any, entry: Entry) -> Any:
     """The request, with what was measured as the best where the caller has no wish of his own."""
     if not entry.config:
         return request

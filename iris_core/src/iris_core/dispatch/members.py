@@ -8,11 +8,12 @@ Where the others may know their call, and not come to compare it, no member wait
 from __future__ import annotations
 
 import contextlib
+import hashlib
+from collections import deque
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from iris_core.dispatch.launches import Agreed
 from iris_core.dispatch.requests import config_text
 from iris_core.dispatch.team import Step, StepsDifferError
 from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError, UnsupportedError
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
     from iris_core.world import World
 
+    Facts = Mapping[str, str]
+
 _FROM_TABLES = (
     "\nWhere the caller has named no algorithm or config, measured tables do: all members need the same "
     "(<IRIS_CACHE_DIR>/ccl and <IRIS_CACHE_DIR>/ops)."
@@ -33,16 +36,62 @@ _FROM_TABLES = (
 ABSENT_S = 10.0
 """Seconds for which a member waits for others that have launched this call before with another algorithm."""
 
+MOST_KINDS = (1 << 15) - 1
+"""Numbers of kinds that kernels can tell apart; afterwards they begin again at 1."""
+
+_DESCRIBED = 4096
+"""Kinds of a group that a message can describe: the latest ones."""
+
+
+class Agreed:
+    """Kinds of calls on which the members of groups have agreed, with a number each.
+
+    Members agree on the same kinds in the same order, so the numbers are the same on all of them.  Nothing is ever
+    forgotten, or a member could ask for an agreement in which the others take no part; a kind takes 100 bytes.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._begun: set[bytes] = set()
+        self._counts: dict[tuple[int, ...], int] = {}
+        self._latest: dict[tuple[int, ...], deque[tuple[int, str]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def number(self, members: tuple[int, ...], facts: Facts) -> int | None:
+        """Return a kind's number; None if it was not agreed on."""
+        return self._numbers.get(_digest(members, facts))
+
+    def has_any(self, members: tuple[int, ...], begin: Facts) -> bool:
+        """Whether there is a kind whose facts begin like this; see `add`."""
+        return _digest(members, begin) in self._begun
+
+    def next_number(self, members: tuple[int, ...]) -> int:
+        """Draw a number; every member does."""
+        count = self._counts[members] = self._counts.get(members, 0) + 1
+        return (count - 1) % MOST_KINDS + 1
+
+    def add(self, members: tuple[int, ...], facts: Facts, number: int, *begins: Facts) -> None:
+        """Write down that the members have agreed; `begins` are parts of the facts that `has_any` finds it by."""
+        self._numbers[_digest(members, facts)] = number
+        self._begun.update(_digest(members, begin) for begin in begins)
+        latest = self._latest.setdefault(members, deque(maxlen=_DESCRIBED))
+        latest.append((number, ", ".join(f"{name} {value}" for name, value in facts.items())))
+
+    def describe(self, members: tuple[int, ...], number: int) -> str:
+        """Describe the kind that has a number."""
+        latest = tuple(self._latest.get(members, ()))  # another thread may add to them
+        texts = (text for found, text in reversed(latest) if found == number)
+        return next(texts, "a call that is not known here")
+
+
+def _digest(members: tuple[int, ...], facts: Facts) -> bytes:
+    return hashlib.blake2b(repr((members, tuple(facts.items()))).encode(), digest_size=16).digest()
+
 
 class Settled(NamedTuple):
-    """What serves a call, on all members alike.
-
-    Attributes:
-        algorithm: the algorithm.
-        request: with the config that all members launch with, and the number of the kind of call.
-        plan: what the algorithm has prepared.
-        team: the members.
-    """
+    """What serves a call, on all members alike; the request has their config, and the number of the kind of call."""
 
     algorithm: Any
     request: Any
@@ -51,7 +100,7 @@ class Settled(NamedTuple):
 
 
 class Members:
-    """What this rank has agreed on with the members of groups; of `ctx.ccl` and `ctx.ops`.
+    """What this rank has agreed on with the members of groups.
 
     Args:
         world: the ranks of the heap.
@@ -72,7 +121,7 @@ class Members:
         self._left_out: dict[Any, dict[str, str]] = {}
         self._layouts: dict[Any, str] = {}
 
-    def left_out(self, members: tuple[int, ...], shared: Mapping[str, str]) -> dict[str, str]:
+    def left_out(self, members: tuple[int, ...], shared: Facts) -> dict[str, str]:
         """Return algorithms for which there was no room when a kind was first called, on all members, with reasons.
 
         A member may plan a call again that others have kept, and has to come to the same algorithm.
@@ -86,7 +135,7 @@ class Members:
     def settle(
         self,
         members: tuple[int, ...],
-        shared: Mapping[str, str],
+        shared: Facts,
         choose: Callable[[dict[str, str]], Choice],
         prepare: Callable[[Any, Any, Team], Any],
         config: Any = None,
@@ -98,7 +147,7 @@ class Members:
 
         Args:
             members: world ranks, in the group's order.
-            shared: what must be equal on all of them, by name; "operation" and "config" are among it.
+            shared: what must be equal on all of them, by name; "operation" is among it.
             choose: gets what was left out, and chooses.
             prepare: gets algorithm, request and team, and makes this member's plan.
             config: the caller's; an algorithm that it names is not replaced by another one.
@@ -108,20 +157,20 @@ class Members:
             RankMismatchError: something differs; on all members.
             UnsupportedError, ArgumentError, ...: a member refused the call or could not prepare it; on all members.
         """
-        op, left_out = shared["operation"], self.left_out(members, shared)
+        op, left_out, kind = shared["operation"], self.left_out(members, shared), (members, *shared.values())
         while True:
             try:
                 algorithm, _, request = choose(left_out)
             except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
                 self.refuse(members, op, lambda: shared, error, within)
             facts = {**shared, "algorithm": algorithm.name, "config": config_text(request.options["config"])}
-            before = self._layouts.get((members, *shared.values()), "")
-            number, is_new = self._number(members, op, facts, within, _layout_of(request), before)
+            before, layout = self._layouts.get(kind, ""), _layout_of(request)
+            number, is_new = self._number(members, op, facts, within, layout, before)
             team = self._team(members)
             request = replace(request, options={**request.options, "kind": number})
             try:
                 make = partial(prepare, algorithm, request, team)
-                plan = _prepare_alike(team, f"{algorithm.name!r} for {op}", make, is_new=is_new)
+                plan = _prepare_alike(team, f"{algorithm.name!r} for {op}", make) if is_new else make()
                 break
             except UnsupportedError as error:  # there is no room for it
                 named = config is not None and config.named(op)[0] is not None
@@ -131,17 +180,11 @@ class Members:
                 team.warn_once(f"{op} does without algorithm {algorithm.name!r}", left_out[algorithm.name])
         if is_new:
             self._agreed.add(members, facts, number, shared, {"operation": op})
-            self._layouts[(members, *shared.values())] = f"{algorithm.name!r} with {_layout_of(request)}"
+            self._layouts[kind] = f"{algorithm.name!r} with {layout}"
         return Settled(algorithm, request, plan, team)
 
     def agree(self, members: tuple[int, ...], facts: dict[str, str]) -> None:
-        """Compare with the other members what must be equal, once.
-
-        Collective, where it is new: every member comes here.
-
-        Raises:
-            RankMismatchError: something differs; on all members.
-        """
+        """Compare with the other members what must be equal, once: RankMismatchError on all if something differs."""
         number, is_new = self._number(members, facts["operation"], facts)
         if is_new:
             self._agreed.add(members, facts, number, {"operation": facts["operation"]})
@@ -150,7 +193,7 @@ class Members:
         self,
         members: tuple[int, ...],
         op: str,
-        shared: Callable[[], Mapping[str, str]],
+        shared: Callable[[], Facts],
         error: Exception,
         within: Team | None = None,
     ) -> NoReturn:
@@ -159,12 +202,7 @@ class Members:
         Collective where no call of this operation was agreed on; where one was, the others may know theirs, and this
         member waits for none: those that come to compare, or to another exchange, learn that it has refused.
 
-        Args:
-            members: world ranks, in the group's order.
-            op: the operation.
-            shared: returns what `settle` gets, or raises where the call does not even have that.
-            error: why this member does not take part.
-            within: as for `settle`.
+        `shared` returns what `settle` gets, or raises where the call does not even have that.
         """
         known = False
         with contextlib.suppress(Exception):  # whatever else is wrong with the call, `error` says what is
@@ -192,15 +230,8 @@ class Members:
     ) -> tuple[int, bool]:
         """Return a kind's number, and whether the members have just compared it.
 
-        Collective, where it is new: every member comes here.
-
-        Args:
-            members, op, facts, within: as for `settle`.
-            layout: of this member's tensors, on which the choice of the algorithm depends.
-            before: what has served such a call before, if anything.
-
-        Raises:
-            RankMismatchError: something differs, on all members; or the others go on with what served it before.
+        `layout` is that of this member's tensors, on which the choice of the algorithm depends; `before` says what has
+        served such a call before, if anything: the others may go on with that.
         """
         known = self._agreed.number(members, facts)
         if known is not None or len(members) == 1:
@@ -222,20 +253,15 @@ class Members:
         self,
         members: tuple[int, ...],
         op: str,
-        facts: Mapping[str, str],
+        facts: Facts,
         within: Team | None = None,
         error: Exception | None = None,
         layout: str = "",
         timeout_s: float | None = None,
     ) -> None:
-        """Compare with the other members what must be equal, the order of the group first.
+        """Compare with the other members what must be equal, the order of the group first; all raise what one does.
 
-        Collective: every member comes here.  They meet in an order of ranks that does not depend on the group's, so
-        that members who name it differently find each other.
-
-        Raises:
-            RankMismatchError: something differs; on all members.
-            UnsupportedError, ArgumentError, ...: a member has an error; on all members.
+        Members that name the group in different orders find each other: they meet in the order of ranks.
         """
         if within is not None:
             within.ask(f"the {op} that is a part of another operation")
@@ -252,20 +278,17 @@ class Members:
         layouts = [row.pop("strides") for row in everyone]
         names = dict.fromkeys(name for row in everyone for name in row)
         differing = [name for name in names if len({row.get(name) for row in everyone}) > 1]
-        if differing:
-            lines = [
-                f"  {name}: "
-                + "; ".join(
-                    f"{row.get(name, 'absent')} on rank {rank}" for rank, row in zip(order, everyone, strict=True)
-                )
-                for name in differing
-            ]
-            hint = _FROM_TABLES if {"algorithm", "config"}.intersection(differing) else ""
-            if "algorithm" in differing and len(set(layouts)) > 1:
-                hint = "\nIt depends on how tensors lie: " + "; ".join(
-                    f"{text} on rank {rank}" for rank, text in zip(order, layouts, strict=True)
-                )
-            raise RankMismatchError(f"{op}: the members of the group call differently:\n" + "\n".join(lines) + hint)
+        if not differing:
+            return
+
+        def by_rank(texts: list[str]) -> str:
+            return "; ".join(f"{text} on rank {rank}" for rank, text in zip(order, texts, strict=True))
+
+        lines = [f"  {name}: {by_rank([row.get(name, 'absent') for row in everyone])}" for name in differing]
+        hint = _FROM_TABLES if {"algorithm", "config"}.intersection(differing) else ""
+        if "algorithm" in differing and len(set(layouts)) > 1:
+            hint = f"\nIt depends on how tensors lie: {by_rank(layouts)}"
+        raise RankMismatchError(f"{op}: the members of the group call differently:\n" + "\n".join(lines) + hint)
 
 
 def _layout_of(request: Any) -> str:
@@ -277,23 +300,8 @@ def _layout_of(request: Any) -> str:
     return ", ".join(f"{name}={value}" for name, value in found.items() if value is not None)
 
 
-def _prepare_alike(team: Team, what: str, make: Callable[[], Any], *, is_new: bool) -> Any:
-    """Make a plan on all members, or on none.
-
-    Collective, where it is new: every member comes here.
-
-    Args:
-        team: the members.
-        what: what is made, for the message.
-        make: makes this member's plan; it may ask for regions of the team.
-        is_new: whether all members make one now; else this one alone makes one like one that it has made before.
-
-    Raises:
-        UnsupportedError, ...: a member could not; the same on all of them, see `raise_failure`.
-        IrisError: likewise, for another reason.
-    """
-    if not is_new:
-        return make()
+def _prepare_alike(team: Team, what: str, make: Callable[[], Any]) -> Any:
+    """Make a plan on all members, or raise on all of them; `make` may ask for regions of the team."""
     plan: Any = None
     error: Exception | None = None
     steps: list[int] | None = None

@@ -5,40 +5,31 @@ A wrong call is refused here, before anything is launched or said to other ranks
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
-from iris_core.ccl.reduce_op import ReduceOp, check_reducible
-from iris_core.errors import ArgumentError, DeviceError, LayoutError
-from iris_core.types import CollectiveRequest
+from iris_core.errors import ArgumentError, DeviceError, LayoutError, UnsupportedError
+from iris_core.types import REDUCIBLE, CollectiveRequest, ReduceOp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import torch
+    import torch.distributed as dist
 
-    from iris_core.ccl.config import Config
+    from iris_core.dispatch.config import Config
     from iris_core.types import DeviceTarget
-
-OPS = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "send",
-    "recv",
-)
-"""Operations that algorithms serve; a barrier is the backend's."""
 
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 POINT_TO_POINT = ("send", "recv")
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send",
+       "recv")  # fmt: skip
+"""Operations that algorithms serve; a barrier is the backend's."""
+
 TORCH, TILES, COLUMNS = "torch", "tiles", "columns"
 LAYOUTS = {"reduce_scatter": (TORCH, TILES), "all_to_all": (TORCH, COLUMNS)}
 """Ways to divide tensors among ranks, by operation; the first is the default."""
@@ -49,132 +40,200 @@ ALIGNMENT_NBYTES = 16
 _OVERLAP_WORK = 10_000
 """Steps in which numpy may look for a common byte of two tensors; matrices take a few."""
 
+_BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 _ALL_HAVE_INPUT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "reduce", "gather")
 _ALL_HAVE_OUTPUT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "scatter")
 _ALL_IN_PLACE = ("all_reduce", "all_gather", "reduce_scatter")
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A call as the user made it.
+class Here:
+    """What calls are checked against: this rank in its world, its device and its heap."""
 
-    Attributes:
-        op: the operation.
-        out: output of this rank, or None.
-        inp: input of this rank, or None.
-        members: world ranks of the group, in its order.
-        rank: this rank in the group.
-        reduction: for those that reduce.
-        root: rank in the group of the one rank that gives or gets everything.
-        peer: rank in the group of the other side of a send or recv.
-        layout: how a tensor is divided among the ranks.
-        in_splits, out_splits: rows for, and from, each member (all_to_all with uneven parts).
-        config: how to run.
-    """
+    rank: int
+    world_size: int
+    target: DeviceTarget
+    is_symmetric: Callable[[torch.Tensor], bool]  # whether a tensor lies wholly on the heap
+    processors: int = 1  # multiprocessors (SMs, CUs) of the smallest device of all ranks; on the CPU 1
+
+
+class CollectiveCall(NamedTuple):
+    """A call as `Collectives` passes it on, not looked at; what `first` and `second` are depends on `op`."""
 
     op: str
-    out: torch.Tensor | None
-    inp: torch.Tensor | None
-    members: tuple[int, ...]
-    rank: int
-    reduction: ReduceOp | None = None
-    root: int | None = None
-    peer: int | None = None
-    layout: str = TORCH
-    in_splits: tuple[int, ...] | None = None
-    out_splits: tuple[int, ...] | None = None
-    config: Config | None = None
+    out: Any
+    inp: Any
+    group: dist.ProcessGroup | Sequence[int] | None
+    config: Config | None
+    first: Any = None
+    second: Any = None
 
-    @property
-    def size(self) -> int:
-        """Number of members."""
-        return len(self.members)
+    def describe(self, here: Here, members: tuple[int, ...]) -> CollectiveRequest:
+        """Make the request; docs/collectives.md says what the options mean.  `check` says whether it is possible.
 
-    @property
-    def main(self) -> torch.Tensor:
-        """The input; the output where there is no input."""
-        tensor = self.out if self.inp is None else self.inp
-        assert tensor is not None
-        return tensor
+        Raises:
+            TypeError, LayoutError, ArgumentError: an argument makes no sense.
+        """
+        op, out, inp, _, config, first, second = self
+        if config is not None and not hasattr(config, "named"):
+            raise TypeError(f"{op}: config must be an iris_core.ccl.Config, not {type(config).__name__}")
+        rank, options = members.index(here.rank), dict[str, Any]()
+        if op in REDUCING:
+            options["reduction"] = reduce_op(first).name.lower()
+        if op in _ROOTED:
+            options["root"] = _index(op, members, second if op == "reduce" else first)
+        if op in POINT_TO_POINT:  # between two ranks of the world, whatever group they are in
+            if first == here.rank:
+                raise ArgumentError(f"{op}: rank {first} is this rank; a message goes to another one")
+            options["peer"] = members[_index(op, members, first)]
+            members, rank = tuple(range(here.world_size)), here.rank
+        if op == "all_to_all" and first is not None:
+            taken, given = first
+            options["in_splits"] = split_sizes(given, inp, len(members), taken)
+            options["out_splits"] = split_sizes(taken, out, len(members), given)
+        is_root = rank == options.get("root")
+        for name, tensor, needed in (
+            ("output", out, op in (*_ALL_HAVE_OUTPUT, "recv", "broadcast") or is_root),
+            ("input", inp, op in (*_ALL_HAVE_INPUT, "send") or is_root),
+        ):
+            if tensor is None and is_root and needed:
+                raise ArgumentError(f"{op}: rank {members[rank]} is the root and must pass the {name}")
+            if tensor is not None or needed:
+                check_strided(op, name, tensor)
+        main = out if inp is None else inp
+        tensors = [each for each in (out, inp) if each is not None]
+        layout = second if op in LAYOUTS else TORCH
+        options |= {
+            "layout": layout,
+            "in_place": _in_place(op, out, inp, rank, layout),
+            "aligned": all(each.data_ptr() % ALIGNMENT_NBYTES == 0 for each in tensors),
+            "uneven": options.get("in_splits") is not None,
+            "config": {} if config is None else config.given(op),
+        }
+        if inp is not None:
+            options["in_stride"] = inp.stride()
+        if out is not None:
+            options["out_shape"], options["out_stride"] = tuple(out.shape), out.stride()
+        direct_in, direct_out = (
+            each is not None and each.is_contiguous() and here.is_symmetric(each) for each in (inp, out)
+        )
+        return CollectiveRequest(
+            op=op,
+            shape=tuple(main.shape),
+            dtype=name_of(main.dtype),
+            nbytes=main.numel() * main.element_size(),
+            rank=rank,
+            group_size=len(members),
+            target=here.target,
+            options=options,
+            members=members,
+            direct_in=direct_in,
+            direct_out=direct_out,
+        )
 
-    @property
-    def in_place(self) -> bool:
-        """Whether input and output begin at the same byte, or one is this rank's part of the other."""
-        return _in_place(self)
+    def check(self, request: CollectiveRequest, here: Here) -> None:
+        """Raise unless a call is possible.
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no member moves anything, if all call alike; a message of nothing is a message, too."""
-        return self.in_splits is None and self.peer is None and self.main.numel() == 0
+        Raises:
+            DeviceError: a tensor is on another device.
+            UnsupportedError: elements of this type cannot be reduced.
+            ArgumentError: (a ValueError) shapes, dtypes, splits or options do not fit.
+        """
+        op, out, inp = self[:3]
+        for name, tensor in (("output", out), ("input", inp)):
+            if tensor is not None:
+                check_tensor(op, name, tensor, here)
+        layout, known = request.options["layout"], LAYOUTS.get(op, (TORCH,))
+        if layout not in known:
+            raise ArgumentError(f"{op}: layout must be one of {', '.join(known)}, not {layout!r}")
+        if out is not None and inp is not None and out.dtype != inp.dtype:
+            raise ArgumentError(f"{op}: the output has dtype {out.dtype}, the input {inp.dtype}")
+        if op in REDUCING:
+            check_reducible(op, ReduceOp[request.options["reduction"].upper()], inp.dtype)
+        if out is not None and inp is not None:
+            _check_shapes(request, out, inp)
+        if out is not None and not (op == "broadcast" and request.rank == request.options["root"]):
+            check_written(op, out)
+        if out is None or inp is None or not share_memory(out, inp):
+            return
+        is_part = op in ("all_gather", "reduce_scatter", "gather", "scatter")
+        if not request.options["in_place"] or op == "all_to_all" or not (is_part or out.stride() == inp.stride()):
+            raise ArgumentError(
+                f"{op}: input and output overlap; "
+                + ("it does not work in place" if op == "all_to_all" else "in place they must be the same elements")
+            )
 
-    @property
-    def receives(self) -> bool:
-        """Whether something is written to the output: not on the root of a broadcast, whose tensor is both."""
-        return self.out is not None and not (self.op == "broadcast" and self.rank == self.root)
+
+def is_empty(request: CollectiveRequest) -> bool:
+    """Whether no member moves anything, if all call alike; a message of nothing is a message, too."""
+    return request.nbytes == 0 and not request.options["uneven"] and request.op not in POINT_TO_POINT
 
 
-def check(call: Call, device: torch.device) -> None:
-    """Raise unless a call is possible.
+# -- arguments --------------------------------------------------------------------------------------------------------
+def reduce_op(op: Any) -> ReduceOp:
+    """Return the `ReduceOp` that an argument means.
 
     Args:
-        call: what was asked for.
-        device: of this context.
+        op: a ReduceOp or its number, one of torch.distributed (its name counts, not its number), a name ("sum"), or
+            None for SUM.
 
     Raises:
-        TypeError: something is no tensor.
-        DeviceError: a tensor is on another device.
-        LayoutError: a tensor is not strided memory.
-        UnsupportedError: elements of this type cannot be reduced.
-        ArgumentError: (a ValueError) shapes, dtypes, splits or options do not fit.
+        ArgumentError: there is no such reduction.
     """
-    for name, tensor in (("output", call.out), ("input", call.inp)):
-        if tensor is None and call.rank == call.root and _has(call, name):
-            raise ArgumentError(f"{call.op}: rank {call.members[call.rank]} is the root and must pass the {name}")
-        if tensor is not None or _has(call, name):
-            check_tensor(call.op, name, tensor, device)
-    if call.layout not in LAYOUTS.get(call.op, (TORCH,)):
-        raise ArgumentError(f"{call.op}: layout must be one of {', '.join(LAYOUTS[call.op])}, not {call.layout!r}")
-    if call.out is not None and call.inp is not None and call.out.dtype != call.inp.dtype:
-        raise ArgumentError(f"{call.op}: the output has dtype {call.out.dtype}, the input {call.inp.dtype}")
-    if call.reduction is not None:
-        check_reducible(call.op, call.reduction, call.main.dtype)
-    _SHAPES[call.op](call)
-    if call.receives:
-        assert call.out is not None
-        check_written(call.op, call.out)
-    _check_overlap(call)
+    if op is None:
+        return ReduceOp.SUM
+    kind = getattr(op, "op", op)  # torch's ReduceOp is an object around a member of its enumeration
+    name = (kind if isinstance(kind, str) else str(getattr(kind, "name", ""))).upper()
+    if name in ReduceOp.__members__:
+        return ReduceOp[name]
+    if not name and not isinstance(op, bool) and hasattr(op, "__index__") and operator.index(op) in tuple(ReduceOp):
+        return ReduceOp(operator.index(op))
+    known = ", ".join(each.name for each in ReduceOp)
+    raise ArgumentError(f"op={op!r} is no reduction; known are {known}, as ReduceOp or as torch.distributed.ReduceOp")
 
 
-def _has(call: Call, side: str) -> bool:
-    """Whether this rank must give an operation its output, or its input."""
-    is_root = call.rank == call.root
-    if side == "output":
-        return call.op == "recv" or call.op in _ALL_HAVE_OUTPUT or call.op == "broadcast" or is_root
-    return call.op == "send" or call.op in _ALL_HAVE_INPUT or is_root
+def check_reducible(what: str, op: ReduceOp, dtype: torch.dtype) -> None:
+    """Raise unless a reduction is defined for an element type (UnsupportedError, or ArgumentError for this one)."""
+    if name_of(dtype) not in REDUCIBLE:
+        raise UnsupportedError(f"{what}: elements of {dtype} cannot be reduced; these can: {', '.join(REDUCIBLE)}")
+    if op in _BITWISE and dtype.is_floating_point:
+        raise ArgumentError(f"{what}: {op.name} works on integers and bool, not on {dtype}")
+    if op is ReduceOp.AVG and dtype is torch.bool:
+        raise ArgumentError(f"{what}: AVG does not work on bool; use SUM or MAX for 'any', PRODUCT or MIN for 'all'")
 
 
-def check_tensor(op: str, name: str, tensor: Any, device: torch.device) -> None:
-    """Raise unless something is a tensor that kernels of this context can work on.
+def _index(op: str, members: tuple[int, ...], rank: Any) -> int:
+    """A rank's index in the group."""
+    if isinstance(rank, bool) or not hasattr(rank, "__index__"):
+        raise TypeError(f"{op}: a root is a rank, not {rank!r}")
+    rank = operator.index(rank)
+    if rank not in members:
+        raise ArgumentError(f"{op}: rank {rank} is not in the group of ranks {', '.join(map(str, members))}")
+    return members.index(rank)
 
-    Args:
-        op: the operation, for the message.
-        name: what it is to the operation, likewise.
-        tensor: what was passed.
-        device: of this context.
 
-    Raises:
-        TypeError: it is no tensor.
-        DeviceError: it is on another device.
-        LayoutError: it is not strided memory.
-        ArgumentError: (a ValueError) it is conjugated or negated lazily.
-    """
-    import torch
+def split_sizes(sizes: Sequence[int] | None, tensor: Any, size: int, other: Any) -> tuple[int, ...] | None:
+    """Return split sizes as a tuple: equal parts if only the `other` side gave any; None if neither did."""
+    if sizes is None and other is None:
+        return None
+    if sizes is None:
+        return ((tensor.shape[0] if tensor.dim() else 0) // size,) * size
+    return tuple(operator.index(n) for n in sizes)
 
+
+def check_strided(op: str, name: str, tensor: Any) -> None:
+    """Raise unless something is a tensor in strided memory (TypeError, LayoutError)."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{op}: the {name} must be a torch tensor, not {type(tensor).__name__}")
     if tensor.layout is not torch.strided:
         raise LayoutError(f"{op}: the {name} has layout {tensor.layout}; only torch.strided tensors can be sent")
-    if tensor.device != device:
+
+
+def check_tensor(op: str, name: str, tensor: torch.Tensor, here: Here) -> None:
+    """Raise unless kernels of this context can work on a tensor: DeviceError, or ArgumentError if it is lazy."""
+    if tensor.device != torch.device(here.target.torch_device):
+        device = here.target.torch_device
         raise DeviceError(f"{op}: the {name} is on {tensor.device}, but this context works on {device}")
     if tensor.is_complex() and tensor.is_conj():
         raise ArgumentError(f"{op}: the {name} is a lazy conjugate: pass tensor.resolve_conj()")
@@ -182,136 +241,102 @@ def check_tensor(op: str, name: str, tensor: Any, device: torch.device) -> None:
         raise ArgumentError(f"{op}: the {name} is lazily negated: pass tensor.resolve_neg()")
 
 
+def name_of(dtype: torch.dtype) -> str:
+    """torch's name of an element type."""
+    return str(dtype).removeprefix("torch.")
+
+
 # -- shapes -----------------------------------------------------------------------------------------------------------
-def _same(call: Call) -> None:
-    """Output and input are alike, where this rank has both."""
-    if call.out is not None and call.inp is not None and call.out.shape != call.inp.shape:
-        raise _shapes(call, "they must be equal")
+def _check_shapes(request: CollectiveRequest, out: torch.Tensor, inp: torch.Tensor) -> None:
+    op, size, layout = request.op, request.group_size, request.options["layout"]
+    if op in ("all_gather", "gather"):
+        _check_parts(op, size, out, inp, (out, inp), ("output", "input"))
+    elif op in ("reduce_scatter", "scatter") and layout == TORCH:
+        _check_parts(op, size, out, inp, (inp, out), ("input", "output"))
+    elif layout == TILES:
+        if out.dim() != 2 or out.shape != inp.shape:
+            raise _shapes(op, out, inp, 'with layout="tiles" both must be matrices of the same shape')
+    elif op == "all_to_all":
+        _check_exchanged(request, out, inp)
+    elif out.shape != inp.shape:
+        raise _shapes(op, out, inp, "they must be equal")
 
 
-def _one_to_many(call: Call) -> None:
-    """The output holds one input of every member, along the first dimension or along one of its own."""
-    if call.out is not None and call.inp is not None:
-        _check_parts(call, call.out, call.inp, "output", "input")
-
-
-def _many_to_one(call: Call) -> None:
-    """The input holds one output for every member."""
-    if call.layout == TILES:
-        _tiles(call)
-    elif call.out is not None and call.inp is not None:
-        _check_parts(call, call.inp, call.out, "input", "output")
-
-
-def _check_parts(call: Call, whole: torch.Tensor, part: torch.Tensor, large: str, small: str) -> None:
-    stacked = (call.size, *part.shape)
-    joined = (call.size * part.shape[0], *part.shape[1:]) if part.dim() else (call.size,)
+def _check_parts(
+    op: str, size: int, out: Any, inp: Any, pair: tuple[torch.Tensor, torch.Tensor], names: tuple[str, str]
+) -> None:
+    """One tensor has a part for each member, along the first dimension or along one of its own; the other is one."""
+    (whole, part), (large, small) = pair, names
+    stacked = (size, *part.shape)
+    joined = (size * part.shape[0], *part.shape[1:]) if part.dim() else (size,)
     if tuple(whole.shape) not in (stacked, joined):
-        raise _shapes(
-            call, f"the {large} must be {joined} or {stacked}: one {small} for each of the {call.size} members"
+        rule = f"the {large} must be {joined} or {stacked}: one {small} for each of the {size} members"
+        raise _shapes(op, out, inp, rule)
+
+
+def _check_exchanged(request: CollectiveRequest, out: torch.Tensor, inp: torch.Tensor) -> None:
+    size, rank = request.group_size, request.rank
+    given, taken = (request.options.get(name) for name in ("in_splits", "out_splits"))
+    if request.options["layout"] == COLUMNS:
+        if given or taken:
+            raise ArgumentError('all_to_all: layout="columns" has equal parts; split sizes need layout="torch"')
+        if out.shape != inp.shape or out.dim() != 2 or out.shape[1] % size:
+            rule = f'with layout="columns" both must be (M, N * {size}): one chunk of columns for each member'
+            raise _shapes("all_to_all", out, inp, rule)
+        return
+    for tensor, split, name in ((inp, given, "input"), (out, taken, "output")):
+        if split is None:
+            if tensor.dim() == 0 or tensor.shape[0] % size:
+                raise ArgumentError(
+                    f"all_to_all: the first dimension of the {name}, of shape {tuple(tensor.shape)}, must be divisible "
+                    f"by the {size} members of the group, or {name}_split_sizes say how it is divided"
+                )
+        elif len(split) != size or min(split, default=0) < 0 or tensor.dim() == 0 or sum(split) != tensor.shape[0]:
+            raise ArgumentError(
+                f"all_to_all: {name}_split_sizes={list(split)} must be {size} numbers that add up to the first "
+                f"dimension of the {name}, of shape {tuple(tensor.shape)}"
+            )
+    if given is None and taken is None:
+        if out.shape != inp.shape:
+            raise _shapes("all_to_all", out, inp, "they must be equal")
+    elif out.shape[1:] != inp.shape[1:]:
+        raise _shapes("all_to_all", out, inp, "they may differ in the first dimension only")
+    elif given is not None and taken is not None and given[rank] != taken[rank]:
+        raise ArgumentError(
+            f"all_to_all: this rank, number {rank} of the group, has {given[rank]} rows for itself "
+            f"(input_split_sizes) and takes {taken[rank]} from itself (output_split_sizes)"
         )
 
 
-def _tiles(call: Call) -> None:
-    out, inp = call.out, call.inp
-    assert out is not None
-    assert inp is not None
-    if out.dim() != 2 or out.shape != inp.shape:
-        raise _shapes(call, 'with layout="tiles" both must be matrices of the same shape')
-
-
-def _exchanged(call: Call) -> None:
-    out, inp = call.out, call.inp
-    assert out is not None
-    assert inp is not None
-    splits = (call.in_splits, call.out_splits)
-    if call.layout == COLUMNS:
-        if splits != (None, None):
-            raise ArgumentError('all_to_all: layout="columns" has equal parts; split sizes need layout="torch"')
-        if out.shape != inp.shape or out.dim() != 2 or out.shape[1] % call.size:
-            raise _shapes(
-                call, f'with layout="columns" both must be (M, N * {call.size}): one chunk of columns for each member'
-            )
-        return
-    for tensor, split, name in ((inp, call.in_splits, "input"), (out, call.out_splits, "output")):
-        if split is None:
-            if tensor.dim() == 0 or tensor.shape[0] % call.size:
-                raise ArgumentError(
-                    f"all_to_all: the first dimension of the {name}, of shape {tuple(tensor.shape)}, must be divisible "
-                    f"by the {call.size} members of the group, or {name}_split_sizes say how it is divided"
-                )
-        elif len(split) != call.size or min(split, default=0) < 0 or tensor.dim() == 0 or sum(split) != tensor.shape[0]:
-            raise ArgumentError(
-                f"all_to_all: {name}_split_sizes={list(split)} must be {call.size} numbers that add up to the first "
-                f"dimension of the {name}, of shape {tuple(tensor.shape)}"
-            )
-    if splits == (None, None):
-        _same(call)
-    elif out.shape[1:] != inp.shape[1:]:
-        raise _shapes(call, "they may differ in the first dimension only")
-    elif call.in_splits is not None and call.out_splits is not None:
-        given, taken = call.in_splits[call.rank], call.out_splits[call.rank]
-        if given != taken:
-            raise ArgumentError(
-                f"all_to_all: this rank, number {call.rank} of the group, has {given} rows for itself "
-                f"(input_split_sizes) and takes {taken} from itself (output_split_sizes)"
-            )
-
-
-def _shapes(call: Call, rule: str) -> ArgumentError:
-    out, inp = call.out, call.inp
-    assert out is not None
-    assert inp is not None
-    return ArgumentError(f"{call.op}: the output has shape {tuple(out.shape)}, the input {tuple(inp.shape)}: {rule}")
-
-
-_SHAPES: dict[str, Callable[[Call], None]] = {
-    "all_reduce": _same,
-    "all_gather": _one_to_many,
-    "reduce_scatter": _many_to_one,
-    "all_to_all": _exchanged,
-    "broadcast": _same,
-    "reduce": _same,
-    "gather": _one_to_many,
-    "scatter": _many_to_one,
-    "send": _same,
-    "recv": _same,
-}
+def _shapes(op: str, out: torch.Tensor, inp: torch.Tensor, rule: str) -> ArgumentError:
+    return ArgumentError(f"{op}: the output has shape {tuple(out.shape)}, the input {tuple(inp.shape)}: {rule}")
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 def check_written(op: str, out: torch.Tensor) -> None:
     """Refuse an output that has several elements in one place."""
-    reach = 1
-    for stride, size in sorted(
-        (stride, size) for size, stride in zip(out.shape, out.stride(), strict=True) if size > 1
-    ):
-        if stride < reach and not out.is_contiguous():
+    end = 1
+    for stride, size in sorted((t, s) for s, t in zip(out.shape, out.stride(), strict=True) if s > 1):
+        if stride < end and not out.is_contiguous():
             raise ArgumentError(
                 f"{op}: elements of the output, of shape {tuple(out.shape)} and strides {out.stride()}, share memory; "
                 "pass a tensor that was not expanded"
             )
-        reach += stride * (size - 1)
-
-
-def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte, and the byte behind the last one."""
-    begin = tensor.data_ptr()
-    if tensor.numel() == 0:
-        return begin, begin
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return begin, begin + (last + 1) * tensor.element_size()
+        end += stride * (size - 1)
 
 
 def reach(tensor: torch.Tensor) -> int:
     """Bytes from a tensor's first element to behind its last one."""
-    first, end = extent(tensor)
-    return end - first
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
 
 
 def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two strided tensors have a byte in common; elements of one may lie in the gaps of the other."""
-    (first, end), (begin, last) = extent(one), extent(other)
+    first, begin = one.data_ptr(), other.data_ptr()
+    end, last = first + reach(one), begin + reach(other)
     if first >= last or begin >= end:
         return False
     if one.is_contiguous() and other.is_contiguous():
@@ -336,82 +361,26 @@ class _Place:
         }
 
 
-def _in_place(call: Call) -> bool:
-    out, inp = call.out, call.inp
+def _in_place(op: str, out: torch.Tensor | None, inp: torch.Tensor | None, rank: int, layout: str) -> bool:
+    """Whether input and output begin at the same byte, or one is this rank's part of the other."""
     if out is None or inp is None:
         return False
-    if call.op in ("all_gather", "gather"):
+    if op in ("all_gather", "gather"):
         whole, part = out, inp
-    elif call.op in ("reduce_scatter", "scatter") and call.layout == TORCH:
+    elif op in ("reduce_scatter", "scatter") and layout == TORCH:
         whole, part = inp, out
     else:
         return out.data_ptr() == inp.data_ptr() and out.numel() > 0
     if not (whole.is_contiguous() and part.is_contiguous() and part.numel()):
         return False
-    return part.data_ptr() == whole.data_ptr() + call.rank * part.numel() * part.element_size()
+    return part.data_ptr() == whole.data_ptr() + rank * part.numel() * part.element_size()
 
 
-def _check_overlap(call: Call) -> None:
-    out, inp = call.out, call.inp
-    if out is None or inp is None or not share_memory(out, inp):
-        return
-    is_part = call.op in ("all_gather", "reduce_scatter", "gather", "scatter")
-    if not call.in_place or call.op == "all_to_all" or not (is_part or out.stride() == inp.stride()):
-        raise ArgumentError(
-            f"{call.op}: input and output overlap; "
-            + ("it does not work in place" if call.op == "all_to_all" else "in place they must be the same elements")
-        )
-
-
-# -- description ------------------------------------------------------------------------------------------------------
-def request_of(call: Call, target: DeviceTarget, is_symmetric: Callable[[torch.Tensor], bool]) -> CollectiveRequest:
-    """Describe a checked call for choosing an algorithm; docs/collectives.md says what the options mean.
-
-    Args:
-        call: the call.
-        target: device of this rank.
-        is_symmetric: whether a tensor lies wholly on the heap.
-    """
-    main = call.main
-    options: dict[str, Any] = {
-        "layout": call.layout,
-        "in_place": call.in_place,
-        "aligned": all(each is None or each.data_ptr() % ALIGNMENT_NBYTES == 0 for each in (call.out, call.inp)),
-        "uneven": call.in_splits is not None,
-        "config": {} if call.config is None else call.config.given(call.op),
-    }
-    if call.inp is not None:
-        options["in_stride"] = call.inp.stride()
-    if call.out is not None:
-        options["out_shape"], options["out_stride"] = tuple(call.out.shape), call.out.stride()
-    if call.reduction is not None:
-        options["reduction"] = call.reduction.name.lower()
-    if call.root is not None:
-        options["root"] = call.root
-    if call.peer is not None:
-        options["peer"] = call.peer
-    if call.in_splits is not None:
-        options["in_splits"], options["out_splits"] = call.in_splits, call.out_splits
-    return CollectiveRequest(
-        op=call.op,
-        shape=tuple(main.shape),
-        dtype=str(main.dtype).removeprefix("torch."),
-        nbytes=main.numel() * main.element_size(),
-        rank=call.rank,
-        group_size=call.size,
-        target=target,
-        options=options,
-        members=call.members,
-        direct_in=call.inp is not None and call.inp.is_contiguous() and is_symmetric(call.inp),
-        direct_out=call.out is not None and call.out.is_contiguous() and is_symmetric(call.out),
-    )
-
-
+# -- what members compare ---------------------------------------------------------------------------------------------
 def shared_facts(request: CollectiveRequest) -> dict[str, str]:
     """Return what must be equal on all members, by name, for comparing and for messages."""
     options = request.options
-    facts = {"operation": request.op, "dtype": request.dtype}
-    facts["elements"] = str(_elements(request))
+    facts = {"operation": request.op, "dtype": request.dtype, "elements": str(_elements(request))}
     for name in ("reduction", "root", "layout"):
         if name in options:
             facts[name] = str(options[name])
@@ -436,30 +405,8 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 def _elements(request: CollectiveRequest) -> int:
     """Number of elements that all members agree on: of a part, or of a row where parts differ."""
-    shape = request.shape
-    total = 1
-    for size in shape[1:] if request.options["uneven"] else shape:
-        total *= size
-    divided = request.op in ("all_to_all", "reduce_scatter") or (
-        request.op == "scatter" and request.rank == request.options["root"]
-    )
-    if request.options["uneven"] or not divided or request.options["layout"] == TILES:
-        return total
-    return total // request.group_size
-
-
-def split_sizes(sizes: Sequence[int] | None, tensor: Any, size: int, other: Any) -> tuple[int, ...] | None:
-    """Return split sizes as a tuple: None if neither side has any, equal parts if only the other side has.
-
-    Args:
-        sizes: what the caller gave; nothing, or an empty list as torch has it, for equal parts.
-        tensor: the tensor that they divide.
-        size: number of members.
-        other: the other side's split sizes.
-    """
-    if sizes is None and other is None:
-        return None
-    if sizes is None:
-        rows = tensor.shape[0] if tensor.dim() else 0
-        return (rows // size,) * size
-    return tuple(operator.index(n) for n in sizes)
+    op, options = request.op, request.options
+    if options["uneven"]:
+        return math.prod(request.shape[1:])
+    divided = op in ("all_to_all", "reduce_scatter") or (op == "scatter" and request.rank == options["root"])
+    return math.prod(request.shape) // (request.group_size if divided and options["layout"] != TILES else 1)

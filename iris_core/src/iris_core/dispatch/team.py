@@ -10,13 +10,12 @@ import contextlib
 import enum
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.device.context_words import Mismatch, Status
+from iris_core.device.context_words import Mismatch, MismatchCode, Status, code_of
 from iris_core.device.reports import Meaning
-from iris_core.dispatch.mismatch import mismatch_meaning
 from iris_core.errors import HeapExhaustedError, IrisError, UnsupportedError
 from iris_core.heap.regions import ALIGNMENT
 from iris_core.logs import logger
@@ -29,6 +28,13 @@ if TYPE_CHECKING:
     from iris_core.heap.regions import SystemArea
     from iris_core.types import ContextSpec
     from iris_core.world import World
+
+ELEMENT_TYPES = (
+    "float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "int32", "int64", "bool", "uint16", "uint32",
+    "uint64", "complex32", "complex64", "complex128", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
+    "float8_e5m2fnuz", "float8_e8m0fnu",
+)  # fmt: skip
+"""torch's names of the types that kernels name by their place here; new ones come at the end."""
 
 MAX_PROGRAMS = 160
 """Programs of one launch that can meet those of the other members."""
@@ -43,18 +49,6 @@ _CONTROL, _MAIL = "control", "mail"
 
 MIN_STAGING_NBYTES = 4 << 10
 """A team that cannot have that much workspace has no collectives for tensors off the heap."""
-
-
-class Latest(Protocol):
-    """A call that a rank has made."""
-
-    @property
-    def op(self) -> str:
-        """The operation."""
-
-    @property
-    def description(self) -> str:
-        """The operation, what it works on, and the algorithm."""
 
 
 class Step(enum.IntEnum):
@@ -98,34 +92,28 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Where teams get memory from.
+    """Where teams get memory from, and what else their context has.
 
     Attributes:
         heap: the heap, open.
         area: its system area.
         limit_nbytes: the largest region that is made without being asked for by size (IRIS_CCL_WORKSPACE).
+        spec: what the context tensor says.
+        reports: what kernels have reported.
     """
 
     heap: SymmetricHeap
     area: SystemArea
     limit_nbytes: int
+    spec: ContextSpec
+    reports: KernelReports
 
     def take(self, world: World, members: Sequence[int], nbytes: int, what: str, fill: int | None = 0) -> Region:
         """Make a region for some ranks, filled on all of them: what kernels trust has no other source.
 
         Collective: every member calls it with the same arguments.  It comes from the system area as long as half of
         that stays for others, then from the heap: for the whole world from what users allocate, for a group from the
-        heap's end, or what is left of the area.
-
-        Args:
-            world: the members.
-            members: their ranks.
-            nbytes: size in bytes.
-            what: what it is for, for messages.
-            fill: value of every byte; None for anything.
-
-        Raises:
-            UnsupportedError: there is no room.
+        heap's end, or what is left of the area.  UnsupportedError if there is no room.
         """
         region = self._find(world, members, nbytes, what)
         if fill is not None:
@@ -177,15 +165,11 @@ class Team:
         max_programs: how many programs can meet there.
         latest: this rank's last call, for messages.
         reports: of this rank's context.
+        exhausted: smallest size of memory that could not be had, by name.
 
     Args:
-        members: world ranks, in the group's order.
-        world: the members' world.
-        world_rank: this rank in the world of the context.
+        members, world, world_rank, context: see above.
         memory: where regions come from.
-        spec: what the context tensor says.
-        context: the context tensor.
-        reports: of this rank's context.
         control, mail: memory for these regions that all members have already.
     """
 
@@ -195,9 +179,7 @@ class Team:
         world: World,
         world_rank: int,
         memory: Memory,
-        spec: ContextSpec,
         context: torch.Tensor,
-        reports: KernelReports,
         control: Region | None = None,
         mail: Region | None = None,
     ) -> None:
@@ -206,18 +188,18 @@ class Team:
         self.size = len(self.members)
         self.world = world
         self.world_rank = world_rank
+        spec = memory.spec
         self.base_ptrs = tuple(spec.heap_bases[member] for member in self.members)
         self.device = spec.device
         self.bases = torch.tensor(self.base_ptrs, dtype=torch.int64, device=self.device)
         self.context = context
-        self.timeout_ns = spec.timeout_ns
-        self.status_ptr = spec.status_ptr
-        self.latest: Latest | None = None
-        self.reports = reports
+        self.timeout_ns, self.status_ptr = spec.timeout_ns, spec.status_ptr
+        self.latest: Any = None
+        self.reports = memory.reports
         self._memory = memory
         self._regions: dict[str, list[Region]] = {}
         self._fills: dict[str, int | None] = {}
-        self._exhausted: dict[str, int] = {}  # smallest size that could not be had, by name
+        self.exhausted: dict[str, int] = {}
         self._constants: dict[tuple[int, ...], torch.Tensor] = {}
         self._held: dict[int, torch.Tensor] = {}
         self._warned: set[str] = set()
@@ -240,19 +222,13 @@ class Team:
         return self._mail
 
     def tell_step(self, step: Step) -> list[int]:
-        """Say how far this member's host is; returns what all say.
-
-        Collective: every member calls it.
-        """
+        """Say how far this member's host is; returns what all say.  Collective: every member calls it."""
         return [each for (each,) in self.world.all_gather_ints([step])]
 
     def ask(self, what: str) -> None:
         """Make sure that all members ask for the same while they make a plan, and none has failed.
 
-        Collective: every member calls it.
-
-        Args:
-            what: what they ask for, for the message.
+        Collective: every member calls it; `what` is for the message.
 
         Raises:
             StepsDifferError: a member failed before it came here, or asks for nothing; on those that ask.
@@ -262,12 +238,7 @@ class Team:
             raise StepsDifferError(f"not every member asks for {what}", steps)
 
     def warn_once(self, what: str, reason: str) -> None:
-        """Log a warning about what this group does without; its first member does, once.
-
-        Args:
-            what: that, and what it does instead.
-            reason: why, and the way out.
-        """
+        """Log what this group does without, and why; its first member does, once."""
         if self.rank == 0 and what not in self._warned:
             self._warned.add(what)
             logger.warning("group of ranks %s: %s: %s", ", ".join(map(str, self.members)), what, reason)
@@ -340,11 +311,10 @@ class Team:
         Collective, like `region`.  It is as large as IRIS_CCL_WORKSPACE and the memory allow.
 
         Args:
-            name: what it is.
+            name, fill: as for `region`.
             nbytes: size in bytes with which it would go in one piece.
             minimum: smallest size that is of any use; a smaller region that is there already is returned if there is
                 no room for more.
-            fill: value of every byte at first; None for anything.
 
         Raises:
             UnsupportedError: there is no room for `minimum` bytes.
@@ -356,11 +326,11 @@ class Team:
             have = next((region for region in known if region.nbytes >= min(wanted, nbytes)), None)
             if have is not None:
                 return have
-            if not known or wanted < self._exhausted.get(name, wanted + 1):
+            if not known or wanted < self.exhausted.get(name, wanted + 1):
                 try:
                     return self.region(name, wanted, fill)
                 except UnsupportedError as error:
-                    self._exhausted[name] = wanted
+                    self.exhausted[name] = wanted
                     if not known and wanted // 2 < minimum:
                         raise
                     self.warn_once(f"the workspace {name!r} of collectives is smaller than it might be", str(error))
@@ -369,15 +339,13 @@ class Team:
     def explain_report(self, report: Report, describe: Callable[[int], str]) -> Meaning | None:
         """Say what a report of a member's kernel means, if it is about this team's memory; else None.
 
-        Args:
-            report: what was reported.
-            describe: says what call a number of a kind means.
+        `describe` says what call the number of a kind means.
         """
         place = self._place(report.offset_bytes) if report.rank in self.members else None
         if place is None:
             return None
         if report.part == Mismatch.CODE:
-            return mismatch_meaning(report.words, self, describe)
+            return _mismatch_meaning(report.words, self, describe)
         name, word = place
         peer, where = None, f"in the workspace {name!r}"
         if name == _CONTROL:
@@ -434,3 +402,43 @@ def control_nbytes(size: int, area_nbytes: int) -> int:
 
 def _power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
+
+
+def _mismatch_meaning(words: Sequence[int], team: Team, describe: Callable[[int], str]) -> Meaning:
+    """Put the words of `Mismatch`, from the status words of a report, into words of ours."""
+    rank, ours, theirs = (words[each] for each in (Mismatch.RANK, Mismatch.OURS, Mismatch.THEIRS))
+    peer, code = team.members[words[Mismatch.PEER]], code_of(words[Mismatch.CODE])
+    kinds = words[Mismatch.OUR_KIND], words[Mismatch.THEIR_KIND]
+    op, call = (team.latest.op, team.latest.description) if team.latest else ("", "")
+    of_ranks = f"the collectives of ranks {', '.join(map(str, team.members))}"
+    reset = "ctx.ccl.reset() on all members puts the group back to its beginning."
+    if code == MismatchCode.MESSAGE:
+        own, other = (
+            ELEMENT_TYPES[kind] if 0 <= kind < len(ELEMENT_TYPES) else f"an unknown type ({kind})" for kind in kinds
+        )
+        text = (
+            f"rank {rank} received from rank {peer} and expected {ours} elements of {own}, but {theirs} elements of "
+            f"{other} were sent. The output is as it was; later messages are not affected."
+        )
+        return Meaning((rank, peer), peer, "recv", "recv", text)
+    if code == MismatchCode.OVERLAP:
+        last_call = f", whose last call on rank {team.world_rank} was {call}," if call else ""
+        text = (
+            f"two launches of {of_ranks}{last_call} ran at the same time on the device of rank {rank}: two graphs, or "
+            "a graph and a call, that no stream orders. Their results are not valid, on any member. Replay graphs and "
+            "make calls of one group on one stream, or let one stream wait for the other, or use a group of its own "
+            f"for each; {reset}"
+        )
+    elif code == MismatchCode.SPLITS:
+        op = call = "all_to_all"
+        text = (
+            f"all_to_all in {of_ranks}: rank {rank} takes {ours} elements from rank {peer} (output_split_sizes), which "
+            f"gives it {theirs} (input_split_sizes). The smaller number was copied; what the output has is not valid."
+        )
+    else:
+        text = (
+            f"in {of_ranks}, rank {rank} and rank {peer} have called differently: on rank {rank}, "
+            f"{describe(kinds[0])}; on rank {peer}, {describe(kinds[1])}. Their results are not valid. Let all ranks "
+            f"make the same calls in the same order; {reset}"
+        )
+    return Meaning(team.members, peer, op, call, text)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from iris_core.dispatch.products import PLAIN
 from iris_core.errors import ArgumentError, UnsupportedError
-from iris_core.ops.calls import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from iris_core.api import Iris
-    from iris_core.ops.config import FusedConfig
+    from iris_core.dispatch.config import FusedConfig
 
 
 class Setting:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from iris_core.api import Iris
-    from iris_core.ops.config import FusedConfig
+    from iris_core.dispatch.config import FusedConfig
 
 
 class _Parallel(torch.nn.Module):

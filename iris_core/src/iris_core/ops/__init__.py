@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iris_core.ops.config import FusedConfig
+from iris_core.dispatch.config import FusedConfig
 from iris_core.ops.workspace import FusedWorkspace
 
 __all__ = ["FusedConfig", "FusedWorkspace"]

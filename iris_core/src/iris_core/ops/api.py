@@ -1,20 +1,21 @@
 """`ctx.ops`: products of matrices fused with communication.
 
-A repeated call is one dict lookup and a launch; `OperationBinder` does what a call needs the first time.
+A repeated call is one dict lookup and a launch; `Binder` does what a call needs the first time.
 """
 
 from __future__ import annotations
 
+import copy
+import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from iris_core.ccl.api import current_device
-from iris_core.device.targets import on_device
+from iris_core.dispatch.products import OPS, FusedCall, check_apart, torch_allows_tf32
+from iris_core.dispatch.requests import reach
 from iris_core.errors import ArgumentError
-from iris_core.ops.binding import OperationBinder, Question
-from iris_core.ops.calls import OPS, check_apart
-from iris_core.ops.precision import torch_allows_tf32
 from iris_core.ops.workspace import FusedWorkspace
 
 if TYPE_CHECKING:
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
+    from iris_core.dispatch.bind import Binder, Bound, Launches, Nothing
     from iris_core.dispatch.choice import Explanation
-    from iris_core.ops.binding import BoundOperation
-    from iris_core.ops.config import FusedConfig
+    from iris_core.dispatch.config import FusedConfig
+    from iris_core.dispatch.host import Scratch
     from iris_core.protocols import Work
 
 _TORCH = "torch"
@@ -93,10 +95,13 @@ class Operations:
         tensor([3., 3.])
     """
 
-    def __init__(self, binder: OperationBinder) -> None:
+    def __init__(self, binder: Binder) -> None:
         self._binder = binder
-        self._bound = binder.bound
+        self._bound = binder.fused
         self._low, self._high = binder.own_heap
+        self._held: dict[int, Any] = {}
+        self._workspaces: weakref.WeakSet[FusedWorkspace] = weakref.WeakSet()
+        binder.closers.append(self._let_go)
 
     # -- operations ---------------------------------------------------------------------------------------------------
     def matmul_all_reduce(
@@ -274,9 +279,12 @@ class Operations:
         operation: Callable[..., Any] | None = getattr(Operations, op, None) if op in OPS else None
         if operation is None:
             raise ArgumentError(f"explain: {op!r} is no operation; there are {', '.join(OPS)}")
-        asked = _Asked(self._binder)
-        operation(asked, output, A, B, bias, **options)
-        return asked.answer()
+        asked: Any = copy.copy(self)
+        asked._run = lambda op, out, a, b, bias, group, async_op, config, workspace, *how: self._binder.explain(
+            FusedCall(op, out, a, b, bias, group, config, *how)
+        )
+        found: Explanation = operation(asked, output, A, B, bias, **options)
+        return found
 
     def members_of(self, group: dist.ProcessGroup | Sequence[int] | None = None) -> tuple[int, ...]:
         """Return the ranks of this context's world that form a group, in the group's order.
@@ -291,13 +299,49 @@ class Operations:
         """Raise what is wrong with this member's call before it is one: on all members that come to compare theirs.
 
         Collective where no such operation was called before, like the call itself; else this member waits for none.
-
-        Args:
-            op: the operation that it would have been.
-            error: what is wrong.
-            group: its members.
         """
         self._binder.refuse(op, error, group)
+
+    # -- plans and who keeps them -------------------------------------------------------------------------------------
+    def _bind(self, call: FusedCall, key: Any, workspace: FusedWorkspace | None) -> Any:
+        """Return what serves a call; it knows the workspace that it returns, which knows it."""
+        bound = self._binder.bind(call, key, partial(self._holder, call.op, workspace))
+        if bound.workspace is None:
+            own = FusedWorkspace() if workspace is None else workspace
+            own.owner = self._binder
+            self._workspaces.add(own)
+            bound.workspace = own
+            bound.reach = tuple(0 if each is None else reach(each) for each in (call.out, call.a, call.b, call.bias))
+            own.describe(bound)
+        if key is not None:
+            bound.workspace.calls[key] = bound
+        return bound
+
+    def _holder(self, op: str, workspace: FusedWorkspace | None) -> tuple[Launches, Scratch]:
+        """Who keeps launches and local memory: the context, or a workspace that has no plans for another heap."""
+        if workspace is None:
+            return self._bound, self._binder.scratch
+        if not isinstance(workspace, FusedWorkspace):
+            raise TypeError(f"{op}: workspace must be a FusedWorkspace, not {type(workspace).__name__}")
+        if workspace.owner is not self._binder:
+            if workspace.owner is not None:
+                raise ArgumentError(
+                    f"{op}: the workspace holds plans of another context, which is still open; use one for each "
+                    "context, or reset() it in between"
+                )
+            workspace.scratch.clear()  # kernels of whose it was may still use it
+        return workspace.calls, workspace.scratch
+
+    def _let_go(self) -> None:
+        """Let go of plans: workspaces of callers know none any more."""
+        self._held.clear()
+        for workspace in list(self._workspaces):
+            if workspace.owner is self._binder:
+                workspace.reset()
+
+    def _prepare(self, op: str, out: Any, a: Any, b: Any, bias: Any, group: Any, *how: Any) -> FusedWorkspace:
+        """Bind a call, and launch nothing."""
+        return self._run(op, out, a, b, bias, group, None, *how)  # type: ignore[return-value]
 
     # -- the fast path ------------------------------------------------------------------------------------------------
     def _run(
@@ -308,7 +352,7 @@ class Operations:
         b: torch.Tensor,
         bias: torch.Tensor | None,
         group: dist.ProcessGroup | Sequence[int] | None,
-        async_op: bool,
+        async_op: bool | None,
         config: FusedConfig | None,
         workspace: FusedWorkspace | None,
         gather_dim: int | None = None,
@@ -318,43 +362,17 @@ class Operations:
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
             with torch.cuda.device(gpu):
                 return self._run(op, out, a, b, bias, group, async_op, config, workspace, gather_dim, layout)
-        bound = self._find(op, out, a, b, bias, group, config, workspace, gather_dim, layout)
+        bound = self._find((op, out, a, b, bias, group, config, gather_dim, layout), workspace)
         if async_op:
-            return bound.call.run_async(out, a, b, bias)
-        bound.call.run(out, a, b, bias)
-        return bound.workspace
+            return bound.run_async(out, a, b, bias)  # type: ignore[no-any-return]
+        if async_op is not None:  # else it was to be prepared
+            bound.run(out, a, b, bias)
+        return bound.workspace  # type: ignore[no-any-return]
 
-    def _prepare(
-        self,
-        op: str,
-        out: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        bias: torch.Tensor | None,
-        group: dist.ProcessGroup | Sequence[int] | None,
-        config: FusedConfig | None,
-        workspace: FusedWorkspace | None,
-        gather_dim: int | None = None,
-        layout: str = _TORCH,
-    ) -> FusedWorkspace:
-        with on_device(self._binder.target):
-            return self._find(op, out, a, b, bias, group, config, workspace, gather_dim, layout).workspace
-
-    def _find(
-        self,
-        op: str,
-        out: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        bias: torch.Tensor | None,
-        group: dist.ProcessGroup | Sequence[int] | None,
-        config: FusedConfig | None,
-        workspace: FusedWorkspace | None,
-        gather_dim: int | None,
-        layout: str,
-    ) -> BoundOperation:
+    def _find(self, call: tuple[Any, ...], workspace: FusedWorkspace | None) -> Any:
+        op, out, a, b, bias, group, config, gather_dim, layout = call
         key: Any = None
-        bound: BoundOperation | None = None
+        bound: Bound | Nothing | None = None
         try:
             out_at, a_at, b_at = out.data_ptr(), a.data_ptr(), b.data_ptr()
             plain = not (
@@ -388,15 +406,14 @@ class Operations:
                         check_apart(op, out, a, b, bias)  # one may lie in the gaps of the other
         except (AttributeError, TypeError):  # something is no tensor, or cannot be a key: the binder says what
             if isinstance(group, list):
-                return self._find(op, out, a, b, bias, tuple(group), config, workspace, gather_dim, layout)
+                return self._find((*call[:5], tuple(group), *call[6:]), workspace)
             key = None
         if bound is None:
-            question = Question(op, out, a, b, bias, group, config, gather_dim, layout)
-            bound = self._binder.bind(question, key, workspace)
+            bound = self._bind(FusedCall(*call), key, workspace)
         if self._binder.gpu is not None and torch.cuda.is_current_stream_capturing():
-            self._binder.hold(bound, workspace)
-        if workspace is not None and bound.facts is not None:
-            workspace.describe(*bound.facts)
+            (self._held if workspace is None else workspace.held)[id(bound)] = bound  # a graph knows it
+        if workspace is not None:
+            workspace.describe(bound)
         return bound
 
     def _facts(self, tensor: torch.Tensor, at: int) -> tuple[Any, ...]:
@@ -404,33 +421,3 @@ class Operations:
         return (
             tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), self._low <= at < self._high, at % 16 == 0
         )  # fmt: skip
-
-
-class _Asked(Operations):
-    """Takes a call like `Operations` and says what would become of it."""
-
-    def __init__(self, binder: OperationBinder) -> None:
-        super().__init__(binder)
-        self._question: Question | None = None
-
-    def _run(
-        self,
-        op: str,
-        out: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        bias: torch.Tensor | None,
-        group: dist.ProcessGroup | Sequence[int] | None,
-        async_op: bool,
-        config: FusedConfig | None,
-        workspace: FusedWorkspace | None,
-        gather_dim: int | None = None,
-        layout: str = _TORCH,
-    ) -> FusedWorkspace | Work:
-        self._question = Question(op, out, a, b, bias, group, config, gather_dim, layout)
-        return FusedWorkspace()
-
-    def answer(self) -> Explanation:
-        """Return the explanation of the call."""
-        assert self._question is not None
-        return self._binder.explain(self._question)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from iris_core.dispatch.launches import Launches
-from iris_core.ops.host import Scratch
+import torch
 
-if TYPE_CHECKING:
-    import torch
-
-    from iris_core.types import FusedRequest
+from iris_core.dispatch.bind import Launches
+from iris_core.dispatch.host import Scratch
 
 
 @dataclass(eq=False)
@@ -47,7 +44,7 @@ class FusedWorkspace:
     aux_buffer: torch.Tensor | None = field(default=None, repr=False)
     locks: torch.Tensor | None = field(default=None, repr=False)
     prepared: bool = False
-    calls: Launches[Any] = field(default_factory=Launches, repr=False)
+    calls: Launches = field(default_factory=Launches, repr=False)
     held: dict[int, Any] = field(default_factory=dict, repr=False)
     scratch: Scratch = field(default_factory=Scratch, repr=False)
     owner: object = field(default=None, repr=False)
@@ -73,8 +70,10 @@ class FusedWorkspace:
         self.operation, self.shape, self.dtype, self.world_size, self.variant = "", (), None, 0, ""
         self.scratch.clear()
 
-    def describe(self, request: FusedRequest, dtype: torch.dtype, variant: str, plan: Any) -> None:
+    def describe(self, bound: Any) -> None:
         """Take over what a call has prepared; a plan may have the attributes `aux_buffer` and `locks`."""
-        self.operation, self.shape, self.dtype = request.op, request.shape, dtype
-        self.world_size, self.variant, self.prepared = request.group_size, variant, True
-        self.aux_buffer, self.locks = getattr(plan, "aux_buffer", None), getattr(plan, "locks", None)
+        if (request := bound.request) is None:
+            return
+        self.operation, self.shape, self.dtype = request.op, request.shape, getattr(torch, request.dtype)
+        self.world_size, self.variant, self.prepared = request.group_size, bound.algorithm, True
+        self.aux_buffer, self.locks = getattr(bound.plan, "aux_buffer", None), getattr(bound.plan, "locks", None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.ops.model import fixed_s, moving_s, product_s
+from iris_core.providers.model import fixed_s, moving_s, product_s
 from iris_core.types import Availability, DeviceType
 from iris_gluon.collectives.algorithms import WithScratch
 from iris_gluon.gemm import GemmConfig, choose_config
@@ -20,7 +20,7 @@ from iris_triton.gemm.shards import COPY_S, WIRE, Shards, Words, gathered_rows, 
 from iris_triton.gemm.sums import bind_sum
 
 if TYPE_CHECKING:
-    from iris_core.ops.host import Host
+    from iris_core.dispatch.host import Host
     from iris_core.protocols import FusedOperation
     from iris_core.types import FusedRequest, PluginInfo
     from iris_triton.launcher import BoundKernel

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from iris_core.dispatch.products import check_apart
 from iris_core.errors import UnsupportedError
-from iris_core.ops.calls import check_apart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

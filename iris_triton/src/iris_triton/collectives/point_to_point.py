@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.dispatch.mismatch import ELEMENT_TYPES
+from iris_core.dispatch.team import ELEMENT_TYPES
 from iris_core.errors import UnsupportedError
 from iris_core.types import DeviceType
 from iris_triton.collectives.mail import WORDS, receive, send

@@ -14,7 +14,7 @@ from iris_triton.info import TRITON_INFO
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
-    from iris_core.ops.host import Host
+    from iris_core.dispatch.host import Host
     from iris_core.types import FusedRequest, PluginInfo
     from iris_triton.gemm.shapes import Tiling
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.ops.model import fixed_s, moving_s, product_s
+from iris_core.providers.model import fixed_s, moving_s, product_s
 from iris_core.types import Availability, DeviceType
 from iris_triton.gemm.fused import (
     Fused,
@@ -24,7 +24,7 @@ from iris_triton.gemm.gather_kernels import fetch_product, pull_product, push_pr
 from iris_triton.gemm.shapes import USED_CONFIG, padded, tiling
 
 if TYPE_CHECKING:
-    from iris_core.ops.host import Host
+    from iris_core.dispatch.host import Host
     from iris_core.types import FusedRequest
     from iris_triton.gemm.shapes import Tiling
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.errors import UnsupportedError
-from iris_core.ops.model import fixed_s, moving_s, product_s
+from iris_core.providers.model import fixed_s, moving_s, product_s
 from iris_core.types import Availability, DeviceType
 from iris_triton.collectives.variants import ring_steps
 from iris_triton.gemm.fused import (
@@ -28,7 +28,7 @@ from iris_triton.gemm.shapes import USED_CONFIG, tiling
 from iris_triton.gemm.variant_kernels import LOCK_WORDS, RING_WORDS, matmul_accumulate, matmul_ring
 
 if TYPE_CHECKING:
-    from iris_core.ops.host import Host
+    from iris_core.dispatch.host import Host
     from iris_core.types import FusedRequest
     from iris_triton.gemm.shapes import Tiling
 

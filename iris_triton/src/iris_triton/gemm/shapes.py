@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.ops.calls import FP8, ROW_NBYTES
+from iris_core.dispatch.products import FP8, ROW_NBYTES
 from iris_core.types import DeviceType
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from iris_triton.gemm.fused import peer_memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iris_core.ops.host import Host
+    from iris_core.dispatch.host import Host
     from iris_core.types import FusedRequest
     from iris_triton.launcher import BoundKernel
 

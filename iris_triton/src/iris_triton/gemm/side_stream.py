@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.ops.model import fixed_s, moving_s, product_s
-from iris_core.ops.unfused import Unfused, multiply
+from iris_core.providers.baseline import Unfused, multiply
+from iris_core.providers.model import fixed_s, moving_s, product_s
 from iris_core.types import Availability, DeviceType
 from iris_triton.copies import copies_obstacle
 from iris_triton.gemm.fused import peer_memory, staging, staging_nbytes
@@ -30,7 +30,7 @@ from iris_triton.launcher import BoundKernel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iris_core.ops.host import Host
+    from iris_core.dispatch.host import Host
     from iris_core.types import FusedRequest, PluginInfo
 
 _ALIGNMENT = 16

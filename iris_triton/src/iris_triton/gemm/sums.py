@@ -12,7 +12,7 @@ from iris_triton.gemm.sum_kernel import sum_slots
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
-    from iris_core.ops.host import Host
+    from iris_core.dispatch.host import Host
     from iris_core.types import FusedRequest
 
 _WARPS = {DeviceType.CUDA: 8, DeviceType.HIP: 4}

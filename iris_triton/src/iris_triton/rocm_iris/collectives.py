@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from iris_core.ccl.config import Config
-    from iris_core.ccl.reduce_op import ReduceOp
     from iris_core.dispatch.bind import Binder
     from iris_core.dispatch.choice import Explanation
+    from iris_core.dispatch.config import Config
     from iris_core.protocols import Work
+    from iris_core.types import ReduceOp
 
 _ENDING_TOGETHER = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 
@@ -133,7 +133,7 @@ class PortedCollectives(Collectives):
             raise UnsupportedError(
                 f"Config(use_gluon=True) needs iris-gluon: pip install ./iris_gluon ({error})"
             ) from error
-        if not any(each.info.name == "gluon" for each in self._binder.found()[0]):
+        if not any(each.info.name == "gluon" for each in self._binder.providers.found()[0]):
             prepare(on_cpu=self._binder.gpu is None)
             self._binder.add(collectives())
         self._speaks_gluon = True

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from iris_core.ccl.config import Config as CoreConfig
+from iris_core.dispatch.config import Config as CoreConfig
+from iris_core.dispatch.config import FusedConfig as CoreFusedConfig
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.logs import logger
-from iris_core.ops.config import FusedConfig as CoreFusedConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from iris_core.ccl.config import Config
-    from iris_core.ccl.reduce_op import ReduceOp
+    from iris_core.dispatch.config import Config
     from iris_core.protocols import Work
+    from iris_core.types import ReduceOp
     from iris_triton.rocm_iris.collectives import AllReduceWorkspace
     from iris_triton.rocm_iris.context import Iris
 

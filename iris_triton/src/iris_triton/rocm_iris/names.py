@@ -64,7 +64,7 @@ TABLE = (
     ),
     ("iris_triton.rocm_iris.host", "RocshmemProvider", "iris.experimental iris.experimental.rocshmem_provider"),
     ("iris_triton.rocm_iris.configs", "Config", "iris.ccl iris.ccl.config"),
-    ("iris_core.ccl.reduce_op", "ReduceOp", "iris.ccl iris.ccl.utils"),
+    ("iris_core.types", "ReduceOp", "iris.ccl iris.ccl.utils"),
     ("iris_triton.rocm_iris.collectives", "AllReduceWorkspace", "iris.ccl iris.ccl.all_reduce"),
     ("iris_triton.rocm_iris.distributed", "extract_group_info", "iris.ccl iris.ccl.utils"),
     ("iris_triton.rocm_iris.distributed", "*", "iris.host.distributed.helpers iris._distributed_helpers"),

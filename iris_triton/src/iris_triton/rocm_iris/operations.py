@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from iris_core.api import Iris
-    from iris_core.ops.binding import OperationBinder
-    from iris_core.ops.config import FusedConfig as CoreFusedConfig
+    from iris_core.dispatch.bind import Binder
+    from iris_core.dispatch.config import FusedConfig as CoreFusedConfig
     from iris_core.protocols import Work
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -68,7 +68,7 @@ class PortedOperations(Operations):
         meet: `PortedCollectives.meet`, with which calls end that are not asynchronous.
     """
 
-    def __init__(self, binder: OperationBinder) -> None:
+    def __init__(self, binder: Binder) -> None:
         super().__init__(binder)
         self.under_way = UnderWay()
         self.meet: Callable[[dist.ProcessGroup | Sequence[int] | None], None] | None = None
@@ -87,7 +87,7 @@ class PortedOperations(Operations):
         b: torch.Tensor,
         bias: torch.Tensor | None,
         group: dist.ProcessGroup | Sequence[int] | None,
-        async_op: bool,
+        async_op: bool | None,
         config: CoreFusedConfig | None,
         workspace: FusedWorkspace | None,
         gather_dim: int | None = None,
@@ -98,7 +98,7 @@ class PortedOperations(Operations):
         call = lambda c: run(op, out, a, b, bias, group, async_op, c, workspace, gather_dim, layout)
         result = self._obliging.run(op, config, call, tiles=layout == _TILES)
         if not async_op:
-            if self.meet is not None:
+            if self.meet is not None and async_op is not None:  # None: it was prepared
                 self.meet(group)
             return result
         work = cast("Work", result)
@@ -109,28 +109,9 @@ class PortedOperations(Operations):
         if workspace is not None:
             return PendingWorkspace(**vars(workspace), work=work)  # with the same plans and memory
         pending = PendingWorkspace(work=work)
-        bound = self._find(op, out, a, b, bias, group, self._obliging.known(op, config), None, gather_dim, layout)
-        if bound.facts is not None:
-            pending.describe(*bound.facts)
+        known = self._obliging.known(op, config)
+        pending.describe(self._find((op, out, a, b, bias, group, known, gather_dim, layout), None))
         return pending
-
-    def _prepare(
-        self,
-        op: str,
-        out: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        bias: torch.Tensor | None,
-        group: dist.ProcessGroup | Sequence[int] | None,
-        config: CoreFusedConfig | None,
-        workspace: FusedWorkspace | None,
-        gather_dim: int | None = None,
-        layout: str = _TORCH,
-    ) -> FusedWorkspace:
-        layout = self._layout(op, out, a, b, group, layout)
-        prepare = super()._prepare
-        call = lambda c: prepare(op, out, a, b, bias, group, c, workspace, gather_dim, layout)
-        return self._obliging.run(op, config, call, tiles=layout == _TILES)
 
     def _layout(
         self, op: str, out: Any, a: Any, b: Any, group: dist.ProcessGroup | Sequence[int] | None, layout: str

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton.language as tl
 
-from iris_core.ccl.reduce_op import REDUCIBLE, ReduceOp
-from iris_core.types import Availability, DeviceType
+from iris_core.types import REDUCIBLE, Availability, DeviceType, ReduceOp
 from iris_triton.collectives.packets.fabric import Fact, known_facts
 from iris_triton.collectives.packets.mailbox import MAX_MEMBERS, PER_CALL, exchange, two_shot
 from iris_triton.collectives.packets.mailbox_sizes import (

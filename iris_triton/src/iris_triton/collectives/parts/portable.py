@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iris_core.ccl.reduce_op import REDUCIBLE, ReduceOp
 from iris_core.dispatch.requests import REDUCING
-from iris_core.types import Availability, DeviceType
+from iris_core.types import REDUCIBLE, Availability, DeviceType, ReduceOp
 from iris_triton.collectives.parts.sizes import MOVABLE, USED_CONFIG, block_problem
 from iris_triton.info import TRITON_INFO
 

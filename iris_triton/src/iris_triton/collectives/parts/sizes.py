@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.ccl.reduce_op import REDUCIBLE
-from iris_core.types import DeviceType
+from iris_core.types import REDUCIBLE, DeviceType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

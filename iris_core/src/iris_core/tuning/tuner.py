@@ -5,7 +5,7 @@ themselves, and those that come near the best again with every configuration tha
 ranks see the same results and so take the same decisions.  Data is verified in the timed configuration; who delivers
 wrong data is left out, and named.
 
-What a point is, `iris_core.ccl.tuning` and `iris_core.ops.tuning` say.
+What a point is, `iris_core.tuning.collectives` and `iris_core.tuning.matmuls` say.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ import re
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
-from iris_core.errors import HeapExhaustedError, IrisError, UnsupportedError
+import torch
+
+from iris_core.api import Iris
+from iris_core.errors import ArgumentError, HeapExhaustedError, IrisError, UnsupportedError
+from iris_core.world import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from iris_core.api import Iris
     from iris_core.bench import RunOptions, State
     from iris_core.dispatch.choice import Explanation
+    from iris_core.dispatch.tables import Entry
     from iris_core.world import World
 
 _FIRST_ROUNDS = 3
@@ -43,8 +47,6 @@ _GRACE_S = 600.0
 
 Launch = tuple[str, tuple[tuple[str, Any], ...]]
 """An algorithm's name, and fields of its config."""
-
-T = TypeVar("T")
 
 
 class Point(Protocol):
@@ -79,7 +81,7 @@ class Call(Protocol):
 
 
 @dataclass(frozen=True)
-class Tuned(Generic[T]):
+class Tuned:
     """What was found; the same on every rank.
 
     Attributes:
@@ -90,7 +92,7 @@ class Tuned(Generic[T]):
     """
 
     device: str
-    entries: tuple[T, ...]
+    entries: tuple[Entry, ...]
     wrong: tuple[str, ...]
     passed_over: tuple[str, ...]
 
@@ -142,7 +144,7 @@ class Tuner:
         """The context."""
         return self._ctx
 
-    def found(self, entries: Sequence[T]) -> Tuned[T]:
+    def found(self, entries: Sequence[Entry]) -> Tuned:
         """Return everything that was found."""
         wrong = tuple(f"{op} {label} at {where}: {problem}" for (op, label, where), problem in self._wrong.items())
         return Tuned(device_name(self._ctx), tuple(entries), wrong, tuple(self._passed_over))
@@ -276,9 +278,6 @@ def tuner_of_this_rank(options: RunOptions) -> Iterator[Tuner]:
     Args:
         options: ranks, plugins, heap, rounds and limit; its axes are not looked at.
     """
-    from iris_core.api import Iris
-    from iris_core.world import connect
-
     faulthandler.dump_traceback_later(options.limit_s + _GRACE_S, exit=True)
     try:
         with Iris(
@@ -295,8 +294,6 @@ def tuner_of_this_rank(options: RunOptions) -> Iterator[Tuner]:
 
 def device_name(ctx: Iris) -> str:
     """Name of a context's device, as tables have it."""
-    import torch
-
     return "cpu" if ctx.device == "cpu" else torch.cuda.get_device_name(ctx.target.index)
 
 
@@ -316,3 +313,28 @@ def _fastest(times: Mapping[Launch, float]) -> dict[Launch, float]:
     for launch, seconds in sorted(times.items(), key=lambda each: each[1]):
         found.setdefault(launch[0], (launch, seconds))
     return dict(found.values())
+
+
+def check_names(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
+    """Raise ArgumentError unless all names are known, and given once."""
+    if strange := [each for each in given if each not in known]:
+        raise ArgumentError(f"no {kind} {', '.join(strange)} can be tuned; there are {', '.join(known)}")
+    if not given or len(set(given)) < len(given):
+        raise ArgumentError(f"give each {kind} once, and one at least")
+
+
+def merged(old: Sequence[Entry], new: Sequence[Entry]) -> list[Entry]:
+    """Return the entries of two tables: of what was measured again, only the new ones.
+
+    Of collectives, sizes that were not reached before the limit keep what was known of them.
+    """
+    again = {entry.place for entry in new}
+    reached: dict[tuple[str, str], float] = {}
+    for entry in new:
+        kind = entry.op, entry.dtype
+        reached[kind] = max(entry.max_nbytes, reached.get(kind, 0))
+
+    def is_kept(entry: Entry) -> bool:
+        return entry.place not in again and bool(entry.shape or entry.max_nbytes > reached.get(entry.place[:2], -1))
+
+    return [*filter(is_kept, old), *new]

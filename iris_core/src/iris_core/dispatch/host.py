@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from iris_core.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from iris_core.dispatch.bind import Binder, Bound
+    from collections.abc import Callable
+
     from iris_core.dispatch.team import Region, Team
     from iris_core.types import CollectiveRequest
 
@@ -29,10 +30,7 @@ class Scratch:
     def take(self, team: Team, nbytes: int, what: str) -> torch.Tensor:
         """Return at least so many bytes (uint8) for a team; the same as before if they are enough.
 
-        Args:
-            team: whose calls use them.
-            nbytes: size in bytes.
-            what: what for: two names never share memory.
+        Two names, of `what` they are for, never share memory.
         """
         key = team.members, what
         tensor = self._tensors.get(key)
@@ -51,30 +49,20 @@ class Host:
     Attributes:
         team: the members; see docs/collectives.md.
         processors: multiprocessors (SMs, CUs) of the device, of the smallest one of all ranks; on the CPU 1.
-
-    Args:
-        binder: of `ctx.ccl`.
-        team: the members.
-        scratch: local memory.
-        exhausted: sizes of symmetric memory that could not be had, by team; shared by the hosts of a context.
-        processors: see above.
     """
 
-    def __init__(
-        self, binder: Binder, team: Team, scratch: Scratch, exhausted: dict[tuple[int, ...], int], processors: int
-    ) -> None:
-        self._binder = binder
+    def __init__(self, serve: Callable[..., Any], team: Team, scratch: Scratch, processors: int) -> None:
+        self._serve = serve
         self.team = team
         self._scratch = scratch
-        self._exhausted = exhausted
         self.processors = processors
 
-    def collective(self, request: CollectiveRequest) -> Bound:
-        """Return a collective of `ctx.ccl` that serves a request; its `launch` runs it as a part of an operation.
+    def collective(self, request: CollectiveRequest) -> Any:
+        """Return what serves a collective: a `Bound`, whose `launch` runs it as a part of an operation.
 
         Collective: every member calls it.
         """
-        return self._binder.serve(request, within=self.team)
+        return self._serve(request, within=self.team)
 
     def symmetric(self, nbytes: int) -> Region | None:
         """Return memory of at least so many bytes that peers can reach, at the same place on all; None without room.
@@ -83,25 +71,19 @@ class Host:
 
         Collective: every member calls it with the same size, and gets the same answer.
         """
-        members = self.team.members
+        exhausted = self.team.exhausted  # asking again would be an exchange that the others may not take part in
         for size in (rounded(nbytes), -(-nbytes // _STEP) * _STEP):  # with room for larger calls, or without
-            if size >= self._exhausted.get(members, size + 1):
-                continue  # asking again would be an exchange that the others may not take part in
-            try:
-                return self.team.region(_REGION, size, fill=None)
-            except UnsupportedError:
-                self._exhausted[members] = size
+            if size < exhausted.get(_REGION, size + 1):
+                try:
+                    return self.team.region(_REGION, size, fill=None)
+                except UnsupportedError:
+                    exhausted[_REGION] = size
         reason = f"there is no room for {nbytes} bytes; open the context with a larger heap_size"
         self.team.warn_once("fused operations do without memory that peers reach", reason)
         return None
 
     def scratch(self, nbytes: int, what: str = "") -> torch.Tensor:
-        """Return local memory of at least so many bytes (uint8), which the plans of one team share.
-
-        Args:
-            nbytes: size in bytes.
-            what: what for: two names never share memory.
-        """
+        """Return local memory of at least so many bytes (uint8), which the plans of one team share; see `Scratch`."""
         return self._scratch.take(self.team, nbytes, what)
 
 

@@ -1,0 +1,274 @@
+"""How calls are to run: `Config` of `ctx.ccl`, `FusedConfig` of `ctx.ops`.
+
+The fields are those of the reference system, and the algorithm by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from iris_core.errors import ArgumentError
+
+AUTO = "auto"
+_DEFAULT_BLOCK_N = 64
+_MOST_WARPS = 32
+_CACHE_MODIFIERS = ("", ".ca", ".cg", ".cv")
+_REDUCE_VARIANTS = (AUTO, "atomic", "ring", "two_shot", "one_shot", "spinlock")
+TILE_OF_THE_REFERENCE = {"block_size_m": 256, "block_size_n": 64, "group_size_m": 1}
+"""What layout "tiles" of `ctx.ops` means where the config does not say: the reference system's defaults."""
+
+
+class LaunchConfig:
+    """What both kinds of configs have in common."""
+
+    use_gluon: bool
+    algorithm: str | None
+
+    _POSITIVE: ClassVar[tuple[str, ...]] = ()  # fields that are positive integers
+    _VARIANTS: ClassVar[dict[str, tuple[str, ...]]] = {}  # fields that name algorithms, with what they may name
+    _ANSWERED: ClassVar[tuple[str, ...]] = ()  # fields that say nothing to algorithms, beside those that name them
+    _SPEAKS_OF: ClassVar[dict[str, tuple[str, ...]]] = {}  # operations of a field, where they are not all
+
+    def __post_init__(self) -> None:
+        for name in self._POSITIVE:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise self._wrong(f"{name} must be a positive integer, not {value!r}")
+        for name, known in self._VARIANTS.items():
+            if getattr(self, name) not in known:
+                raise self._wrong(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
+        self._check()
+        if self.algorithm is not None and (not isinstance(self.algorithm, str) or not self.algorithm):
+            raise self._wrong(f"algorithm must be a name or None, not {self.algorithm!r}")
+        # a repeated call looks its config up: once is enough
+        every: Any = self
+        object.__setattr__(self, "_hash", hash(tuple(getattr(self, field.name) for field in fields(every))))
+
+    def __hash__(self) -> int:
+        return int(self.__dict__["_hash"])
+
+    def _wrong(self, text: str) -> ArgumentError:
+        return ArgumentError(f"{'FusedConfig' if isinstance(self, FusedConfig) else 'Config'}: {text}")
+
+    def _check(self) -> None:
+        """Refuse further values that cannot be."""
+
+    def _variant_of(self, op: str) -> str:
+        return f"{op}_variant"  # the field that names algorithms of an operation
+
+    def named(self, op: str) -> tuple[str | None, str]:
+        """Return the algorithm that this config names for an operation, and by which field; (None, "") if none.
+
+        Raises:
+            ArgumentError: `algorithm` and a variant name different ones, or the operation has no variants.
+        """
+        field = self._variant_of(op)
+        variant = getattr(self, field, AUTO)
+        if variant == AUTO:
+            return self.algorithm, "algorithm" if self.algorithm else ""
+        if self.algorithm not in (None, variant):
+            raise self._wrong(f"algorithm={self.algorithm!r} contradicts {field}={variant!r}")
+        return variant, field
+
+    def given(self, op: str = "") -> dict[str, Any]:
+        """Return the fields that were given, without those that name algorithms or that requests have the answer to.
+
+        Args:
+            op: the operation; fields that speak of others only are left out.
+        """
+        skipped, every = {"algorithm", "use_gluon", *self._VARIANTS, *self._ANSWERED}, fields(self)  # type: ignore[arg-type]
+        return {
+            field.name: getattr(self, field.name)
+            for field in every
+            if field.name not in skipped
+            and getattr(self, field.name) != field.default
+            and op in self._SPEAKS_OF.get(field.name, (op,))
+        }
+
+
+@dataclass(frozen=True)
+class Config(LaunchConfig):
+    """How a collective is to run.  Everything that is not given (None) is the algorithm's choice.
+
+    A field that is given is a wish that must be fulfilled: an algorithm that has no use for it is not chosen, and is
+    refused when it was named.  The fields are those of the reference system, and `algorithm`.
+
+    Attributes:
+        algorithm: name of an algorithm (`ctx.ccl.explain` lists them); None for the library's choice.
+        block_size_m, block_size_n: rows and columns of a tile; their product is what a program handles at a time.
+            Where only one is given, the other is 32 or 64, as in the reference system.
+        swizzle_size: rows of tiles that are taken together, for locality.
+        comm_sms: number of programs (SMs, CUs) that communicate.
+        num_xcds: number of accelerator dies.
+        chunk_size: programs in a row on one die.
+        use_gluon: only algorithms written in Gluon.
+        all_gather_variant: "persistent" or "partitioned"; "auto" for the library's choice.
+        all_reduce_variant: "atomic", "ring", "two_shot", "one_shot" or "spinlock"; "auto" for the library's choice.
+        all_reduce_distribution: which tiles a rank reduces: 0 every world_size-th, 1 a block of them.
+        all_reduce_num_rings: number of rings that run side by side.
+        all_reduce_ring_slice_n: columns of a slice of the ring, a power of two that divides block_size_n.
+        reduce_scatter_variant: "two_shot", or "auto" for the library's choice.
+        num_stages: stages of software pipelining.
+        num_warps: warps of a program, a power of two up to 32.
+        threads_per_warp: 32 or 64.
+        waves_per_eu: hint for AMD's compiler; 0 for none.
+
+    Raises:
+        ArgumentError: (a ValueError) a field has a value that cannot be.
+    """
+
+    block_size_m: int | None = None
+    block_size_n: int | None = None
+    swizzle_size: int | None = None
+    comm_sms: int | None = None
+    num_xcds: int | None = None
+    chunk_size: int | None = None
+    use_gluon: bool = False
+    all_gather_variant: str = AUTO
+    all_reduce_variant: str = AUTO
+    all_reduce_distribution: int | None = None
+    all_reduce_num_rings: int | None = None
+    all_reduce_ring_slice_n: int | None = None
+    reduce_scatter_variant: str = AUTO
+    num_stages: int | None = None
+    num_warps: int | None = None
+    threads_per_warp: int | None = None
+    waves_per_eu: int | None = None
+    algorithm: str | None = None
+
+    _POSITIVE = (
+        "block_size_m", "block_size_n", "swizzle_size", "comm_sms", "num_xcds", "chunk_size", "all_reduce_num_rings",
+        "all_reduce_ring_slice_n", "num_stages", "num_warps",
+    )  # fmt: skip
+    _VARIANTS: ClassVar = {
+        "all_gather_variant": (AUTO, "persistent", "partitioned"),
+        "all_reduce_variant": _REDUCE_VARIANTS,
+        "reduce_scatter_variant": (AUTO, "two_shot"),
+    }
+    _SPEAKS_OF: ClassVar = {
+        "all_reduce_distribution": ("all_reduce", "reduce_scatter"),
+        "all_reduce_num_rings": ("all_reduce",),
+        "all_reduce_ring_slice_n": ("all_reduce",),
+    }
+    __hash__ = LaunchConfig.__hash__
+
+    def _check(self) -> None:
+        warps = self.num_warps
+        if warps is not None and (warps & (warps - 1) or warps > _MOST_WARPS):
+            raise self._wrong(f"num_warps must be a power of two up to {_MOST_WARPS}, not {warps}")
+        if self.all_reduce_distribution not in (None, 0, 1):
+            raise self._wrong(
+                "all_reduce_distribution must be 0 (every world_size-th tile) or 1 (a block of tiles), "
+                f"not {self.all_reduce_distribution!r}"
+            )
+        if self.threads_per_warp not in (None, 32, 64):
+            raise self._wrong(f"threads_per_warp must be 32 or 64, not {self.threads_per_warp!r}")
+        waves = self.waves_per_eu
+        if waves is not None and (isinstance(waves, bool) or not isinstance(waves, int) or waves < 0):
+            raise self._wrong(f"waves_per_eu must be 0 or more, not {waves!r}")
+        part, columns = self.all_reduce_ring_slice_n, self.block_size_n or _DEFAULT_BLOCK_N
+        if part is not None and (columns % part or part & (part - 1)):
+            raise self._wrong(
+                f"all_reduce_ring_slice_n must be a power of two that divides block_size_n={columns}, not {part}"
+            )
+
+
+@dataclass(frozen=True)
+class FusedConfig(LaunchConfig):
+    """How an operation of `ctx.ops` is to run.  Everything that is not given (None) is the algorithm's choice.
+
+    A field that is given is a wish that must be fulfilled: an algorithm that has no use for it is not chosen, and is
+    refused when it was named.  The fields are those of the reference system, and some more.  Its defaults (tiles of
+    256 x 64, steps of 64) have a meaning here only where they define the result, with layout "tiles".
+
+    Attributes:
+        block_size_m, block_size_n, block_size_k: rows and columns of a tile of the product, and the step of the inner
+            dimension.  With layout "tiles", the first two also say what a tile is that a rank gets; 256 and 64 if they
+            are not given.
+        group_size_m: row tiles that are taken together, for locality; with layout "tiles" 1 if it is not given.
+        num_sms: number of programs (SMs, CUs); None for the algorithm's choice.
+        num_xcds: number of accelerator dies among which tiles are distributed.
+        chunk_size: tiles in a row on one die; where Hopper's algorithms send tiles to owners, in a row to one of them.
+        cache_modifier_a, cache_modifier_b: how A and B are loaded: "", ".ca", ".cg" or ".cv".
+        allow_tf32: whether products of float32 may be of TF32 (10 bits of mantissa) on GPUs; None for what torch is
+            set to (`torch.backends.cuda.matmul.fp32_precision`, `torch.set_float32_matmul_precision`), which is not.
+        all_reduce_variant: algorithm of matmul_all_reduce, and of nothing else: "atomic", "ring", "one_shot",
+            "two_shot" or "spinlock"; "auto" for the library's choice.
+        all_reduce_num_rings: number of rings that run side by side.
+        num_warps: warps of a program.
+        num_stages: stages of software pipelining.
+        num_fetch_sms: programs that fetch shards for the others, where an algorithm has such.
+        num_pieces: pieces of the product, where an algorithm communicates one beside computing the next.
+        use_gluon: only algorithms written in Gluon.
+        algorithm: name of an algorithm (`ctx.ops.explain` lists them); None for the library's choice.
+
+    Raises:
+        ArgumentError: (a ValueError) a field has a value that cannot be.
+    """
+
+    block_size_m: int | None = None
+    block_size_n: int | None = None
+    block_size_k: int | None = None
+    group_size_m: int | None = None
+    num_sms: int | None = None
+    num_xcds: int | None = None
+    chunk_size: int | None = None
+    cache_modifier_a: str | None = None
+    cache_modifier_b: str | None = None
+    allow_tf32: bool | None = None
+    all_reduce_variant: str = AUTO
+    all_reduce_num_rings: int | None = None
+    num_warps: int | None = None
+    num_stages: int | None = None
+    num_fetch_sms: int | None = None
+    num_pieces: int | None = None
+    use_gluon: bool = False
+    algorithm: str | None = None
+
+    _POSITIVE = (
+        "block_size_m", "block_size_n", "block_size_k", "group_size_m", "num_sms", "num_xcds", "chunk_size",
+        "all_reduce_num_rings", "num_warps", "num_stages", "num_fetch_sms", "num_pieces",
+    )  # fmt: skip
+    _VARIANTS: ClassVar = {"all_reduce_variant": _REDUCE_VARIANTS}
+    _ANSWERED = ("allow_tf32",)
+    __hash__ = LaunchConfig.__hash__
+
+    def _check(self) -> None:
+        for name in ("cache_modifier_a", "cache_modifier_b"):
+            if getattr(self, name) not in (None, *_CACHE_MODIFIERS):
+                known = ", ".join(map(repr, _CACHE_MODIFIERS))
+                raise self._wrong(f"{name} must be one of {known}, not {getattr(self, name)!r}")
+        if self.allow_tf32 is not None and not isinstance(self.allow_tf32, bool):
+            raise self._wrong(f"allow_tf32 must be True, False or None, not {self.allow_tf32!r}")
+        if not isinstance(self.use_gluon, bool):
+            raise self._wrong(f"use_gluon must be True or False, not {self.use_gluon!r}")
+
+    def validate(self, world_size: int | None = None) -> None:
+        """Check the reference system's rule for rings; everything else was checked when the config was made.
+
+        Calls need it not: rings of this library pass whole tiles on, among any number of ranks.
+
+        Args:
+            world_size: ranks that take part.
+
+        Raises:
+            ArgumentError: (a ValueError) a ring cannot divide its tiles among so many ranks.
+        """
+        if world_size is None:
+            return
+        if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+            raise ArgumentError(f"FusedConfig.validate: world_size must be a positive integer, not {world_size!r}")
+        columns = TILE_OF_THE_REFERENCE["block_size_n"] if self.block_size_n is None else self.block_size_n
+        if self.all_reduce_variant == "ring" and columns % world_size:
+            raise self._wrong(
+                f"all_reduce_variant='ring' needs a block_size_n that {world_size} ranks divide, not {columns}"
+            )
+
+    def _variant_of(self, op: str) -> str:
+        if op != "matmul_all_reduce" and self.all_reduce_variant != AUTO:
+            raise ArgumentError(
+                f"{op}: all_reduce_variant={self.all_reduce_variant!r} names an algorithm of matmul_all_reduce; name "
+                f"one of {op} by algorithm="
+            )
+        return "all_reduce_variant"

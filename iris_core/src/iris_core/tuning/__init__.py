@@ -1,0 +1,1 @@
+"""`iris tune`: which algorithm is the fastest on this machine, measured on verified data."""
