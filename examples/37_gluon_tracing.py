@@ -7,7 +7,8 @@ number of ours with a name, and `TraceEvent().reduce`.  Without tracing the kern
 The file has all ranks on one time axis, in microseconds.  To look at it:
 
     python examples/37_gluon_tracing.py [ranks] [trace.json]
-    iris trace view trace.json         # or open it in https://ui.perfetto.dev or chrome://tracing
+
+and open the file in https://ui.perfetto.dev or chrome://tracing.
 """
 
 import json
@@ -110,7 +111,7 @@ def main(folder, name="trace.json"):
         assert named == ({"prepare", "put", "wait", "reduce"} if world > 1 else {"prepare"}), named
         text = f"rank {rank} of {world} on {ctx.device}: {len(columns['event_id'])} events"
         if rank == 0:
-            text += f"; iris trace view {path} (clocks differ by up to {metadata['clock_error_us']:.2g} us)"
+            text += f"; open {path} in ui.perfetto.dev (clocks differ by up to {metadata['clock_error_us']:.2g} us)"
         return text
 
 

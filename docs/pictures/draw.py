@@ -129,7 +129,7 @@ def architecture() -> Picture:
         ("ctx.ops, nn", "products fused with communication"),
         ("ctx.tracing", "events of kernels on one time axis"),
         ("registry", "plugins by entry points"),
-        ("iris", "doctor, tune, bench, trace, config"),
+        ("iris", "doctor, tune, bench, config"),
         ("testing", "conformance kit for plugins"),
     )
     for number, (name, what) in enumerate(rooms):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 from dataclasses import replace
 
@@ -85,19 +84,6 @@ def test_a_file_of_benchmarks_that_cannot_be_imported(capsys, tmp_path, text, pa
     line = refused(capsys, "bench", action, path)
     assert str(path) in line
     assert part in line
-
-
-@pytest.mark.parametrize("content", ["", "5", "[]", "{}", '{"traceEvents": 5}', '{"traceEvents": [', "[" * 100_000])
-def test_a_trace_that_is_none(capsys, tmp_path, content):
-    path = tmp_path / "trace.json"
-    path.write_text(content)
-    assert str(path) in refused(capsys, "trace", "view", path, "--no-browser")
-
-
-def test_a_trace_that_is_no_file(capsys, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path, tmp_path / "pipe", tmp_path / "absent"):
-        assert str(path) in refused(capsys, "trace", "view", path, "--no-browser")
 
 
 def test_an_error_of_the_system_is_one_line(capsys, tmp_path, monkeypatch):

@@ -62,7 +62,7 @@ def test_tracing(pool, tmp_path, num_ranks):
     lines = run(pool, "37_gluon_tracing.py", num_ranks, str(tmp_path))
     events = 4 + 4 * 3 * (num_ranks - 1)
     assert all(f": {events} events" in line for line in lines)
-    assert f"iris trace view {tmp_path}/trace.json" in lines[0]
+    assert f"open {tmp_path}/trace.json" in lines[0]
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert trace["metadata"]["total_events"] == events * num_ranks
 

@@ -18,7 +18,7 @@ from iris_core.logs import logger
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = ("demo", "plugins", "config", "doctor", "tune", "bench", "trace")
+COMMANDS = ("demo", "plugins", "config", "doctor", "tune", "bench")
 """Subcommands, which are the names of their modules."""
 
 

@@ -1,4 +1,4 @@
-"""Host side of device tracing: buffers, clocks of several ranks on one axis, files for Perfetto and for our viewer."""
+"""Host side of device tracing: buffers, clocks of several ranks on one axis, files for Perfetto."""
 
 from iris_core.tracing.layout import EVENT_NAMES, TraceEvent
 

@@ -1,4 +1,4 @@
-"""Events as a file in the Trace Event Format, which Perfetto, chrome://tracing and `iris trace view` open.
+"""Events as a file in the Trace Event Format, which Perfetto and chrome://tracing open.
 
 (Trace Event Format, Google, 2016: "X" is an event with a duration, "i" one without, "M" names processes and threads;
 times are microseconds.)  A process is a rank, a thread a line of `Events.lanes`.  Every event is a line of the file, so

@@ -48,7 +48,7 @@ class Tracing:
     Example:
         ctx.tracing.enable(max_events=100_000)
         kernel[grid](x, ctx.get_device_context(), ...)  # has DeviceContext.initialize(..., tracing=True)
-        ctx.tracing.export("trace.json", merge=True)  # then: iris trace view trace.json
+        ctx.tracing.export("trace.json", merge=True)  # then open it in ui.perfetto.dev
 
     Args:
         context: the context.
