@@ -84,10 +84,10 @@ class TorchPlugin:
     @hookimpl
     def iris_plugin_diagnose(self, targets: Sequence[DeviceTarget]) -> list[Finding]:
         """Say for `iris doctor` whether memory of GPUs can be shared by IPC handle."""
-        from iris_allocators.diagnosis import diagnose_torch
+        from iris_allocators.diagnosis import diagnose
         from iris_allocators.settings import TorchSettings
 
-        return diagnose_torch(targets, self.iris_plugin_create, TorchSettings())
+        return diagnose("IPC handles", "vmem", targets, self.iris_plugin_create, TorchSettings())
 
 
 class VmemPlugin:
@@ -119,11 +119,11 @@ class VmemPlugin:
 
     @hookimpl
     def iris_plugin_diagnose(self, targets: Sequence[DeviceTarget]) -> list[Finding]:
-        """Say for `iris doctor` whether GPUs have virtual memory management, and how its memory can be shared."""
-        from iris_allocators.diagnosis import diagnose_vmem
+        """Say for `iris doctor` whether virtual memory of GPUs can be made and shared."""
+        from iris_allocators.diagnosis import diagnose
         from iris_allocators.settings import VmemSettings
 
-        return diagnose_vmem(targets, self.iris_plugin_create, VmemSettings())
+        return diagnose("virtual memory", "torch", targets, self.iris_plugin_create, VmemSettings())
 
 
 def _has_bindings(target: DeviceTarget, what: str) -> Availability:

@@ -5,13 +5,10 @@ Nothing here decides anything: a call either works or raises `DriverError` with 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from iris_core.errors import UnsupportedError
 from iris_core.types import DeviceTarget, DeviceType
-
-if TYPE_CHECKING:
-    from iris_allocators.driver.facts import DeviceFacts, PeerFacts
 
 
 class IpcDriver(Protocol):
@@ -117,40 +114,4 @@ def vmm_driver(target: DeviceTarget) -> VmmDriver:
         from iris_allocators.driver.hip import HipVmm
 
         return HipVmm(target.index)
-    raise UnsupportedError(f"there is no GPU driver for device type {target.type.value!r}")
-
-
-def device_facts(target: DeviceTarget) -> DeviceFacts:
-    """Ask the driver about a device.
-
-    Raises:
-        UnsupportedError: there is no driver for this kind of device.
-        DriverError: the driver does not start.
-    """
-    if target.type is DeviceType.CUDA:
-        from iris_allocators.driver import cuda_facts
-
-        return cuda_facts.device_facts(target.index)
-    if target.type is DeviceType.HIP:
-        from iris_allocators.driver import hip_facts
-
-        return hip_facts.device_facts(target.index)
-    raise UnsupportedError(f"there is no GPU driver for device type {target.type.value!r}")
-
-
-def peer_facts(target: DeviceTarget, peer: DeviceTarget) -> PeerFacts:
-    """Ask the driver about the way from a device to another one of the same kind.
-
-    Raises:
-        UnsupportedError: there is no driver for this kind of device.
-        DriverError: the driver does not start.
-    """
-    if target.type is DeviceType.CUDA:
-        from iris_allocators.driver import cuda_facts
-
-        return cuda_facts.peer_facts(target.index, peer.index)
-    if target.type is DeviceType.HIP:
-        from iris_allocators.driver import hip_facts
-
-        return hip_facts.peer_facts(target.index, peer.index)
     raise UnsupportedError(f"there is no GPU driver for device type {target.type.value!r}")
