@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
 import pytest
 
-from iris_core.cli.doctor import process
 from iris_core.registry import Registry, reset_default_registry
 from iris_core.testing.dist_info import install_distribution, provider_source
 
@@ -58,29 +56,3 @@ def site(tmp_path, monkeypatch, clean_environment):
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
             del sys.modules[name]
     reset_default_registry()
-
-
-def eventually(condition, seconds):
-    """Whether a condition holds within some time."""
-    deadline = time.monotonic() + seconds
-    while not (holds := condition()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return holds
-
-
-@pytest.fixture
-def over_when(monkeypatch):
-    """Lets the time of the doctor's processes be over soon after all of some files are there; the bound is not awaited.
-
-    How long it takes until a process hangs depends on the machine; that it is ended at its bound is tested elsewhere.
-    """
-    wait = process._wait
-
-    def over_when(*files):
-        def until_they_hang(pid, timeout_s):
-            assert eventually(lambda: all(file.exists() for file in files), timeout_s), "it did not come that far"
-            return wait(pid, 0.5)
-
-        monkeypatch.setattr(process, "_wait", until_they_hang)
-
-    return over_when

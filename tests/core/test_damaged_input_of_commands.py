@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from iris_core.cli import main, tune
-from iris_core.cli.doctor.installation import examine_packages
+from iris_core.cli.doctor import examine_packages
 from iris_core.diagnosis import Verdict
 from iris_core.dispatch.tables import Entry, read_table, write_table
 from iris_core.registry import reset_default_registry

@@ -1,22 +1,20 @@
-"""`iris doctor`: the report as a whole, the survey's process, and the machine."""
+"""`iris doctor`: the report, what plugins add to it, GPUs that are stand-ins of torch's, and the machine."""
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import resource
-import signal
-import sys
+import types
 
 import pytest
+import torch
 
 from iris_core import cli
-from iris_core.cli.doctor import TIMEOUT_S, host, installation, process, selftest, survey, tables
-from iris_core.cli.doctor.process import Recorder, read_records, run_module
+from iris_core.cli import _examine, doctor
 from iris_core.diagnosis import Finding, Verdict
 from iris_core.registry import reset_default_registry
-
-from .conftest import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -31,14 +29,12 @@ def fresh_registry():
 def here(monkeypatch):
     """The survey in this process, where it sees what a test has changed."""
 
-    def take(timeout_s):
+    def examine_here(argument, timeout_s):
         records = []
-        survey.collect(lambda **fields: records.append(json.loads(json.dumps(fields, default=str))))
-        taken, unfinished = survey.read_survey(records)
-        assert not unfinished
-        return taken
+        _examine.survey(lambda **fields: records.append(json.loads(json.dumps(fields, default=str))))
+        return records, ""
 
-    monkeypatch.setattr(survey, "take_survey", take)
+    monkeypatch.setattr(_examine, "examine_apart", examine_here)
 
 
 def report(capsys, *arguments):
@@ -50,28 +46,30 @@ def report(capsys, *arguments):
 
 
 # -- the report -------------------------------------------------------------------------------------------------------
-def test_the_whole_report_on_a_healthy_machine(capsys, clean_environment):
-    import torch
-
+def test_the_whole_report_on_a_healthy_machine(capsys, clean_environment, monkeypatch):
     from iris_triton._compat import TESTED, version
 
+    monkeypatch.setenv("IRIS_BLOCK", "gluon")
     status, document, found = report(capsys)
     assert status == 0, [text for verdict, text in found.values() if verdict == "broken"]
     assert list(document) == ["ok", "findings", "versions", "gpus", "pairs", "self_tests"]
     assert found["torch"][1].startswith(torch.__version__)
     assert document["versions"]["torch"] == torch.__version__
-    assert document["versions"]["distributions"]["iris-core"]
+    assert {"iris-core", "iris-allocators", "iris-triton", "torch"} <= set(document["versions"]["distributions"])
+    assert "pytest" not in document["versions"]["distributions"]
     assert found["triton"][0] == ("ok" if version() in TESTED else "note")
     assert found["allocator host"] == ("ok", "iris-allocators 0.2.0: loaded")
+    assert found["backend gluon"][0] == "note"
     assert "backend triton@iris-triton" in found["choice"][1]
-    for subject in ("python", "platform", "CPUs", "memory", "memfd", "descriptors", "packages", "settings"):
+    for subject in ("python", "platform", "CPUs", "memory", "memfd", "packages", "settings"):
         assert found[subject][0] == "ok", subject
     if not document["gpus"]:
-        (test,) = (each for each in document["self_tests"] if each["backend"] == "triton")
-        assert (test["allocator"], test["device"], test["state"]) == ("host", "cpu", "passed")
+        (test,) = document["self_tests"]
+        chosen = [test[key] for key in ("backend", "allocator", "device", "state", "problems")]
+        assert chosen == ["triton", "host", "cpu", "passed", []]
         assert {(each["rank"], each["peer"]) for each in test["checks"]} >= {(0, 1), (1, 0)}
         assert {each["op"] for each in test["checks"]} == {"write", "read", "atomic_add", "signal"}
-        assert 0 < test["seconds"] < test["total_seconds"]
+        assert found["self-test triton on host"][0] == "ok"
 
 
 def test_as_text(capsys, here, clean_environment):
@@ -79,20 +77,22 @@ def test_as_text(capsys, here, clean_environment):
     out = capsys.readouterr().out
     assert out.startswith("SUBJECT")
     assert out.endswith("\nnothing is broken\n")
-    assert max(map(len, out.splitlines())) <= tables.WIDTH
+    assert max(map(len, out.splitlines())) <= 120
     assert "left out as asked" in out
 
 
-def test_a_broken_plugin_a_wrong_setting_and_a_choice_that_fails(capsys, here, site, monkeypatch):
+def test_a_broken_plugin_wrong_settings_and_a_choice_that_fails(capsys, here, site, monkeypatch):
     site.provider("bad", source="raise RuntimeError('boom')")
     monkeypatch.setenv("IRIS_BACKEND", "tritn")
     monkeypatch.setenv("IRIS_TRITON__CPU_TIMEOUT", "soon")
-    status, _, found = report(capsys, "--no-self-test")
+    monkeypatch.setenv("IRIS_HEEP_SIZE", "1GiB")
+    status, document, found = report(capsys, "--no-self-test")
     assert status == 1
     assert found["allocator bad"][0] == "broken"
     assert "boom" in found["allocator bad"][1]
-    assert found["settings"][0] == "broken"
-    assert "IRIS_TRITON__CPU_TIMEOUT='soon'" in found["settings"][1]
+    settings = {each["verdict"]: each["text"] for each in document["findings"] if each["subject"] == "settings"}
+    assert "IRIS_TRITON__CPU_TIMEOUT='soon'" in settings["broken"]
+    assert "IRIS_HEEP_SIZE" in settings["note"]
     assert found["choice"][0] == "broken"
     assert "did you mean 'triton'" in found["choice"][1]
 
@@ -106,21 +106,29 @@ def test_it_goes_on_where_a_core_setting_is_wrong(capsys, here, clean_environmen
     assert "choice" not in found
 
 
+def test_without_torch_there_is_no_self_test(capsys, monkeypatch, here, clean_environment):
+    monkeypatch.setitem(_examine.sys.modules, "torch", None)
+    status, document, found = report(capsys)
+    assert status == 1
+    assert found["torch"][0] == "broken"
+    assert "pip install 'torch>=2.11'" in found["torch"][1]
+    assert document["self_tests"] == []
+    assert "no backend and allocator can be used together here" in found["self-test"][1]
+
+
 @pytest.mark.parametrize("timeout", ["soon", "0", "-1", "nan"])
 def test_a_bound_that_is_none_is_wrong_usage(capsys, timeout):
     assert cli.main(["doctor", "--timeout", timeout]) == 2
     assert "--timeout" in capsys.readouterr().err
 
 
-def test_the_bound_reaches_the_survey_and_every_self_test(monkeypatch):
-    bounds = []
-    taken = survey.Survey(torch=True)
-    monkeypatch.setattr(survey, "take_survey", lambda timeout_s: bounds.append(timeout_s) or taken)
-    monkeypatch.setattr(selftest, "run_job", lambda job, timeout_s: bounds.append(timeout_s) or selftest.Outcome(job))
-    assert cli.main(["doctor", "--timeout", "7.5"]) == 0
-    assert set(bounds) == {7.5}
-    assert len(bounds) >= 2
-    assert TIMEOUT_S != 7.5
+def test_long_texts_are_wrapped_into_the_width():
+    finding = Finding("a subject", Verdict.NOTE, "word " * 60 + "\nsecond line\n" + "indented " * 30)
+    rows = doctor.rows([{"subject": each.subject, "verdict": each.verdict, "text": each.text}
+                        for each in (finding, Finding("b", Verdict.OK, ""))])  # fmt: skip
+    assert [row[0] for row in rows if row[0]] == ["a subject", "b"]
+    assert max(len("a subject") + len("VERDICT") + len(row[2]) + 4 for row in rows) <= 120
+    assert " ".join(row[2].strip() for row in rows).split() == finding.text.split()
 
 
 # -- what plugins bring -----------------------------------------------------------------------------------------------
@@ -174,6 +182,99 @@ def test_a_diagnosis_is_no_hook_of_observers(site):
     assert "never called on plugins of kind observer" in record.reason
 
 
+def test_a_survey_that_crashes_keeps_what_it_had(capsys, monkeypatch, site):
+    body = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    site.provider("mine", source=diagnosing("mine", body))
+    monkeypatch.setenv("PYTHONPATH", str(site.folder))
+    status, document, found = report(capsys, "--no-self-test")
+    assert status == 1
+    assert found["torch"][0] == "ok"
+    assert document["versions"]["torch"] == torch.__version__
+    assert found["plugins"] == ("broken", "examining plugins was killed by signal 11")
+
+
+def test_a_survey_that_hangs_is_ended(capsys, clean_environment):
+    status, _, found = report(capsys, "--no-self-test", "--timeout", "0.01")
+    assert status == 1
+    assert found["survey"] == ("broken", "examining survey did not end within 0.01 s")
+
+
+# -- GPUs -------------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def gpus(monkeypatch):
+    """Lets torch have H200s that are none; returns the findings of the steps that ask it, and the facts."""
+
+    def look(count, access=lambda one, other: True, *, cuda="13.0", hip=None, init=None):
+        def start():
+            if init is not None:
+                raise init
+
+        properties = types.SimpleNamespace(
+            name="H200", total_memory=140 << 30, major=9, minor=0, multi_processor_count=132, uuid="u",
+            pci_domain_id=0, pci_bus_id=0x18, pci_device_id=0, gcnArchName="gfx942:sramecc+", warp_size=64,
+        )  # fmt: skip
+        monkeypatch.setattr(torch, "version", types.SimpleNamespace(cuda=None if hip else cuda, hip=hip))
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+        monkeypatch.setattr(torch.cuda, "can_device_access_peer", access)
+        monkeypatch.setattr(torch.cuda, "init", start)
+        facts = {"versions": {}, "gpus": [], "pairs": []}
+        found = [*_examine._torch(facts), *_examine._gpus(facts)]
+        return {finding.subject: finding for finding in found}, facts
+
+    return look
+
+
+def test_eight_gpus(gpus):
+    found, facts = gpus(8)
+    assert {each.verdict for each in found.values()} == {Verdict.OK}
+    assert found["GPU 7"].text == "H200, 140.0 GiB, sm_90, 00000000:18:00.0"
+    assert facts["gpus"][3] == {
+        "index": 3,
+        "name": "H200",
+        "memory_bytes": 140 << 30,
+        "arch": "sm_90",
+        "compute_units": 132,
+        "pci_bus_id": "00000000:18:00.0",
+        "uuid": "u",
+    }
+    assert len(facts["pairs"]) == 56
+    assert facts["pairs"][0] == {"from": 0, "to": 1, "access": True}
+    assert "all 56 ordered pairs" in found["peer access"].text
+
+
+@pytest.mark.parametrize(("hip", "way"), [(None, "CUDA_VISIBLE_DEVICES"), ("7.0", "HIP_VISIBLE_DEVICES")])
+def test_gpus_that_do_not_reach_each_other_are_broken(gpus, hip, way):
+    found, facts = gpus(4, lambda one, other: {one, other} == {2, 3}, hip=hip)
+    assert found["peer access"].verdict is Verdict.BROKEN
+    assert "0->1, 0->2, 0->3, 1->0, 1->2, 1->3, 2->0, 2->1 and 2 more. No heap" in found["peer access"].text
+    assert way in found["peer access"].text
+    assert facts["gpus"][0]["arch"] == ("gfx942" if hip else "sm_90")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "present", "hidden", "init", "verdict", "text"),
+    [
+        (None, [], None, None, Verdict.OK, "built for CPUs only"),
+        (None, ["/dev/nvidia0"], None, None, Verdict.NOTE, "install a torch for them"),
+        ("13.0", [], None, None, Verdict.NOTE, "sees no GPU"),
+        ("13.0", ["/dev/nvidia0"], "", None, Verdict.NOTE, "CUDA_VISIBLE_DEVICES='' hides them"),
+        ("13.0", ["/dev/nvidia0"], None, RuntimeError("no driver"), Verdict.BROKEN, "no driver"),
+        ("13.0", ["/dev/nvidia0"], None, RuntimeError("Error 802: not ready"), Verdict.BROKEN, "nvidia-fabricmanager"),
+    ],
+)
+def test_no_gpu(gpus, monkeypatch, cuda, present, hidden, init, verdict, text):
+    monkeypatch.setattr(glob, "glob", lambda pattern: present if "nvidia" in pattern else [])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    found, facts = gpus(0, cuda=cuda, init=init)
+    assert found["GPUs"].verdict is verdict
+    assert text in found["GPUs"].text
+    assert facts["gpus"] == facts["pairs"] == []
+
+
 def test_an_untested_triton_is_noted(monkeypatch):
     from iris_triton import _compat
     from iris_triton._plugin import plugin
@@ -184,203 +285,76 @@ def test_an_untested_triton_is_noted(monkeypatch):
     assert "tested with (1.0)" in finding.text
 
 
-# -- processes of their own -------------------------------------------------------------------------------------------
-CHILDREN = {
-    "good": "",
-    "raises": "raise RuntimeError('no heap')",
-    "crashes": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
-    "hangs": "import time; time.sleep(600)",
-    "forks": "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
-    "import time; time.sleep(600)",
-}
-
-
-@pytest.fixture
-def child(site, tmp_path):
-    """Runs one of CHILDREN, which records that it has begun."""
-
-    def run(name, timeout_s=60.0):
-        source = "import sys; from iris_core.cli.doctor.process import Recorder\n"
-        source += f"Recorder(sys.argv[1] + '/records').write(begin='here', argument=sys.argv[2])\n{CHILDREN[name]}\n"
-        (site.folder / f"child_{name}.py").write_text(source)
-        environment = {**process.environment_without_world(), "PYTHONPATH": str(site.folder)}
-        ending = run_module(f"child_{name}", {"x": 1}, tmp_path, timeout_s, environment)
-        return ending, read_records(tmp_path / "records")
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("name", "problem", "stderr"),
-    [
-        ("good", "", ""),
-        ("raises", "ended with status 1", "RuntimeError: no heap"),
-        ("crashes", "was killed by signal 11 (SIGSEGV)", ""),
-    ],
-)
-def test_how_a_child_ends(child, name, problem, stderr):
-    ending, records = child(name)
-    assert ending.problem == problem
-    assert ending.stderr.endswith(stderr)
-    assert records == [{"begin": "here", "argument": '{"x": 1}'}]
-
-
-@pytest.mark.parametrize("name", ["hangs", "forks"])
-def test_a_child_that_hangs_is_ended_with_all_that_it_has_started(child, name):
-    ending, records = child(name, timeout_s=1.5)
-    assert ending.problem == "did not end within 1.5 s"
-    assert [each["begin"] for each in records] == ["here"]
-
-
-def test_ending_reaches_the_childs_children(site, tmp_path):
-    source = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-open(sys.argv[1] + "/pid", "w").write(str(child.pid))
-time.sleep(600)
-"""
-    (site.folder / "parent.py").write_text(source)
-    run_module("parent", {}, tmp_path, 2.0, {**os.environ, "PYTHONPATH": str(site.folder)})
-    pid = int((tmp_path / "pid").read_text())
-    assert eventually(lambda: not _runs(pid), 60)
-
-
-def _runs(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def test_records_that_were_cut_off(tmp_path):
-    recorder = Recorder(tmp_path / "records")
-    recorder.write(a=1)
-    with open(tmp_path / "records", "a") as file:
-        file.write('{"b": ')
-    assert read_records(tmp_path / "records") == [{"a": 1}]
-    assert read_records(tmp_path / "nothing") == []
-
-
-def test_a_survey_that_crashes_keeps_what_it_had(monkeypatch, site):
-    body = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
-    site.provider("mine", source=diagnosing("mine", body))
-    monkeypatch.setenv("PYTHONPATH", str(site.folder))
-    taken = survey.take_survey(60)
-    assert taken.torch
-    assert "torch" in [finding.subject for finding in taken.findings]
-    last = taken.findings[-1]
-    assert (last.subject, last.verdict) == ("plugins", Verdict.BROKEN)
-    assert last.text.startswith("examining plugins was killed by signal 11 (SIGSEGV)")
-    assert signal.SIGSEGV == 11
-
-
-def test_a_survey_that_hangs_is_ended(monkeypatch, site, over_when):
-    body = "import pathlib, time; pathlib.Path(__file__).with_name('hangs').touch(); time.sleep(600)"
-    site.provider("mine", source=diagnosing("mine", body))
-    monkeypatch.setenv("PYTHONPATH", str(site.folder))
-    over_when(site.folder / "hangs")
-    taken = survey.take_survey(60)
-    assert taken.findings[-1].text.startswith("examining plugins did not end within 60 s")
-
-
-def test_without_torch_there_is_no_self_test(capsys, monkeypatch, here, clean_environment):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    status, document, found = report(capsys)
-    assert status == 1
-    assert found["torch"][0] == "broken"
-    assert "pip install 'torch>=2.11'" in found["torch"][1]
-    assert document["self_tests"] == []
-
-
-def test_a_step_that_raises_does_not_stop_the_others(monkeypatch):
-    def fail(survey):
-        raise ZeroDivisionError("oh")
-
-    monkeypatch.setattr(survey, "_gpus", fail)
-    records = []
-    survey.collect(lambda **fields: records.append(fields))
-    assert [each["begin"] for each in records if "begin" in each] == ["torch", "GPUs", "GPU links", "plugins", "choice"]
-    assert records[3]["findings"][0]["text"] == "examining it raised ZeroDivisionError: oh"
-
-
 # -- the machine ------------------------------------------------------------------------------------------------------
 def by_subject(findings):
     return {finding.subject: finding for finding in findings}
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "kind"),
-    [
-        (".dockerenv", "", "docker"),
-        ("run/.containerenv", "", "podman"),
-        (".singularity.d/env", "", "apptainer"),
-        ("proc/1/cgroup", "0::/kubepods/pod1/abc", "kubernetes"),
-        ("proc/1/cgroup", "1:name=systemd:/docker/abc", "docker"),
-        ("proc/1/cgroup", "0::/init.scope", ""),
-        ("other", "", ""),
-    ],
-)
-def test_containers(tmp_path, file, content, kind):
-    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / file).write_text(content)
-    assert host.container_kind(tmp_path) == kind
-    found = by_subject(host.examine_host(tmp_path))
-    assert ("container" in found) == bool(kind)
-    if kind:
-        assert found["container"].verdict is Verdict.NOTE
-        assert "--ipc=host" in found["container"].text
-
-
-def test_a_small_shm_and_strict_overcommit_are_noted(tmp_path, monkeypatch):
-    (tmp_path / "dev/shm").mkdir(parents=True)
-    (tmp_path / "proc/sys/vm").mkdir(parents=True)
-    (tmp_path / "proc/sys/vm/overcommit_memory").write_text("2\n")
-    monkeypatch.setattr(host, "SMALL_SHM_NBYTES", 1 << 62)
-    found = by_subject(host.examine_host(tmp_path))
-    assert found["/dev/shm"].verdict is Verdict.NOTE
-    assert "--shm-size" in found["/dev/shm"].text
-    assert found["overcommit"].verdict is Verdict.NOTE
-
-
-def test_limits_of_the_shell_are_noted(monkeypatch):
+def test_limits_are_noted(monkeypatch, tmp_path):
     limits = {resource.RLIMIT_NOFILE: (256, 4096), resource.RLIMIT_AS: (1 << 30, 1 << 30)}
     monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
-    found = by_subject(host.examine_host())
-    assert found["open files"].verdict is Verdict.NOTE
+    (tmp_path / "overcommit").write_text("2\n")
+    monkeypatch.setattr(doctor, "OVERCOMMIT", tmp_path / "overcommit")
+    found = by_subject(doctor.examine_host())
+    assert {found[each].verdict for each in ("open files", "addresses", "overcommit")} == {Verdict.NOTE}
     assert "ulimit -n 4096" in found["open files"].text
     assert "1.0 GiB" in found["addresses"].text
 
 
-def test_descriptors_that_cannot_be_sent_are_broken(monkeypatch):
+@pytest.mark.parametrize(("call", "subject"), [("os.memfd_create", "memfd"), ("socket.send_fds", "descriptors")])
+def test_what_is_forbidden_is_broken(monkeypatch, call, subject):
     def refuse(*args):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("socket.send_fds", refuse)
-    finding = by_subject(host.examine_host())["descriptors"]
+    monkeypatch.setattr(call, refuse)
+    finding = by_subject(doctor.examine_host())[subject]
     assert finding.verdict is Verdict.BROKEN
-    assert "Operation not permitted" in finding.text
+    assert "Operation not permitted; a seccomp profile" in finding.text
 
 
-def test_memory_files_that_are_forbidden_are_broken(monkeypatch):
-    def refuse(*args):
-        raise PermissionError(1, "Operation not permitted")
+# -- which self-tests there are ---------------------------------------------------------------------------------------
+@pytest.fixture
+def registry(site):
+    """Pretended plugins: two backends, allocators for CPUs and GPUs, and one that fits nothing."""
+    everywhere = "devices=frozenset(DeviceType), requires=frozenset({Capability.REMOTE_LOAD_STORE})"
+    gpus = "devices=frozenset({DeviceType.CUDA, DeviceType.HIP}), provides=frozenset({Capability.REMOTE_LOAD_STORE})"
+    site.provider("language", "BACKEND", info=everywhere + ", priority=10")
+    site.provider("another", "BACKEND", info=everywhere)
+    site.provider("pages")
+    site.provider("pool", info=gpus + ", priority=10")
+    site.provider("virtual", info=gpus)
+    site.provider("mute", info="devices=frozenset(DeviceType)")
+    site.provider("absent", info=gpus, probe="return Availability.no('no driver')")
+    site.provider("bad", source="raise RuntimeError('boom')")
+    site.provider("stopped", info=gpus)
+    return site.registry(block=["stopped"])
 
-    monkeypatch.setattr(os, "memfd_create", refuse)
-    finding = by_subject(host.examine_host())["memfd"]
-    assert finding.verdict is Verdict.BROKEN
-    assert "seccomp" in finding.text
+
+def planned(registry, gpus, hip=False):
+    tests = doctor.plan(registry, gpus, hip)
+    return {(test.backend, test.allocator, test.device, test.ranks) for test in tests}
 
 
-def test_versions_are_those_that_matter():
-    found = installation.versions()
-    assert {"iris-core", "iris-allocators", "iris-triton", "torch"} <= set(found)
-    assert "pytest" not in found
+ON_GPUS = {("language", "pool"), ("language", "virtual"), ("another", "pool")}
+ON_CPUS = {("language", "pages"), ("another", "pages")}
 
 
-def test_long_texts_are_wrapped_into_the_width():
-    finding = Finding("a subject", Verdict.NOTE, "word " * 60 + "\nsecond line\n  " + "indented " * 30)
-    rows = tables.rows([finding, Finding("b", Verdict.OK, "")])
-    assert [row[0] for row in rows if row[0]] == ["a subject", "b"]
-    assert max(len(subject) + len(verdict) + len(text) for subject, verdict, text in rows) <= tables.WIDTH
-    assert " ".join(row[2].strip() for row in rows).split() == finding.text.split()
+@pytest.mark.parametrize("hip", [False, True])
+def test_self_tests_with_many_gpus(registry, hip):
+    assert planned(registry, 8, hip) == {(*names, "cuda", 8) for names in ON_GPUS}
+
+
+@pytest.mark.parametrize(("cores", "ranks"), [(2, 2), (3, 2), (4, 4), (64, 4)])
+def test_self_tests_with_one_gpu_or_none(registry, monkeypatch, cores, ranks):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
+    on_cpu = {(*names, "cpu", ranks) for names in ON_CPUS}
+    assert planned(registry, 0) == on_cpu
+    assert planned(registry, 1) == on_cpu | {(*names, "cuda", 1) for names in ON_GPUS}
+
+
+def test_names_that_two_offer_are_told_apart(site):
+    site.provider("language", "BACKEND", distribution="iris-one")
+    site.provider("language", "BACKEND", distribution="iris-two")
+    site.provider("pages")
+    tests = doctor.plan(site.registry(), 0, False)
+    assert [test.backend for test in tests] == ["language@iris-one", "language@iris-two"]

@@ -31,7 +31,7 @@ BUDGETS = {
     "iris_core/*.py": 2730,
     "iris_core/bench": 2940,
     "iris_core/ccl": 444,
-    "iris_core/cli": 2650,
+    "iris_core/cli": 1570,
     "iris_core/device": 1596,
     "iris_core/dispatch": 3045,
     "iris_core/heap": 3278,
@@ -40,11 +40,11 @@ BUDGETS = {
     "iris_core/providers": 561,
     "iris_core/registry": 1205,
     "iris_core/testing": 4370,
-    "iris_core/tracing": 670,
+    "iris_core/tracing": 595,
     "iris_core/tuning": 908,
     "iris_core/world": 1909,
-    "iris_allocators/*.py": 820,
-    "iris_allocators/driver": 730,
+    "iris_allocators/*.py": 720,
+    "iris_allocators/driver": 540,
     "iris_allocators/vmem": 880,
     "iris_triton/*.py": 1760,
     "iris_triton/collectives": 5920,
@@ -64,7 +64,6 @@ BUDGETS = {
 # What does not keep to the rules yet: only ever shorter.
 CROWDED = {
     "iris_core/src/iris_core/bench": 17,
-    "iris_core/src/iris_core/cli/doctor": 13,
     "iris_core/src/iris_core/testing/conformance": 14,
     "iris_triton/src/iris_triton/collectives/packets": 13,
     "iris_triton/src/iris_triton/gemm": 14,
@@ -74,7 +73,7 @@ LONG = {
     "iris_core.testing.conformance.allocator": 662,
 }
 TWICE = {
-    *(f"iris_core:{name}" for name in ("host", "jobs", "tables", "tune")),
+    "iris_core:jobs",
     *(f"iris_triton:{name}" for name in ("moves", "reductions", "context")),
 }
 IN_CIRCLES = 4
