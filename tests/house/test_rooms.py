@@ -42,7 +42,7 @@ BUDGETS = {
     "iris_core/testing": 4370,
     "iris_core/tracing": 595,
     "iris_core/tuning": 908,
-    "iris_core/world": 1909,
+    "iris_core/world": 1885,
     "iris_allocators/*.py": 720,
     "iris_allocators/driver": 540,
     "iris_allocators/vmem": 880,

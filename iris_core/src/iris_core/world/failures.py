@@ -146,10 +146,7 @@ def raise_described(
     otherwise: type[IrisError] = HeapError,
     ranks: Sequence[int] | None = None,
 ) -> NoReturn:
-    """Raise what all ranks raise, where all know the failures: per rank, None where there is none.
-
-    The other arguments, and what is raised, are as of `raise_failure`.
-    """
+    """Raise what all ranks raise, like `raise_failure`, where all know the failures: per rank, None for none."""
     by_cause: dict[str, list[int]] = {}
     failed = [(rank, failure) for rank, failure in enumerate(failures) if failure is not None]
     for rank, (_, _, cause) in failed:

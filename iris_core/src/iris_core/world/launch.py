@@ -16,8 +16,8 @@ from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from iris_core import world
 from iris_core.errors import IrisError, PeerLostError
+from iris_core.world.group import launched_in
 from iris_core.world.rendezvous import Folder
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def join_rank(folder: str, rank: int, num_ranks: int, *, torch_distributed: bool
     """
     with Folder(folder) as opened:
         opened.announce(rank, os.getpid())
-    world.launched_in(folder, rank, num_ranks)
+    launched_in(folder, rank, num_ranks)
     if torch_distributed:
         import torch
         import torch.distributed as dist

@@ -282,31 +282,19 @@ def find_by_torch(group: dist.ProcessGroup | None) -> Rendezvous:
     return Rendezvous(chosen["folder"], rank, len(members), "1", remove=True, members=members, elsewhere=elsewhere)
 
 
+@dataclass(slots=True)
 class _Peer:
-    """What is known of one peer.
+    """What is known of one peer."""
 
-    Attributes:
-        pid: its process; -1 until it has announced itself.
-        pidfd: of its process.
-        card: where it listens.
-        link: a connection.
-        proven: whether it has shown over this connection that it knows the token.
-    """
-
-    def __init__(self) -> None:
-        self.pid = -1
-        self.pidfd: int | None = None
-        self.card: dict[str, Any] | None = None
-        self.link: Link | None = None
-        self.proven = False
+    pid: int = -1  # until it has announced itself
+    pidfd: int | None = None
+    card: dict[str, Any] | None = None  # where it listens
+    link: Link | None = None
+    proven: bool = False  # whether it has shown over this connection that it knows the token
 
 
 class Opening:
-    """One rank's way to connections with all others; they know its process from the beginning.
-
-    Args:
-        where: to find them.
-    """
+    """One rank's way to connections with all others; they know its process from the beginning."""
 
     def __init__(self, where: Rendezvous) -> None:
         self._where = where
