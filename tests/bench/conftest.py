@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from iris_core.bench import registry
-from iris_core.bench.options import RunOptions
+from iris_core.bench import RunOptions, registry
 from iris_core.bench.runner import Runner
 from iris_core.world import SingleWorld
 
@@ -24,10 +23,10 @@ def own_registry(monkeypatch):
 def measure():
     """Register a function without ranks and measure it at one point in a world of one; options can be changed."""
 
-    def run(function, params=None, *, world=None, on_measured=None, **options):
+    def run(function, params=None, *, world=None, **options):
         registry.register(ranks=False)(function)
         (benchmark,) = [each for each in registry.registered() if each.function is function]
-        runner = Runner(world or SingleWorld(), None, dataclasses.replace(QUICK, **options), on_measured)
+        runner = Runner(world or SingleWorld(), None, dataclasses.replace(QUICK, **options))
         return runner.point(benchmark, params or {})
 
     return run

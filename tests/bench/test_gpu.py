@@ -10,7 +10,6 @@ import torch
 
 from iris_core import bench
 from iris_core.bench import timers
-from iris_core.bench.options import RunOptions
 
 CYCLES, MOST_HZ = 2_000_000, 4e9  # about a millisecond
 CALLS = 5
@@ -35,7 +34,7 @@ def test_device_time(timer):
         calls.append(1)
         spin()
 
-    batch = timers.make_batch(timer, call, warmup=1, align=align, graph_calls=CALLS)
+    batch = timers.Batch(timer, call, warmup=1, align=align, graph_calls=CALLS)
     assert batch.calls_per_unit == (CALLS if timer == "graph" else 1)
     batch.once()
     calls.clear()
@@ -50,7 +49,7 @@ def test_device_time(timer):
 @pytest.mark.gpu
 def test_a_replay_runs_the_calls_that_were_captured():
     x = torch.zeros((), device="cuda")
-    batch = timers.make_batch("graph", lambda: x.add_(1), warmup=1, align=align, graph_calls=CALLS)
+    batch = timers.Batch("graph", lambda: x.add_(1), warmup=1, align=align, graph_calls=CALLS)
     assert x.item() == 0  # capturing runs nothing
     batch.once()
     assert x.item() == CALLS
@@ -63,7 +62,7 @@ def test_a_replay_runs_the_calls_that_were_captured():
 def test_an_idle_rank_joins_the_alignment_only():
     joined = []
     for timer in timers.GPU_TIMERS:
-        batch = timers.make_batch(timer, None, warmup=1, align=lambda: joined.append(1), graph_calls=CALLS)
+        batch = timers.Batch(timer, None, warmup=1, align=lambda: joined.append(1), graph_calls=CALLS)
         batch.once()
         assert batch.time(5) == 0
     assert len(joined) == 2
@@ -73,7 +72,7 @@ def test_an_idle_rank_joins_the_alignment_only():
 def test_two_gpus(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     bench.load(str(pathlib.Path(__file__).parent / "rank_benchmarks.py"))
-    options = RunOptions(num_ranks=2, device="cuda", heap_size="64MiB", rounds=3)
+    options = bench.RunOptions(num_ranks=2, device="cuda", heap_size="64MiB", rounds=3)
     report = bench.run(bench.registered(pattern="on_gpus"), options)
     by_timer = {(each.params["timer"], each.provider): each for each in report.results}
     assert not report.errors

@@ -49,7 +49,7 @@ def test_settings_of_the_allocators_are_switches():
 
 def test_gpus_come_from_the_vendors_tool(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    output = "NVIDIA H200, 580.1.2\nNVIDIA H200, 580.1.2\n"
+    output = "580.1.2, NVIDIA H200\n580.1.2, NVIDIA H200\n"
     monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, output))
     assert machine._gpus() == {"gpu": "NVIDIA H200", "gpus": 2, "driver": "580.1.2"}
 
@@ -62,5 +62,5 @@ def test_gpus_without_the_tool(monkeypatch, failure):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
     monkeypatch.setattr(subprocess, "run", missing)
-    monkeypatch.setattr(machine, "_driver_of_kernel", lambda: "6.1")
+    monkeypatch.setattr(machine, "_found", lambda pattern, path: "6.1")
     assert machine._gpus() == {"gpu": "GPU 0", "gpus": 1, "driver": "6.1"}

@@ -12,12 +12,11 @@ import torch
 
 from iris_core import bench
 from iris_core.bench import registry
-from iris_core.bench.options import RunOptions
 from iris_core.errors import PeerLostError
 
 HERE = pathlib.Path(__file__).parent
 RMA = HERE.parents[1] / "benchmarks" / "rma.py"
-OPTIONS = RunOptions(num_ranks=2, device="cpu", heap_size="1MiB", rounds=3, batch_ms=0.2)
+OPTIONS = bench.RunOptions(num_ranks=2, device="cpu", heap_size="1MiB", rounds=3, batch_ms=0.2)
 
 
 @pytest.fixture
@@ -70,7 +69,7 @@ def test_a_preamble_waits_for_the_last_call_of_all_ranks(report):
 
 
 def test_a_rank_that_hangs_ends_the_run(on_ranks, capfd):
-    options = RunOptions(num_ranks=2, device="cpu", heap_size="1MiB", limit_s=5.0)
+    options = bench.RunOptions(num_ranks=2, device="cpu", heap_size="1MiB", limit_s=5.0)
     with pytest.raises(PeerLostError, match=r"rank [01]"):
         on_ranks("hangs", options)
     assert "rank_benchmarks.py" in capfd.readouterr().err  # where it was

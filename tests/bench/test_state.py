@@ -79,12 +79,12 @@ def test_a_declaration_must_be_whole(state):
     with pytest.raises(BenchmarkError, match="declared no provider"):
         state.check()
     state.provider("a", nothing, check=None, baseline="b")
-    with pytest.raises(BenchmarkError, match="baseline 'b'; there are: a"):
+    with pytest.raises(BenchmarkError, match="a baseline of 'copy' names provider 'b'; there are: a"):
         state.check()
     state.provider("b", nothing, check=None)
     state.check()
     state.target("c", "time_us", at_most=1)
-    with pytest.raises(BenchmarkError, match="provider 'c'; there are: a, b"):
+    with pytest.raises(BenchmarkError, match="a target of 'copy' names provider 'c'; there are: a, b"):
         state.check()
 
 

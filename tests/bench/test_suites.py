@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from iris_core import bench
-from iris_core.bench.axes import parse_axis
+from iris_core.bench.registry import parse_axis
 from iris_core.bench.suites import Suite, add_options, suite_of
 from iris_core.cli import main
 from iris_core.errors import BenchmarkError

@@ -2,22 +2,34 @@
 
 import pytest
 
+from iris_core.bench.runner import Measured, summarize
 from iris_core.bench.state import State
-from iris_core.bench.summary import Measured, plain, skew_pct, slowest, summarize
 from iris_core.errors import BenchmarkError
 
 IDLE = []
 
 
+def summary(*times):
+    """The result of one provider."""
+    state = State("copy", {"a": 1.5, "b": None, "c": (1, 2)}, on_gpu=False, rounds=3)
+    state.provider("ours", None, check=None)
+    (result,) = summarize(state, {"ours": Measured(list(times))}, len(times), {})
+    return result
+
+
 def test_the_slowest_rank_counts_in_every_round():
-    assert slowest([[1.0, 5.0], [4.0, 2.0], IDLE]) == [4.0, 5.0]
+    assert summary([1.0, 5.0], [4.0, 2.0], IDLE).rounds_us == (4e6, 5e6)
     with pytest.raises(BenchmarkError, match="no rank took part"):
-        slowest([IDLE, IDLE])
+        summary(IDLE, IDLE)
 
 
 def test_skew_compares_medians_of_ranks_that_took_part():
-    assert skew_pct([[3.0, 4.0, 9.0], [5.0, 5.0, 1.0], IDLE]) == pytest.approx(20)
-    assert skew_pct([[3.0], IDLE]) is None
+    assert summary([3.0, 4.0, 9.0], [5.0, 5.0, 1.0], IDLE).skew_pct == pytest.approx(20)
+    assert summary([3.0], IDLE).skew_pct is None
+
+
+def test_only_what_json_knows_is_kept_as_it_is():
+    assert summary([1.0]).params == {"a": 1.5, "b": None, "c": "(1, 2)"}
 
 
 def test_a_result_of_three_ranks():
@@ -42,8 +54,3 @@ def test_a_result_of_three_ranks():
     assert (last.best_peer, last.ratio_to_best_peer) == ("theirs", pytest.approx(4 / 7, rel=1e-5))
     assert mine.params == {"dtype": "<class 'complex'>", "nbytes": 8}
     assert mine.counters == {"n": 1.0}
-
-
-def test_only_what_json_knows_is_kept_as_it_is():
-    values = {"a": 1, "b": 1.5, "c": "x", "d": True, "e": None, "f": (1, 2)}
-    assert plain(values) == {**values, "f": "(1, 2)"}

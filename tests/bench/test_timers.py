@@ -4,7 +4,6 @@ import pytest
 
 from iris_core import bench
 from iris_core.bench import runner, timers
-from iris_core.bench.options import RunOptions
 
 from .fakes import FakeGPU, PretendedWorld
 
@@ -21,7 +20,7 @@ def test_only_the_calls_behind_the_alignment_are_timed(gpu, timer, warm, timed):
     def align():
         gpu.log.append(gpu.launches)
 
-    batch = timers.make_batch(timer, lambda: gpu.launch(SECONDS), warmup=2, align=align, graph_calls=5)
+    batch = timers.Batch(timer, lambda: gpu.launch(SECONDS), warmup=2, align=align, graph_calls=5)
     before = gpu.launches
     assert before == 0  # capturing runs nothing
     assert batch.time(4) == pytest.approx(SECONDS)  # the pause of the device is not part of it
@@ -33,7 +32,7 @@ def test_only_the_calls_behind_the_alignment_are_timed(gpu, timer, warm, timed):
 def test_an_idle_rank_aligns_with_gpu_timers_only():
     aligned = []
     for timer in ("events", "graph", "cpu", "reported"):
-        batch = timers.make_batch(timer, None, warmup=1, align=lambda: aligned.append(1), graph_calls=5)
+        batch = timers.Batch(timer, None, warmup=1, align=lambda: aligned.append(1), graph_calls=5)
         batch.once()
         assert batch.time(3) == 0
         batch.close()
@@ -48,7 +47,7 @@ def measure_on_gpu(gpu, monkeypatch):
     def run(function, others=lambda rank, obj: obj):
         bench.register(function)
         (benchmark,) = bench.registered()
-        options = RunOptions(num_ranks=2, rounds=3)
+        options = bench.RunOptions(num_ranks=2, rounds=3)
         return runner.Runner(PretendedWorld(2, others), gpu.context(2), options).point(benchmark, {})
 
     return run
@@ -84,7 +83,7 @@ def test_a_graph_is_captured_after_eager_calls_and_verified_by_a_replay(gpu, mea
 def test_a_rank_that_takes_no_part_aligns_as_often_as_the_others(gpu, measure_on_gpu):
     def others(rank, obj):
         """The other rank has measured 2 us in each round."""
-        return [[2e-6] * 3] if obj == [[]] else obj
+        return [([2e-6] * 3, True)] if obj == [([], True)] else obj
 
     def benchmark(state, ctx):
         state.set_timer("graph")

@@ -263,4 +263,4 @@ def test_benchmark_with_the_command_of_ours():
         capture_output=True, text=True, env=environ, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("ported_bench.gather,default,2,2,256") == 2
+    assert done.stdout.count("ported_bench.gather,default,2,256") == 2

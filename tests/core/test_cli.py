@@ -81,8 +81,8 @@ def test_a_table_in_a_pipe_is_aligned_and_complete(capsys):
     long = "word " * 60
     print_table(("A", "LONG", "B"), [("1", long, "[x]"), ("22", "a\nb", "")])
     first, second, third = capsys.readouterr().out.splitlines()
-    assert first == f"A   LONG{' ' * (len(long) - 5)}  B"
-    assert second == f"1   {long.strip()}  [x]"
+    assert first == f" A  LONG{' ' * (len(long) - 5)}  B"
+    assert second == f" 1  {long.strip()}  [x]"
     assert third == "22  a b"
 
 

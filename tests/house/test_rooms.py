@@ -29,9 +29,9 @@ FLOORS = (
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
     "iris_core/*.py": 2730,
-    "iris_core/bench": 2940,
+    "iris_core/bench": 2155,
     "iris_core/ccl": 444,
-    "iris_core/cli": 1570,
+    "iris_core/cli": 1564,
     "iris_core/device": 1596,
     "iris_core/dispatch": 3045,
     "iris_core/heap": 3278,
@@ -63,7 +63,6 @@ BUDGETS = {
 
 # What does not keep to the rules yet: only ever shorter.
 CROWDED = {
-    "iris_core/src/iris_core/bench": 17,
     "iris_core/src/iris_core/testing/conformance": 14,
     "iris_triton/src/iris_triton/collectives/packets": 13,
     "iris_triton/src/iris_triton/gemm": 14,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from iris_triton.rocm_iris import names
 
 if TYPE_CHECKING:
-    from iris_core.bench.once import do_bench as do_bench
+    from iris_core.bench import do_bench as do_bench
     from iris_core.logs import DEBUG as DEBUG
     from iris_core.logs import ERROR as ERROR
     from iris_core.logs import INFO as INFO

@@ -17,21 +17,20 @@ class Change:
     """A provider at a point, in two reports.
 
     Attributes:
-        benchmark, provider, params, num_ranks, timer: which.
+        result: the new one, or the old one where there is no new one.
         verdict: one of VERDICTS.
         old_us, new_us: times in microseconds; None where there is none.
-        ratio: old by new time: above 1, it has become faster.
     """
 
-    benchmark: str
-    provider: str
-    params: dict[str, Any]
-    num_ranks: int
-    timer: str
+    result: Result
     verdict: str
     old_us: float | None
     new_us: float | None
-    ratio: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Old by new time: above 1, it has become faster."""
+        return self.old_us / self.new_us if self.old_us and self.new_us else None
 
     @property
     def is_regression(self) -> bool:
@@ -57,26 +56,24 @@ def compare(old: Report, new: Report, tolerance: float) -> list[Change]:
     changes = []
     for each in new.results:
         if each.provider:
-            changes.append(_change(before.pop(_key(each), None), each, tolerance))
-    changes += [_change(each, None, tolerance) for each in before.values() if each.time_us is not None]
+            was = before.pop(_key(each), None)
+            was_us = None if was is None else was.time_us
+            changes.append(Change(each, _verdict(was_us, each, tolerance), was_us, each.time_us))
+    changes += [Change(each, "gone", each.time_us, None) for each in before.values() if each.time_us is not None]
     return changes
 
 
 def differences(old: Report, new: Report) -> list[str]:
     """Return what differs between the machines and runs of two reports, so that their times may not be comparable."""
-    found = []
-    for name in ("cpu", "gpu", "gpus", "driver"):
-        was, now = old.machine.get(name), new.machine.get(name)
-        if was != now:
-            found.append(f"{name}: {was} then, {now} now")
-    was_versions, versions = old.machine.get("versions", {}), new.machine.get("versions", {})
-    for name in sorted(was_versions.keys() | versions.keys()):
-        if was_versions.get(name) != versions.get(name):
-            found.append(f"{name}: {was_versions.get(name)} then, {versions.get(name)} now")
-    for name in ("allocator", "backend"):
-        if old.run.get(name) != new.run.get(name):
-            found.append(f"{name}: {old.run.get(name)} then, {new.run.get(name)} now")
-    return found
+
+    def facts(report: Report) -> dict[str, Any]:
+        about = {name: report.machine.get(name) for name in ("cpu", "gpu", "gpus", "driver")}
+        about |= dict(sorted(report.machine.get("versions", {}).items()))
+        return about | {name: report.run.get(name) for name in ("allocator", "backend")}
+
+    was, now = facts(old), facts(new)
+    names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+    return [f"{name}: {was.get(name)} then, {now.get(name)} now" for name in names]
 
 
 def _key(result: Result) -> tuple[Any, ...]:
@@ -84,37 +81,16 @@ def _key(result: Result) -> tuple[Any, ...]:
     return result.benchmark, result.provider, params, result.num_ranks
 
 
-def _change(old: Result | None, new: Result | None, tolerance: float) -> Change:
-    either = new or old
-    assert either is not None
-    was, now = (None if each is None else each.time_us for each in (old, new))
-    ratio = was / now if was and now else None
-    return Change(
-        either.benchmark,
-        either.provider,
-        dict(either.params),
-        either.num_ranks,
-        either.timer,
-        _verdict(old, new, ratio, tolerance),
-        was,
-        now,
-        ratio,
-    )
-
-
-def _verdict(old: Result | None, new: Result | None, ratio: float | None, tolerance: float) -> str:
-    if new is not None and new.error:
+def _verdict(old_us: float | None, new: Result, tolerance: float) -> str:
+    if new.error:
         return "wrong"
-    if old is not None and old.time_us is not None and (new is None or new.time_us is None):
-        return "gone"
-    if ratio is None:
-        return "new" if new is not None and new.time_us is not None else "same"
-    assert old is not None
-    assert new is not None
-    assert old.time_us is not None
-    rounds = new.rounds_us or (new.time_us or 0.0,)
-    if ratio < 1 / (1 + tolerance) and min(rounds) > old.time_us:
+    if new.time_us is None:
+        return "same" if old_us is None else "gone"
+    if not old_us or not new.time_us:
+        return "new"
+    rounds = new.rounds_us or (new.time_us,)
+    if old_us / new.time_us < 1 / (1 + tolerance) and min(rounds) > old_us:
         return "slower"
-    if ratio > 1 + tolerance and max(rounds) < old.time_us:
+    if old_us / new.time_us > 1 + tolerance and max(rounds) < old_us:
         return "faster"
     return "same"

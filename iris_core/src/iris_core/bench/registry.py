@@ -1,4 +1,4 @@
-"""Which benchmarks there are, and the points that their axes span."""
+"""Which benchmarks there are, the points that their axes span, and what a run is asked for."""
 
 from __future__ import annotations
 
@@ -9,43 +9,82 @@ import pathlib
 import re
 import sys
 import traceback
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from iris_core.errors import FAILURES, BenchmarkError, IrisError, error_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from iris_core.bench.options import RunOptions
-
 F = TypeVar("F", bound="Callable[..., Any]")
 
 _AXES, _REGISTERED = "__iris_bench_axes__", "__iris_bench_registered__"
-_RESERVED = {"num_ranks": "the number of ranks belongs to the run: RunOptions(num_ranks=...)"}
 _registry: dict[str, Benchmark] = {}
 
 
 @dataclass(frozen=True)
-class Axis:
-    """One parameter of a benchmark.
+class RunOptions:
+    """How to run; the same on every rank.  Axes whose values are functions are called with it.
 
     Attributes:
-        name: of the parameter.
-        values: its values, or a function that makes them from the options of the run.
+        num_ranks: ranks that are started for benchmarks with a context.
+        device: "cpu" or "cuda"; None lets `Iris` choose.
+        allocator, backend: by name.
+        heap_size: heap of each rank in bytes, or text such as "1GiB".
+        quick: fewer points, for a first look and for tests.
+        axes: values of axes by name, which replace those that the benchmarks declare.
+        rounds: rounds in which every provider is measured once, where a benchmark does not say.
+        warmup: calls before the timed ones of each round, where a benchmark does not say; None for one.
+        repeat: timed calls of each round, where a benchmark does not say; None for as many as `batch_ms` holds.
+        batch_ms: how long the timed calls of one round should take together, where a benchmark sets no number of calls.
+        warm_ms: how long a GPU computes before each point, so that its clocks are up.
+        device_timeout_s: bound of waits inside kernels (IRIS_DEVICE_TIMEOUT), unless the environment has one.
+        limit_s: a rank that takes longer than this in all prints where it is and ends.
+        context: class of the contexts that benchmarks get, "module:name"; it takes the arguments of `iris_core.Iris`.
+        environ: variables that the ranks get, unless the environment has them.
+
+    Raises:
+        BenchmarkError: a number is out of range.
     """
+
+    num_ranks: int = 1
+    device: str | None = None
+    allocator: str = "auto"
+    backend: str = "auto"
+    heap_size: int | str = "1GiB"
+    quick: bool = False
+    axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    rounds: int = 7
+    warmup: int | None = None
+    repeat: int | None = None
+    batch_ms: float = 5.0
+    warm_ms: float = 10.0
+    device_timeout_s: float = 10.0
+    limit_s: float = 600.0
+    context: str = "iris_core.api:Iris"
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, least in {"num_ranks": 1, "rounds": 1, "warmup": 0, "repeat": 1, "warm_ms": 0}.items():
+            if (value := getattr(self, name)) is not None and value < least:
+                raise BenchmarkError(f"{name} must be at least {least}, not {value}")
+        for name in ("batch_ms", "device_timeout_s", "limit_s"):
+            if getattr(self, name) <= 0:
+                raise BenchmarkError(f"{name} must be more than 0, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One parameter of a benchmark: its values, or a function that makes them from the options of the run."""
 
     name: str
     values: Sequence[Any] | Callable[[RunOptions], Iterable[Any]]
 
     def resolve(self, options: RunOptions) -> list[Any]:
         """Return the values for a run; those of the options go first."""
-        values: Iterable[Any]
-        if self.name in options.axes:
-            values = options.axes[self.name]
-        else:
-            values = self.values(options) if callable(self.values) else self.values
-        return list(values)
+        given = options.axes.get(self.name, self.values)
+        return list(given(options) if callable(given) else given)
 
 
 @dataclass(frozen=True)
@@ -59,8 +98,7 @@ class Benchmark:
         ranks: whether it needs ranks; then ctx is an open context, else None.
         matrix: two axes whose points are shown as a matrix of bandwidths; empty for a list.
         by_default: whether it runs where none was chosen by name.
-        source: the file that it is in.
-        line: its line there.
+        source, line: where it is.
     """
 
     name: str
@@ -85,10 +123,10 @@ class Benchmark:
 
 
 def axis(name: str, values: Iterable[Any] | Callable[[RunOptions], Iterable[Any]]) -> Callable[[F], F]:
-    """Give a benchmark a parameter; stands below `@register`.
+    """Give a benchmark a parameter, which it reads as state[name]; stands below `@register`.
 
     Args:
-        name: of the parameter; the benchmark reads it as state[name].
+        name: of the parameter.
         values: its values, or a function of the `RunOptions` that returns them.
 
     Raises:
@@ -96,13 +134,11 @@ def axis(name: str, values: Iterable[Any] | Callable[[RunOptions], Iterable[Any]
     """
     if not name.isidentifier():
         raise BenchmarkError(f"axis {name!r}: the name must be usable as a name in Python")
-    if name in _RESERVED:
-        raise BenchmarkError(f"axis {name!r} is reserved: {_RESERVED[name]}")
-    if not callable(values):
-        values = tuple(values)
-        if not values:
-            raise BenchmarkError(f"axis {name!r} has no values")
-    added = Axis(name, values)
+    if name == "num_ranks":
+        raise BenchmarkError(f"axis {name!r} is reserved: it belongs to the run, RunOptions(num_ranks=...)")
+    added = Axis(name, values if callable(values) else tuple(values))
+    if not added.values:
+        raise BenchmarkError(f"axis {name!r} has no values")
 
     def decorate(function: F) -> F:
         if getattr(function, _REGISTERED, False):
@@ -116,27 +152,15 @@ def axis(name: str, values: Iterable[Any] | Callable[[RunOptions], Iterable[Any]
     return decorate
 
 
-@overload
-def register(function: F) -> F:
-    """Use it as a decorator without arguments."""
-
-
-@overload
 def register(
-    *, name: str = ..., ranks: bool = ..., matrix: tuple[str, str] | tuple[()] = ..., by_default: bool = ...
-) -> Callable[[F], F]:
-    """Use it as a decorator with arguments."""
-
-
-def register(
-    function: F | None = None,
+    function: Callable[..., Any] | None = None,
     *,
     name: str = "",
     ranks: bool = True,
-    matrix: tuple[str, str] | tuple[()] = (),
+    matrix: Sequence[str] = (),
     by_default: bool = True,
-) -> F | Callable[[F], F]:
-    """Register a benchmark, a function of (state, ctx); the outermost decorator.
+) -> Any:
+    """Register a benchmark, a function of (state, ctx); the outermost decorator, with or without arguments.
 
     Args:
         function: the benchmark, where the decorator is used without arguments.
@@ -145,25 +169,17 @@ def register(
         matrix: two axes; the console shows the bandwidth over them as a matrix.
         by_default: whether it runs where none was chosen by name.
 
-    Returns:
-        The function itself.
-
     Raises:
         BenchmarkError: another function has this name, or matrix names no axis.
     """
     if function is None:
-        return lambda f: _register(f, name, ranks, tuple(matrix), by_default)
-    return _register(function, name, ranks, tuple(matrix), by_default)
-
-
-def _register(function: F, name: str, ranks: bool, matrix: tuple[str, ...], by_default: bool) -> F:
+        return lambda f: register(f, name=name, ranks=ranks, matrix=matrix, by_default=by_default)
     code = function.__code__
     name = name or f"{pathlib.Path(code.co_filename).stem}.{function.__name__}"
     axes: tuple[Axis, ...] = getattr(function, _AXES, ())
-    unknown = [each for each in matrix if each not in [axis.name for axis in axes]]
-    if unknown:
+    if unknown := [each for each in matrix if each not in [axis.name for axis in axes]]:
         raise BenchmarkError(f"benchmark {name!r}: matrix names {', '.join(unknown)}, which is no axis of it")
-    new = Benchmark(name, function, axes, ranks, matrix, by_default, code.co_filename, code.co_firstlineno)
+    new = Benchmark(name, function, axes, ranks, tuple(matrix), by_default, code.co_filename, code.co_firstlineno)
     known = _registry.get(name)
     if known and (known.source, known.function.__qualname__) != (new.source, function.__qualname__):
         raise BenchmarkError(
@@ -190,10 +206,9 @@ def registered(*, source: str | None = None, pattern: str = "") -> list[Benchmar
     if not pattern:
         return [each for each in here if each.by_default]
     try:
-        wanted = re.compile(pattern)
+        found = [each for each in here if re.search(pattern, each.name)]
     except re.error as error:
         raise BenchmarkError(f"{pattern!r} is not a regular expression: {error}") from error
-    found = [each for each in here if wanted.search(each.name)]
     if not found:
         names = ", ".join(each.name for each in here) or "none at all"
         raise BenchmarkError(f"no benchmark matches {pattern!r}; there are: {names}")
@@ -201,11 +216,7 @@ def registered(*, source: str | None = None, pattern: str = "") -> list[Benchmar
 
 
 def find(name: str) -> Benchmark:
-    """Return the benchmark of a name.
-
-    Raises:
-        BenchmarkError: there is none.
-    """
+    """Return the benchmark of a name; a `BenchmarkError` if there is none."""
     if name not in _registry:
         raise BenchmarkError(f"no benchmark is called {name!r}; there are: {', '.join(_registry) or 'none at all'}")
     return _registry[name]
@@ -217,10 +228,7 @@ def matrices() -> dict[str, tuple[str, ...]]:
 
 
 def load(path: str) -> None:
-    """Import a file of benchmarks, unless this process has done so already.
-
-    Args:
-        path: the file; its folder becomes importable, as for a script.
+    """Import a file of benchmarks, unless this process has done so; its folder becomes importable, as for a script.
 
     Raises:
         BenchmarkError: there is no such file, or importing it raised.
@@ -228,15 +236,13 @@ def load(path: str) -> None:
     file = pathlib.Path(path).resolve()
     if any(pathlib.Path(each.source).resolve() == file for each in _registry.values()):
         return
-    spec = importlib.util.spec_from_file_location(
-        f"iris_bench_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}", file
-    )
+    digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(f"iris_bench_{file.stem}_{digest}", file)
     if not file.is_file() or spec is None or spec.loader is None:
         raise BenchmarkError(f"{path} is not a Python file; benchmarks that run on ranks must be in one")
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
@@ -249,11 +255,7 @@ def load(path: str) -> None:
 
 
 def check_axes(benchmarks: Iterable[Benchmark], axes: Mapping[str, Sequence[Any]]) -> None:
-    """Refuse values for axes that no chosen benchmark has.
-
-    Raises:
-        BenchmarkError: an axis is unknown or has no values; lists those that there are.
-    """
+    """Refuse values for axes that no chosen benchmark has, and axes without values, with a `BenchmarkError`."""
     known = sorted({axis.name for each in benchmarks for axis in each.axes})
     for name, values in axes.items():
         if name not in known:
@@ -262,29 +264,21 @@ def check_axes(benchmarks: Iterable[Benchmark], axes: Mapping[str, Sequence[Any]
             raise BenchmarkError(f"axis {name!r} has no values")
 
 
+# -- values of axes ---------------------------------------------------------------------------------------------------
 def power_of_two(first: int, last: int) -> list[int]:
-    """Return the powers of two from `first` to `last`, both included.
-
-    Raises:
-        BenchmarkError: one of them is not a power of two, or the first is larger.
+    """Return the powers of two from `first` to `last`, both included; a `BenchmarkError` if they are none.
 
     Example:
         >>> power_of_two(4, 32)
         [4, 8, 16, 32]
     """
-    for each in (first, last):
-        if each < 1 or each & (each - 1):
-            raise BenchmarkError(f"power_of_two({first}, {last}): {each} is not a power of two")
-    if first > last:
-        raise BenchmarkError(f"power_of_two({first}, {last}): the first must not be larger than the last")
+    if first.bit_count() != 1 or last.bit_count() != 1 or not 0 < first <= last:
+        raise BenchmarkError(f"power_of_two({first}, {last}): needs powers of two, the first not larger than the last")
     return [1 << shift for shift in range(first.bit_length() - 1, last.bit_length())]
 
 
 def linear_range(first: int, last: int, step: int) -> list[int]:
-    """Return the numbers from `first` to at most `last`, `step` apart.
-
-    Raises:
-        BenchmarkError: the step is not positive, or the first is larger than the last.
+    """Return the numbers from `first` to at most `last`, `step` apart; a `BenchmarkError` if there are none.
 
     Example:
         >>> linear_range(1, 10, 4)
@@ -293,3 +287,30 @@ def linear_range(first: int, last: int, step: int) -> list[int]:
     if step < 1 or first > last:
         raise BenchmarkError(f"linear_range({first}, {last}, {step}): needs first <= last and a step of at least 1")
     return list(range(first, last + 1, step))
+
+
+def parse_axis(text: str, powers: Callable[[int, int], list[int]] = power_of_two) -> tuple[str, list[Any]]:
+    """Return name and values of NAME=VALUES.
+
+    VALUES is a list 1,2.5,name (numbers where they are some), pow2:FIRST:LAST (what `powers` returns), or
+    lin:FIRST:LAST:STEP; a `BenchmarkError` if it is none of these.
+    """
+    name, _, values = text.partition("=")
+    if not name.isidentifier() or not values:
+        raise BenchmarkError(f"{text!r} is no axis: say NAME=VALUES, such as nbytes=1024,4096")
+    if re.fullmatch(r"pow2:\d+:\d+", values):
+        return name, powers(*map(int, values.split(":")[1:]))
+    if re.fullmatch(r"lin:-?\d+:-?\d+:\d+", values):
+        return name, linear_range(*map(int, values.split(":")[1:]))
+    if values.startswith(("pow2:", "lin:")):
+        raise BenchmarkError(f"{text!r}: say pow2:FIRST:LAST or lin:FIRST:LAST:STEP, in whole numbers")
+    return name, [_number(each) for each in values.split(",")]
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

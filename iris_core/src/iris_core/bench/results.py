@@ -1,4 +1,4 @@
-"""Results and reports, and their JSON."""
+"""Results and reports, and their JSON; docs/benchmarks.md says what each field is."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ import json
 import pathlib
 from collections.abc import Mapping  # noqa: TC003 - pydantic looks at it
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 
 from iris_core.documents import read_document
 from iris_core.errors import BenchmarkError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _STRICT = pydantic.ConfigDict(strict=True)
 _Number = Annotated[float, pydantic.Field(allow_inf_nan=False)]
@@ -32,19 +29,12 @@ METRICS = ("time_us", "gb_per_s", "bus_gb_per_s", "tflop_per_s", "ratio", "ratio
 """Fields of a result that a target may be set for."""
 
 
-_COLUMNS = (
-    "timer", "time_us", "min_us", "skew_pct", "nbytes", "gb_per_s", "bus_gb_per_s", "tflop_per_s", "baseline", "ratio",
-    "best_peer", "ratio_to_best_peer", "verified", "error", "skipped",
-)  # fmt: skip
-"""Fields of a result in CSV."""
-
-
 @dataclass(frozen=True)
 class Target:
-    """What a result should reach.
+    """What a result should reach: a bound of one of its fields.
 
     Attributes:
-        metric: field of the result.
+        metric: the field.
         bound: the number.
         at_least: whether the bound is a lower one.
         reached: whether it was reached; None where there is no such number (a provider that was skipped, say).
@@ -59,69 +49,38 @@ class Target:
 
     @classmethod
     def make(cls, metric: str, *, at_least: float | None = None, at_most: float | None = None) -> Target:
-        """Make a target out of one of two bounds.
-
-        Raises:
-            BenchmarkError: there is no such metric, or the bounds are none or two.
-        """
+        """Make a target out of exactly one of two bounds, for one of METRICS; a `BenchmarkError` otherwise."""
         if metric not in METRICS:
             raise BenchmarkError(f"no metric is called {metric!r}; there are: {', '.join(METRICS)}")
-        if at_least is not None and at_most is None:
-            return cls(metric, float(at_least), True)
-        if at_most is not None and at_least is None:
-            return cls(metric, float(at_most), False)
-        raise BenchmarkError(f"target for {metric}: give either at_least or at_most")
+        bound = at_least if at_most is None else at_most
+        if bound is None or (at_least is not None and at_most is not None):
+            raise BenchmarkError(f"target for {metric}: give either at_least or at_most")
+        return cls(metric, float(bound), at_most is None)
 
     def judged(self, result: Result) -> Target:
         """Return this target with its verdict on a result."""
         value = getattr(result, self.metric)
-        if value is None:
-            return dataclasses.replace(self, reached=None)
-        return dataclasses.replace(self, reached=value >= self.bound if self.at_least else value <= self.bound)
+        reached = None if value is None else value >= self.bound if self.at_least else value <= self.bound
+        return dataclasses.replace(self, reached=reached)
 
     def __str__(self) -> str:
-        return f"{self.metric} {'>=' if self.at_least else '<='} {self.bound:g}"
+        verdict = {None: "not measured", True: "reached", False: "MISSED"}[self.reached]
+        return f"{self.metric} {'>=' if self.at_least else '<='} {self.bound:g}: {verdict}"
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured for one provider at one point.
+    """What was measured for one provider at one point; see "What the JSON says" in the guide for the fields.
 
-    Times are per operation.  A result with `error` or `skipped` has no numbers.
-
-    Attributes:
-        benchmark: name of the benchmark.
-        provider: name of the provider; empty where the whole point was skipped.
-        params: values of the axes.
-        num_ranks: number of ranks; 0 for a benchmark without ranks.
-        timer: "cpu", "events", "graph" or "reported".
-        time_us: median over rounds of the slowest rank's time in microseconds.
-        min_us: the fastest rank's median.
-        skew_pct: how much less than the slowest rank's median that is, in percent; None where one rank took part.
-        local_us: every rank's median; None for a rank that took no part.
-        rounds_us: the slowest rank's time in every round.
-        calls: calls that were timed together in a round.
-        verified: whether a check of the data passed, before and after timing.
-        nbytes: bytes that one operation moves, per rank.
-        gb_per_s: nbytes by time_us, in 10^9 bytes per second.
-        bus_gb_per_s: the same, of the bytes that must leave a rank; see `State.set_bytes`.
-        flops: floating-point operations of one operation, per rank.
-        tflop_per_s: flops by time_us, in 10^12 per second.
-        baseline: the provider that `ratio` is in relation to.
-        ratio: the baseline's time by this one's, median over rounds: 1.1 is 10 % faster.
-        best_peer: the fastest of the other providers that were declared as peers.
-        ratio_to_best_peer: its time by this one's, median over rounds.
-        counters: further numbers by name.
-        targets: what should be reached, and whether it was.
-        error: what was wrong with the data.
-        skipped: why there is no measurement.
+    Times are per operation, of the slowest rank.  A result with `error` or `skipped` has no numbers; `provider` is
+    empty where the whole point was skipped, and `num_ranks` is 0 for a benchmark without ranks.
     """
 
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
 
     benchmark: str
     provider: str
-    params: Mapping[str, Any]
+    params: Mapping[str, str | bool | int | float | None]
     num_ranks: _Count
     timer: str = ""
     time_us: _Time | None = None
@@ -185,21 +144,23 @@ class Report:
         return f'{head},\n  "results": [\n    {listed}\n  ]\n}}\n'
 
     def to_csv(self) -> str:
-        """Return the results as CSV text: a line for each, a column for each parameter, number and counter."""
-        params, counters = (
-            list(dict.fromkeys(key for result in self.results for key in getattr(result, name)))
-            for name in ("params", "counters")
-        )
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        numbers = [
-            "bytes_per_operation" if name == "nbytes" else name for name in _COLUMNS
-        ]  # `nbytes` is often an axis
-        writer.writerow(["benchmark", "provider", "num_ranks", *params, *numbers, *counters])
+        """Return the results as CSV text: a line for each, a column for each parameter, single number and counter."""
+        rows = []
         for each in self.results:
-            row = [each.benchmark, each.provider, each.num_ranks, *(each.params.get(key, "") for key in params)]
-            row += ["" if (value := getattr(each, name)) is None else value for name in _COLUMNS]
-            writer.writerow([*row, *(each.counters.get(key, "") for key in counters)])
+            row: dict[str, Any] = {
+                "benchmark": each.benchmark,
+                "provider": each.provider,
+                "num_ranks": each.num_ranks,
+                **each.params,
+            }
+            rest = dataclasses.asdict(each)
+            rest["bytes_per_operation"] = rest.pop("nbytes")  # `nbytes` is often an axis
+            row |= {k: v for k, v in rest.items() if k not in row and not isinstance(v, dict | list | tuple)}
+            rows.append({**row, **each.counters})
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
         return text.getvalue()
 
     @classmethod
@@ -210,9 +171,10 @@ class Report:
             BenchmarkError: it cannot be read, or is no report, or one of another schema.
         """
         try:
-            return read_document(pathlib.Path(path), _DOCUMENT).report()
+            found = read_document(pathlib.Path(path), _DOCUMENT)
         except ValueError as error:
             raise BenchmarkError(f"{path} is not a report of benchmarks: {error}") from error
+        return cls(found.name, found.machine, found.run, found.results)
 
     def write(self, path: str | pathlib.Path) -> pathlib.Path:
         """Write the report as JSON, or as CSV if the name ends in .csv; folders are made as needed.
@@ -231,12 +193,6 @@ def _row(content: Any) -> Any:
     return {"provider": "", "params": {}, **content} if isinstance(content, dict) else content
 
 
-def _check_params(result: Result) -> Result:
-    if not all(value is None or isinstance(value, str | int | float) for value in result.params.values()):
-        raise ValueError("params must be numbers and text")
-    return result
-
-
 def _check_machine(machine: dict[str, Any]) -> dict[str, Any]:
     if not (isinstance(machine.get("versions", {}), dict) and isinstance(machine.get("date", ""), str)):
         raise ValueError("versions must be an object, and date text")
@@ -252,21 +208,7 @@ class _Document(pydantic.BaseModel):
     name: str
     machine: Annotated[dict[str, Any], pydantic.AfterValidator(_check_machine)]
     run: dict[str, Any]
-    results: tuple[Annotated[Result, pydantic.BeforeValidator(_row), pydantic.AfterValidator(_check_params)], ...]
-
-    def report(self) -> Report:
-        return Report(self.name, self.machine, self.run, self.results)
+    results: tuple[Annotated[Result, pydantic.BeforeValidator(_row)], ...]
 
 
 _DOCUMENT = pydantic.TypeAdapter(_Document)
-
-
-def timed_again(results: Iterable[Result]) -> dict[str, str]:
-    """Return providers that are others timed in another way, "iris eager" beside "iris", with the name of the other."""
-    timers = {each.provider: each.timer for each in results}
-    again = {}
-    for name, timer in timers.items():
-        firsts = [other for other in timers if name.startswith(f"{other} ") and timers[other] != timer]
-        if firsts:
-            again[name] = max(firsts, key=len)
-    return again

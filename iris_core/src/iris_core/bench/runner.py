@@ -7,25 +7,24 @@ before any of them goes on.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import time
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from iris_core.bench.once import SingleCalls
+from iris_core.bench.results import Result
 from iris_core.bench.state import Provider, SkipPoint, State
-from iris_core.bench.summary import Measured, Times, skipped_point, summarize
-from iris_core.bench.timers import GPU_TIMERS, MAX_GRAPH_CALLS, Batch, make_batch, synchronize, warm_clocks
+from iris_core.bench.timers import GPU_TIMERS, MAX_GRAPH_CALLS, Batch, SingleCalls, synchronize, warm_clocks
 from iris_core.errors import BenchmarkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from iris_core.api import Iris
-    from iris_core.bench.options import RunOptions
-    from iris_core.bench.registry import Benchmark
-    from iris_core.bench.results import Result
+    from iris_core.bench.registry import Benchmark, RunOptions
     from iris_core.world import World
 
 MAX_UNITS = 100_000
@@ -33,23 +32,41 @@ MAX_UNITS = 100_000
 
 
 @dataclass
+class Measured:
+    """What all ranks have found out about one provider.
+
+    Attributes:
+        times: seconds of one operation on every rank in every round; empty for a rank that takes no part.
+        calls: calls that were timed together.
+        verified: whether a check passed.
+        error: what was wrong with the data; then the times do not count.
+    """
+
+    times: list[list[float]] = field(default_factory=list)
+    calls: int = 0
+    verified: bool = False
+    error: str = ""
+
+
+@dataclass
 class _Candidate:
     """A provider on its way through the phases, on this rank."""
 
     provider: Provider
-    batch: Batch | None = None
+    batch: Batch | SingleCalls | None = None
     units: int = 1
     seconds: float = 0.0  # of one call, roughly
-    times: Times = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
     error: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.provider.name
 
     @property
     def on_gpu(self) -> bool:
         return self.provider.timer in GPU_TIMERS
+
+    @property
+    def reports(self) -> bool:
+        """Whether a call says how long it took: it may take seconds, and is not called only to see how many."""
+        return self.provider.timer == "reported"
 
 
 class Runner:
@@ -61,20 +78,13 @@ class Runner:
         world: the ranks, for exchanges.
         ctx: the open context that benchmarks get; None for benchmarks without ranks.
         options: of the run.
-        on_measured: called after each measurement with the names of benchmark and provider, in the order of measuring.
     """
 
-    def __init__(
-        self,
-        world: World,
-        ctx: Iris | None,
-        options: RunOptions,
-        on_measured: Callable[[str, str], None] | None = None,
-    ) -> None:
+    def __init__(self, world: World, ctx: Iris | None, options: RunOptions) -> None:
         self._world = world
         self._ctx = ctx
         self._options = options
-        self._on_measured = on_measured
+        self._batch_s = options.batch_ms / 1e3
         self._on_gpu = ctx is not None and ctx.device.startswith("cuda")
 
     def point(self, benchmark: Benchmark, params: Mapping[str, Any]) -> list[Result]:
@@ -96,7 +106,7 @@ class Runner:
             stack.callback(state.close)
             reason = self._declare(benchmark, state)
             if reason is not None:
-                results = [skipped_point(state, num_ranks, reason)]
+                results = [Result(state.benchmark, "", _plain(state.params), num_ranks, skipped=reason)]
             else:
                 measured = self._measure(state)
                 counters = {name: float(v() if callable(v) else v) for name, v in state.counters.items()}
@@ -114,14 +124,8 @@ class Runner:
             state.check()
         except SkipPoint as skip:
             reason = str(skip)
-        mine = (
-            reason,
-            state.rounds,
-            state.repeat,
-            state.warmup,
-            [(p.name, p.timer, p.operations, p.skipped, p.before is not None) for p in state.providers.values()],
-        )
-        everyone = self._world.all_gather_object(mine)
+        providers = [(p.name, p.timer, p.operations, p.skipped, p.before is not None) for p in state.providers.values()]
+        everyone = self._world.all_gather_object((reason, state.rounds, state.repeat, state.warmup, providers))
         for rank, theirs in enumerate(everyone):
             if theirs != everyone[0]:
                 raise BenchmarkError(
@@ -147,11 +151,11 @@ class Runner:
     def _call_once(self, candidates: list[_Candidate], state: State) -> None:
         """Call eagerly, so that kernels are compiled before anything is captured; a second time to see how long."""
         for each in candidates:
-            if each.provider.timer == "reported":
-                continue  # such a call may take seconds, and its batch needs neither of the two
-            call = each.provider.call
-            if call is not None and each.provider.before is not None:
-                barrier, before = functools.partial(self._finish, each), each.provider.before
+            if each.reports:
+                continue
+            call, before = each.provider.call, each.provider.before
+            if call is not None and before is not None:
+                barrier = functools.partial(self._finish, each)
                 each.batch = SingleCalls(call, barrier, before, warmup=state.warmup, on_gpu=each.on_gpu)
                 call = each.batch.once
             for _ in range(2):
@@ -164,27 +168,20 @@ class Runner:
                 self._world.barrier()
         self._agree_on_seconds(candidates)
         for each in candidates:
-            if each.batch is not None:
-                continue
             fitting = math.ceil(self._batch_s / each.seconds) if each.seconds else 1
-            calls = min(MAX_GRAPH_CALLS, state.repeat or fitting)
-            each.batch = make_batch(
-                each.provider.timer, each.provider.call, warmup=state.warmup, align=self._align, graph_calls=calls
+            each.batch = each.batch or Batch(
+                each.provider.timer,
+                each.provider.call,
+                warmup=state.warmup,
+                align=self._align,
+                graph_calls=min(MAX_GRAPH_CALLS, state.repeat or fitting),
             )
-            if each.provider.timer == "graph" and each.provider.call is None:
-                each.batch.calls_per_unit = calls  # the other ranks' graph
 
     def _verify(self, candidates: list[_Candidate], state: State) -> None:
         """Run each provider as it will be timed, check its data on all ranks, and choose the size of its batch."""
         for each in candidates:
             assert each.batch is not None
-            if each.provider.timer == "reported":
-                each.units = state.repeat or 1
-                if each.provider.check is not None:
-                    self._prepare(each)
-                    each.batch.once()
-                    self._finish(each)
-                    self._check(each)
+            if each.reports and each.provider.check is None:
                 continue
             self._prepare(each)
             if each.provider.timer == "graph":
@@ -197,12 +194,10 @@ class Runner:
         self._agree_on_errors(candidates)
         self._agree_on_seconds(candidates)
         for each in candidates:
-            if each.provider.timer == "reported":
-                continue
             assert each.batch is not None
             if state.repeat is not None:
                 each.units = math.ceil(state.repeat / each.batch.calls_per_unit)
-            elif each.seconds:
+            elif each.seconds and not each.reports:
                 each.units = max(1, min(MAX_UNITS, math.ceil(self._batch_s / each.seconds)))
 
     def _measure_in_turn(self, candidates: list[_Candidate], state: State) -> None:
@@ -217,31 +212,21 @@ class Runner:
                 if each.provider.call is not None:
                     each.times.append(seconds / each.provider.operations)
                 self._finish(each)
-                if self._on_measured is not None:
-                    self._on_measured(state.benchmark, each.name)
                 if number == state.rounds - 1:
                     self._check(each)
         self._agree_on_errors(candidates)
 
     def _gather(self, candidates: list[_Candidate]) -> dict[str, Measured]:
-        everyone = self._world.all_gather_object([each.times for each in candidates])
-        checked = self._world.all_gather_object([each.provider.check is not None for each in candidates])
+        everyone = self._world.all_gather_object([(each.times, each.provider.check is not None) for each in candidates])
         measured = {}
-        for index, each in enumerate(candidates):
+        for each, found in zip(candidates, zip(*everyone, strict=True), strict=True):
             assert each.batch is not None
-            measured[each.name] = Measured(
-                times=[ranks[index] for ranks in everyone],
-                calls=each.units * each.batch.calls_per_unit,
-                verified=not each.error and any(ranks[index] for ranks in checked),
-                error=each.error,
-            )
+            verified = not each.error and any(checked for _, checked in found)
+            calls = each.units * each.batch.calls_per_unit
+            measured[each.provider.name] = Measured([times for times, _ in found], calls, verified, each.error)
         return measured
 
     # -- steps --------------------------------------------------------------------------------------------------------
-    @property
-    def _batch_s(self) -> float:
-        return self._options.batch_ms / 1e3
-
     def _prepare(self, each: _Candidate) -> None:
         """Spoil the output on every rank, then begin together; all earlier calls have ended on all ranks."""
         if each.provider.prepare is not None:
@@ -259,24 +244,20 @@ class Runner:
 
     def _check(self, each: _Candidate) -> None:
         """Note what is wrong with the data on this rank."""
-        if each.provider.check is None:
-            return
         try:
-            answer = each.provider.check()
+            answer = None if each.provider.check is None else each.provider.check()
         except AssertionError as error:
             each.error = str(error).strip() or "an assertion of the check failed"
         else:
-            if answer is not None and not answer:
-                each.error = "the data is wrong"
+            each.error = "the data is wrong" if answer is not None and not answer else each.error
 
     def _agree_on_errors(self, candidates: list[_Candidate]) -> None:
         everyone = self._world.all_gather_object([each.error for each in candidates])
         for index, each in enumerate(candidates):
-            wrong = {rank: texts[index] for rank, texts in enumerate(everyone) if texts[index]}
-            if len(everyone) == 1 or not wrong:
-                continue
-            rank, text = min(wrong.items())
-            each.error = text if text.startswith("rank ") else f"rank {rank}: {text}"
+            wrong = [(rank, texts[index]) for rank, texts in enumerate(everyone) if texts[index]]
+            if len(everyone) > 1 and wrong:
+                rank, text = wrong[0]
+                each.error = text if text.startswith("rank ") else f"rank {rank}: {text}"
 
     def _agree_on_seconds(self, candidates: list[_Candidate]) -> None:
         everyone = self._world.all_gather_object([each.seconds for each in candidates])
@@ -287,3 +268,96 @@ class Runner:
         """Put a barrier of the devices on the stream: behind it they go on within microseconds of each other."""
         if self._ctx is not None and self._ctx.num_ranks > 1:
             self._ctx.device_barrier()
+
+
+# -- from times to results --------------------------------------------------------------------------------------------
+def summarize(
+    state: State, measured: Mapping[str, Measured], num_ranks: int, counters: Mapping[str, float]
+) -> list[Result]:
+    """Make the results of one point.
+
+    Args:
+        state: what was declared.
+        measured: by provider; those that were skipped are absent.
+        num_ranks: number of ranks, 0 without ranks.
+        counters: further numbers.
+
+    Raises:
+        BenchmarkError: no rank took part in a provider.
+    """
+    rounds = {name: _slowest(each.times) for name, each in measured.items() if not each.error}
+    results = []
+    for provider in state.providers.values():
+        found = measured.get(provider.name, Measured())
+        result = Result(
+            benchmark=state.benchmark,
+            provider=provider.name,
+            params=_plain(state.params),
+            num_ranks=num_ranks,
+            timer=provider.timer,
+            calls=found.calls,
+            nbytes=state.nbytes,
+            flops=state.flops,
+            baseline=provider.baseline,
+            error=found.error,
+            skipped=provider.skipped,
+        )
+        if provider.name in rounds:
+            numbers = _times(found, rounds[provider.name]) | _speeds(state, provider, rounds)
+            result = dataclasses.replace(result, **numbers, verified=found.verified, counters=dict(counters))
+        targets = tuple(each.judged(result) for each in state.targets.get(provider.name, ()))
+        results.append(dataclasses.replace(result, targets=targets))
+    return results
+
+
+def _slowest(times: Sequence[Sequence[float]]) -> list[float]:
+    """The slowest rank's time of every round."""
+    active = [each for each in times if each]
+    if not active:
+        raise BenchmarkError("no rank took part: the provider's call is None on all of them")
+    return [max(row) for row in zip(*active, strict=True)]
+
+
+def _times(found: Measured, slowest: Sequence[float]) -> dict[str, Any]:
+    local = [median(each) if each else None for each in found.times]
+    active = [each for each in local if each is not None]
+    return {
+        "time_us": _rounded(median(slowest) * 1e6),
+        "min_us": _rounded(min(active) * 1e6),
+        "skew_pct": _rounded((1 - min(active) / max(active)) * 100) if len(active) > 1 else None,
+        "local_us": tuple(None if each is None else _rounded(each * 1e6) for each in local),
+        "rounds_us": tuple(_rounded(each * 1e6) for each in slowest),
+    }
+
+
+def _speeds(state: State, provider: Provider, rounds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    own = rounds[provider.name]
+
+    def per_second(amount: float | None, unit: float) -> float | None:
+        return None if amount is None else _rounded(amount / median(own) / unit)
+
+    def ratio(other: str) -> float:
+        """Speed in relation to another provider; round by round, for what changes slowly hits both."""
+        return _rounded(median(a / b for a, b in zip(rounds[other], own, strict=True)))
+
+    bus_nbytes = None if state.nbytes is None or state.bus_factor is None else state.nbytes * state.bus_factor
+    peers = [p.name for p in state.providers.values() if p.peer and p.name != provider.name and p.name in rounds]
+    best = min(peers, key=lambda name: median(rounds[name]), default="")
+    return {
+        "gb_per_s": per_second(state.nbytes, 1e9),
+        "bus_gb_per_s": per_second(bus_nbytes, 1e9),
+        "tflop_per_s": per_second(state.flops, 1e12),
+        "ratio": ratio(provider.baseline) if provider.baseline in rounds else None,
+        "best_peer": best,
+        "ratio_to_best_peer": ratio(best) if best else None,
+    }
+
+
+def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of axes as JSON knows them; others, like dtypes, as text."""
+    return {k: v if isinstance(v, bool | int | float | str | None) else str(v) for k, v in params.items()}
+
+
+def _rounded(number: float) -> float:
+    """Six digits are more than any clock here has."""
+    return float(f"{number:.6g}")

@@ -22,7 +22,7 @@ class SkipPoint(Exception):
 
 @dataclass(frozen=True)
 class Provider:
-    """One implementation of the operation that is measured; `State.provider` describes the attributes."""
+    """One implementation of what is measured; see `State.provider` and, for `before`, `State.exec`."""
 
     name: str
     timer: str
@@ -34,7 +34,6 @@ class Provider:
     operations: int = 1
     skipped: str = ""
     before: Callable[[], object] | None = None
-    """Untimed preparation of every call, see `State.exec`."""
 
 
 class State:
@@ -44,14 +43,6 @@ class State:
     """
 
     def __init__(self, benchmark: str, params: Mapping[str, Any], *, on_gpu: bool, rounds: int) -> None:
-        """Prepare a point.
-
-        Args:
-            benchmark: name of the benchmark, for messages.
-            params: values of the axes.
-            on_gpu: whether this rank computes on a GPU.
-            rounds: rounds where the benchmark sets no number.
-        """
         self.benchmark = benchmark
         self.params = dict(params)
         self.on_gpu = on_gpu
@@ -67,13 +58,8 @@ class State:
         self._timer = "events" if on_gpu else "cpu"
         self._cleanup = contextlib.ExitStack()
 
-    # -- axes ---------------------------------------------------------------------------------------------------------
     def __getitem__(self, name: str) -> Any:
-        """Return the value of an axis.
-
-        Raises:
-            BenchmarkError: the benchmark has no such axis.
-        """
+        """Return the value of an axis."""
         if name not in self.params:
             axes = ", ".join(self.params) or "none"
             raise BenchmarkError(f"benchmark {self.benchmark!r} has no axis {name!r}; it has: {axes}")
@@ -101,12 +87,7 @@ class State:
         self.flops = float(_positive("set_flops", flops))
 
     def add_counter(self, name: str, value: float | Callable[[], float]) -> None:
-        """Add a number to the results of this point; rank 0's counts.
-
-        Args:
-            name: heading of its column.
-            value: the number, or a function that is called when everything has been measured.
-        """
+        """Add a number to the results of this point, or a function that is called in the end; rank 0's counts."""
         if name in self.counters:
             raise BenchmarkError(f"benchmark {self.benchmark!r} adds counter {name!r} twice")
         self.counters[name] = value
@@ -158,25 +139,19 @@ class State:
     ) -> None:
         """Declare an implementation of the operation.
 
-        Collective: every rank declares the same providers in the same order.
-
         Args:
-            name: what the results call it.
-            call: one call; may be repeated any number of times.  None on a rank that takes no part.
-            check: called on every rank after a call of the verification and after the last timed one; says whether
-                the data on this rank is right, by its truth or by raising AssertionError; None says nothing, as
-                torch.testing.assert_close does.  Required, so that leaving it out is a decision.
+            name: of the provider.
+            call: one call; None on a rank that takes no part.
+            check: says whether the data on this rank is right, by its truth or by raising AssertionError; None says
+                nothing, as torch.testing.assert_close does.  Required, so that leaving it out is a decision.
             prepare: called on every rank before the calls of each round, untimed: spoil the output, so that a provider
                 that does nothing is found out.
             baseline: another provider; the result has this one's speed in relation to it.
             peer: whether the others are compared with this one: each result has its speed in relation to the fastest
                 peer (itself left out).
             operations: operations that one call does; times are per operation.
-
-        Raises:
-            BenchmarkError: the name is taken, or a number is not positive.
         """
-        _positive("operations", operations)
+        operations = int(_positive("operations", operations))
         self._add(Provider(name, self._timer, call, prepare, check, baseline, peer, operations))
 
     def exec(
@@ -220,13 +195,9 @@ class State:
             metric: "time_us", "gb_per_s", "bus_gb_per_s", "tflop_per_s", "ratio", "ratio_to_best_peer" or "skew_pct".
             at_least: lower bound, or
             at_most: upper bound; exactly one of the two.
-
-        Raises:
-            BenchmarkError: there is no such metric, or the bounds are none or two.
         """
         self.targets.setdefault(provider, []).append(Target.make(metric, at_least=at_least, at_most=at_most))
 
-    # -- things to give back ------------------------------------------------------------------------------------------
     def enter(self, manager: contextlib.AbstractContextManager[T]) -> T:
         """Enter a context manager and leave it when this point has been measured."""
         return self._cleanup.enter_context(manager)
@@ -238,20 +209,15 @@ class State:
         self._cleanup.close()
 
     def check(self) -> None:
-        """Examine the whole declaration.
-
-        Raises:
-            BenchmarkError: there is no provider, or a baseline or target names one that does not exist.
-        """
-        names = ", ".join(self.providers)
+        """Refuse a declaration without providers, and baselines and targets of others than these."""
         if not self.providers:
             raise BenchmarkError(f"benchmark {self.benchmark!r} declared no provider at {self.params}")
-        for each in self.providers.values():
-            if each.baseline and each.baseline not in self.providers:
-                raise BenchmarkError(f"provider {each.name!r} has baseline {each.baseline!r}; there are: {names}")
-        for name in self.targets:
+        named = {each.baseline: "a baseline" for each in self.providers.values() if each.baseline}
+        named |= dict.fromkeys(self.targets, "a target")
+        for name, what in named.items():
             if name not in self.providers:
-                raise BenchmarkError(f"a target is set for provider {name!r}; there are: {names}")
+                names = ", ".join(self.providers)
+                raise BenchmarkError(f"{what} of {self.benchmark!r} names provider {name!r}; there are: {names}")
 
     def _add(self, provider: Provider) -> None:
         if provider.name in self.providers:

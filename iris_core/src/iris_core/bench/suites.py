@@ -8,9 +8,9 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from iris_core.bench.axes import parse_axis
-from iris_core.bench.options import RunOptions
-from iris_core.bench.registry import registered
+from iris_core.bench.registry import RunOptions, matrices, parse_axis, registered
+from iris_core.bench.session import run_with_each
+from iris_core.bench.table import show
 from iris_core.errors import BenchmarkError, IrisError
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ class Suite:
         device: "cuda": on all GPUs, and only if there are enough; "cpu": on CPU ranks; None: where `Iris` chooses.
         min_ranks: fewest ranks that make sense; on CPUs it is also how many there are.
         max_ranks: most ranks where the user does not say how many; None for no bound.
-        allocator: by name, on `device`, where the user does not say.
-        backend: by name, where the user does not say.
+        allocator, backend: by name, where the user does not say; the allocator on `device` only.
         heap_size: heap of each rank.
         environ: variables that the ranks get, unless the environment has them.
         context: class of the contexts that benchmarks get; see `RunOptions`.
@@ -60,12 +59,8 @@ class Suite:
     results: str = ""
     obstacle: Callable[[], str] | None = None
 
-    # -- as a program -------------------------------------------------------------------------------------------------
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """Be a program: parse the arguments, run, print, write.
-
-        Args:
-            argv: the arguments; sys.argv's by default.
+        """Be a program: parse the arguments (sys.argv's by default), run, print, write.
 
         Returns:
             The exit status: 0 if all is well; 1 if data was wrong, or with --enforce a target was missed; 2 if the run
@@ -77,17 +72,18 @@ class Suite:
 
     def run(self, args: argparse.Namespace) -> int:
         """Run with parsed arguments (see `add_options`); returns the exit status."""
-        from iris_core.bench.session import run_with_each
-
         try:
             options = self.options(args)
             chosen = registered(source=self.source, pattern=args.only)
-            name = self._fill(pathlib.PurePath(self.results).stem or self.name, options)
-            report = run_with_each(chosen, options, name=name)
+            ranks = "-".join(str(each.num_ranks) for each in options)
+            own = self.results.format(ranks=ranks, allocator=options[0].allocator)
+            report = run_with_each(chosen, options, name=pathlib.PurePath(own).stem or self.name)
         except IrisError as error:
             print(f"{self.name}: {error}", file=sys.stderr)
             return 2
-        return finish(report, out=args.out or self._own_file(args, options), enforce=args.enforce, style=args.format)
+        if args.only or args.axis or args.quick or options[0].device != self.device:
+            own = ""  # a part, or on something else than the file is kept for
+        return finish(report, out=args.out or own, enforce=args.enforce, style=args.format)
 
     def options(self, args: argparse.Namespace) -> list[RunOptions]:
         """Return how to run, once for each number of ranks.
@@ -96,7 +92,6 @@ class Suite:
             BenchmarkError: a value is out of range, or this machine has too few GPUs.
         """
         device = args.device or self.device
-        axes = dict(parse_axis(text) for text in args.axis)
         on_cpu = device == "cpu"
         return [
             RunOptions(
@@ -106,7 +101,7 @@ class Suite:
                 backend=args.backend or self.backend,
                 heap_size=args.heap_size or (on_cpu and self.cpu_heap_size) or self.heap_size,
                 quick=args.quick,
-                axes=axes,
+                axes=dict(parse_axis(text) for text in args.axis),
                 rounds=args.rounds,
                 limit_s=args.limit,
                 context=self.context,
@@ -116,7 +111,10 @@ class Suite:
         ]
 
     def _numbers_of_ranks(self, text: str, device: str | None) -> list[int]:
-        given = [_whole(each) for each in text.split(",")] if text else []
+        try:
+            given = [int(each) for each in text.split(",")] if text else []
+        except ValueError:
+            raise BenchmarkError(f"--ranks: {text!r} is no number of ranks") from None
         if device != "cuda":
             return given or [self.min_ranks]
         import torch
@@ -125,27 +123,13 @@ class Suite:
         numbers = given or [max(self.min_ranks, min(gpus, self.max_ranks or gpus))]
         for ranks in numbers:
             if not self.min_ranks <= ranks <= gpus:
-                fewest = f", and {self.min_ranks} at least" if self.min_ranks > 1 else ""
                 raise BenchmarkError(
-                    f"{ranks} ranks need as many GPUs{fewest}; torch sees {gpus} here. `--device cpu` runs the same "
-                    "code on CPU ranks; its times say nothing about GPUs"
+                    f"{ranks} ranks need as many GPUs, and {self.min_ranks} at least; torch sees {gpus} here. "
+                    "`--device cpu` runs the same code on CPU ranks; its times say nothing about GPUs"
                 )
-        problem = self.obstacle() if self.obstacle else ""
-        if problem:
+        if self.obstacle and (problem := self.obstacle()):
             raise BenchmarkError(problem)
         return numbers
-
-    def _own_file(self, args: argparse.Namespace, options: Sequence[RunOptions]) -> str:
-        """The suite's own file, unless the run was of a part, or on something else than it is kept for."""
-        partial = args.only or args.axis or args.quick
-        if not self.results or partial or options[0].device != self.device:
-            return ""
-        return self._fill(self.results, options)
-
-    @staticmethod
-    def _fill(text: str, options: Sequence[RunOptions]) -> str:
-        ranks = "-".join(str(each.num_ranks) for each in options)
-        return text.format(ranks=ranks, allocator=options[0].allocator)
 
 
 def suite(name: str, about: str | None, *, source: str, **fields: Any) -> Suite:
@@ -163,8 +147,7 @@ def suite(name: str, about: str | None, *, source: str, **fields: Any) -> Suite:
         if __name__ == "__main__":
             sys.exit(SUITE.main())
     """
-    made = Suite(name, about or "", source, **fields)
-    _suites[pathlib.Path(source).resolve()] = made
+    made = _suites[pathlib.Path(source).resolve()] = Suite(name, about or "", source, **fields)
     return made
 
 
@@ -176,24 +159,21 @@ def suite_of(path: str) -> Suite:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that all benchmarks share."""
-    parser.add_argument("--ranks", default="", metavar="N[,N...]", help="numbers of ranks; each is a run of its own")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=None, help="default: what the file says")
-    parser.add_argument("--allocator", default="", help="allocator by name")
-    parser.add_argument("--backend", default="", help="device backend by name")
-    parser.add_argument("--heap-size", default="", metavar="SIZE", help="heap of each rank, such as 1GiB")
-    parser.add_argument("--only", default="", metavar="REGEX", help="benchmarks whose names match")
-    parser.add_argument(
-        "--axis", action="append", default=[], metavar="NAME=VALUES",
-        help="other values of an axis: 1,2,3 or pow2:1024:65536 or lin:0:100:20; repeatable",
-    )  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="fewer points")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds, where a benchmark does not say (default 7)")
-    parser.add_argument("--limit", type=float, default=600, metavar="S", help="bound of each rank (default 600)")
-    parser.add_argument("--format", choices=FORMATS, default="console", help="what is printed (default console)")
-    parser.add_argument(
-        "--out", default="", metavar="FILE", help="file of the results: JSON, or CSV if it ends in .csv"
-    )
-    parser.add_argument("--enforce", action="store_true", help="a missed target gives exit status 1 too")
+    add = parser.add_argument
+    add("--ranks", default="", metavar="N[,N...]", help="numbers of ranks; each is a run of its own")
+    add("--device", choices=("cpu", "cuda"), default=None, help="default: what the file says")
+    add("--allocator", default="", help="allocator by name")
+    add("--backend", default="", help="device backend by name")
+    add("--heap-size", default="", metavar="SIZE", help="heap of each rank, such as 1GiB")
+    add("--only", default="", metavar="REGEX", help="benchmarks whose names match")
+    values = "other values of an axis: 1,2,3 or pow2:1024:65536 or lin:0:100:20; repeatable"
+    add("--axis", action="append", default=[], metavar="NAME=VALUES", help=values)
+    add("--quick", action="store_true", help="fewer points")
+    add("--rounds", type=int, default=7, help="rounds, where a benchmark does not say (default 7)")
+    add("--limit", type=float, default=600, metavar="S", help="bound of each rank (default 600)")
+    add("--format", choices=FORMATS, default="console", help="what is printed (default console)")
+    add("--out", default="", metavar="FILE", help="file of the results: JSON, or CSV if it ends in .csv")
+    add("--enforce", action="store_true", help="a missed target gives exit status 1 too")
 
 
 def finish(report: Report, *, out: str = "", enforce: bool = False, style: str = "console") -> int:
@@ -203,14 +183,11 @@ def finish(report: Report, *, out: str = "", enforce: bool = False, style: str =
         report: the results.
         out: file of the JSON (CSV if it ends in .csv); empty writes none.
         enforce: whether a missed target counts as failure.
-        style: what is printed: one of FORMATS.
+        style: what is printed: "console", "json" or "csv".
 
     Returns:
         1 if a provider's data was wrong, or, with `enforce`, a target was missed or could not be measured; else 0.
     """
-    from iris_core.bench.registry import matrices
-    from iris_core.bench.table import show
-
     if style == "console":
         show(report, matrices())
     else:
@@ -219,10 +196,3 @@ def finish(report: Report, *, out: str = "", enforce: bool = False, style: str =
         print(f"written to {report.write(out)}", file=sys.stdout if style == "console" else sys.stderr)
     unreached = enforce and any(each.reached is not True for result in report.results for each in result.targets)
     return int(bool(report.errors) or unreached)
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise BenchmarkError(f"--ranks: {text!r} is no number of ranks") from None

@@ -1,13 +1,16 @@
-"""Tables and JSON for the subcommands."""
+"""Tables and JSON for the subcommands and for results of benchmarks."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_NUMBER = re.compile(r"[-\d.,]+(e[-+]\d+)?|WRONG|")
 
 
 def print_json(document: Any) -> None:
@@ -15,19 +18,27 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, default=str))
 
 
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: drawn on a terminal, aligned columns in a pipe, where nothing is cut off."""
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
+    """Print a table: as wide as the terminal, or, in a pipe, as wide as its content; numbers are flush right."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-        table = Table(*headings, box=None, header_style="bold", padding=(0, 2, 0, 0))
-        for row in rows:
-            table.add_row(*map(Text, row))  # not markup: "[...]" in a reason is meant literally
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for heading, *cells in zip(headings, *rows, strict=True):
+        numbers = bool(cells) and all(_NUMBER.fullmatch(cell) for cell in cells)
+        table.add_column(Text(heading), justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        cells = [Text(" ".join(cell.split())) for cell in row]  # not markup: "[...]" in a reason is meant literally
+        for cell in cells:
+            cell.highlight_words(("WRONG", "MISSED"), "bold red")
+        table.add_row(*cells)
+    if title:
+        print(title)
+    if sys.stdout.isatty():
         Console().print(table)
         return
-    lines = [list(headings), *([" ".join(cell.split()) for cell in row] for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    console = Console(width=sum(max(map(len, column)) + 2 for column in zip(headings, *rows, strict=True)))
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))

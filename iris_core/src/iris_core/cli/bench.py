@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,8 @@ EXAMPLES = """\
 
 def add_parser(subparsers: Any) -> None:
     """Add the subcommand to the command line."""
+    from iris_core.bench.suites import add_options
+
     raw = argparse.RawDescriptionHelpFormatter
     parser = subparsers.add_parser(
         "bench", help="run benchmarks, compare and draw results", epilog=f"examples:\n{EXAMPLES}", formatter_class=raw
@@ -28,28 +32,21 @@ def add_parser(subparsers: Any) -> None:
     listing.add_argument("files", nargs="+", metavar="FILE")
     running = kinds.add_parser("run", help="run the benchmarks of files", epilog="See docs/benchmarks.md.")
     running.add_argument("files", nargs="+", metavar="FILE")
-    from iris_core.bench.suites import add_options
-
     add_options(running)
-    comparing = kinds.add_parser(
-        "compare",
-        help="compare two results; exit status 1 if anything became slower or wrong, 2 if a file cannot be read",
-    )
+    status = "exit status 1 if anything became slower or wrong, 2 if a file cannot be read"
+    comparing = kinds.add_parser("compare", help=f"compare two results; {status}")
     comparing.add_argument("old", help="JSON of the results to measure against")
     comparing.add_argument("new", help="JSON of the new results")
     comparing.add_argument("--tolerance", type=float, default=5.0, metavar="PERCENT", help="default: 5")
-    comparing.add_argument("--only", default="", metavar="REGEX", help="benchmarks whose names match")
-    comparing.add_argument("--provider", default="", metavar="REGEX", help="providers whose names match")
     comparing.add_argument("--all", action="store_true", help="also list what has not changed")
     plotting = kinds.add_parser("plot", help="draw results; needs matplotlib (iris-core[plot])")
     plotting.add_argument("files", nargs="+", metavar="FILE", help="JSON of results")
     plotting.add_argument("--out", default=".", metavar="FOLDER", help="where the pictures go (default: here)")
-    plotting.add_argument(
-        "--axis", default="", help="axis to draw against (default: the first one with several numbers)"
-    )
-    plotting.add_argument("--only", default="", metavar="REGEX", help="benchmarks whose names match")
-    plotting.add_argument("--provider", default="", metavar="REGEX", help="providers whose names match")
+    plotting.add_argument("--axis", default="", help="to draw against (default: the first one with several numbers)")
     plotting.add_argument("--format", choices=("png", "svg"), default="png", help="default: png")
+    for each in (comparing, plotting):
+        each.add_argument("--only", default="", metavar="REGEX", help="benchmarks whose names match")
+        each.add_argument("--provider", default="", metavar="REGEX", help="providers whose names match")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,14 +59,13 @@ def _list(args: argparse.Namespace) -> int:
     from iris_core.bench.suites import suite_of
     from iris_core.cli._output import print_table
 
-    rows = []
     for file in args.files:
         load(file)
-        device = suite_of(file).device or "any"
-        for each in registered(source=file, pattern="."):
-            axes = " ".join(axis.name for axis in each.axes)
-            when = "" if each.by_default else "by name only"
-            rows.append((each.name, "ranks" if each.ranks else "one process", device, axes, when, each.about))
+    rows = []
+    for each in registered(pattern="."):
+        device, axes = suite_of(each.source).device or "any", " ".join(axis.name for axis in each.axes)
+        when = "" if each.by_default else "by name only"
+        rows.append((each.name, "ranks" if each.ranks else "one process", device, axes, when, each.about))
     print_table(("NAME", "RUNS ON", "DEVICE", "AXES", "WHEN", "ABOUT"), rows)
     return 0
 
@@ -87,62 +83,52 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from iris_core.bench import Report
     from iris_core.bench.compare import VERDICTS, compare, differences
     from iris_core.cli._output import print_table
     from iris_core.errors import BenchmarkError
 
     try:
-        old, new = (_selected(Report.read(path), args.only, args.provider) for path in (args.old, args.new))
+        old, new = _read(args.old, args), _read(args.new, args)
     except BenchmarkError as error:  # not 1, which says that something became slower
         print(f"iris: {error}", file=sys.stderr)
         return 2
     for line in differences(old, new):
         print(f"not the same: {line}", file=sys.stderr)
     changes = compare(old, new, args.tolerance / 100)
-    shown = [each for each in changes if args.all or each.verdict != "same"]
-    rows = [
-        (
-            each.verdict,
-            each.benchmark,
-            each.provider,
-            " ".join(f"{name}={value}" for name, value in each.params.items()),
-            str(each.num_ranks),
-            "-" if each.old_us is None else f"{each.old_us:.4g}",
-            "-" if each.new_us is None else f"{each.new_us:.4g}",
-            "-" if each.ratio is None else f"{each.ratio:.3f}",
-        )
-        for each in sorted(shown, key=lambda each: VERDICTS.index(each.verdict))
-    ]
+    rows = []
+    for each in sorted(changes, key=lambda each: VERDICTS.index(each.verdict)):
+        if args.all or each.verdict != "same":
+            point = " ".join(f"{name}={value}" for name, value in each.result.params.items())
+            times = ("-" if us is None else f"{us:.4g}" for us in (each.old_us, each.new_us))
+            ratio = "-" if each.ratio is None else f"{each.ratio:.3f}"
+            ranks = str(each.result.num_ranks)
+            rows.append((each.verdict, each.result.benchmark, each.result.provider, point, ranks, *times, ratio))
     if rows:
         print_table(("VERDICT", "BENCHMARK", "PROVIDER", "POINT", "RANKS", "OLD US", "NEW US", "OLD / NEW"), rows)
-    counts = {verdict: sum(each.verdict == verdict for each in changes) for verdict in VERDICTS}
-    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or "nothing to compare")
+    verdicts = [each.verdict for each in changes]
+    counts = [f"{verdicts.count(each)} {each}" for each in VERDICTS if each in verdicts]
+    print(", ".join(counts) or "nothing to compare")
     return int(any(each.is_regression for each in changes) or not changes)
 
 
 def _plot(args: argparse.Namespace) -> int:
-    from iris_core.bench import Report
     from iris_core.bench.plots import plot
 
     for path in args.files:
-        for file in plot(
-            _selected(Report.read(path), args.only, args.provider), args.out, axis=args.axis, style=args.format
-        ):
+        for file in plot(_read(path, args), args.out, axis=args.axis, style=args.format):
             print(file)
     return 0
 
 
-def _selected(report: Report, benchmarks: str, providers: str) -> Report:
-    """The part of a report that is about some benchmarks and providers."""
-    import dataclasses
-    import re
-
+def _read(path: str, args: argparse.Namespace) -> Report:
+    """The part of a report that is about the wanted benchmarks and providers."""
+    from iris_core.bench import Report
     from iris_core.errors import BenchmarkError
 
+    report = Report.read(path)
     try:
-        wanted = re.compile(benchmarks), re.compile(providers)
+        found = [each for each in report.results if re.search(args.only, each.benchmark)]
+        rows = tuple(each for each in found if re.search(args.provider, each.provider))
     except re.error as error:
         raise BenchmarkError(f"not a regular expression: {error}") from error
-    rows = (each for each in report.results if wanted[0].search(each.benchmark) and wanted[1].search(each.provider))
-    return dataclasses.replace(report, results=tuple(rows))
+    return dataclasses.replace(report, results=rows)

@@ -123,7 +123,7 @@ def _operations(args: argparse.Namespace, ranks: int, device: str) -> tuple[Call
 
 
 def _options(args: argparse.Namespace, ranks: int, device: str, heap: int) -> RunOptions:
-    from iris_core.bench.options import RunOptions
+    from iris_core.bench import RunOptions
 
     return RunOptions(
         num_ranks=ranks,

@@ -28,9 +28,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from iris_core.bench import registry
-from iris_core.bench.axes import parse_axis
-from iris_core.bench.options import RunOptions
-from iris_core.bench.registry import linear_range
+from iris_core.bench.registry import RunOptions, linear_range, parse_axis
 from iris_core.bench.state import State
 from iris_core.bench.suites import finish, suite
 from iris_core.errors import BenchmarkError, IrisError
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from iris_core.bench.registry import Benchmark
-    from iris_core.bench.results import Report, Result
+    from iris_core.bench.results import Report
 
 __all__ = ["State", "axis", "linear_range", "main", "power_of_two", "register"]
 
@@ -107,7 +105,8 @@ def register(function: F) -> F:
     setattr(function, registry._AXES, (ranks, *getattr(function, registry._AXES, ())))
     source = function.__code__.co_filename
     suite(pathlib.Path(source).stem, None, source=source, backend="triton", context=_CONTEXT)  # for `iris bench run`
-    return registry.register(function)
+    registry.register(function)
+    return function
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -169,7 +168,7 @@ def _run(
     chosen: Sequence[Benchmark], args: argparse.Namespace, axes: dict[str, list[Any]], skipped: dict[str, list[Any]]
 ) -> Report | None:
     """Run everything; None on the ranks that have nothing to say."""
-    from iris_core.bench.results import Report
+    from iris_core.bench.session import merged
 
     reports: list[Report] = []
     numbers: Sequence[int] | None = axes.pop(_RANKS, None)
@@ -197,11 +196,7 @@ def _run(
         raise BenchmarkError("nothing is left to run")
     if world is not None and os.environ["RANK"] != "0":
         return None
-    rows: list[Result] = [row for each in reports for row in each.results]
-    numbers_run = sorted({each.run["num_ranks"] for each in reports})
-    seconds = round(sum(each.run["seconds"] for each in reports), 1)
-    about = {**reports[0].run, "num_ranks": numbers_run, "seconds": seconds}
-    return Report(reports[0].name, reports[0].machine, about, tuple(rows))
+    return merged(reports)
 
 
 def _usual_ranks() -> int:

@@ -20,7 +20,7 @@ TABLE = (
     ("iris_triton.rocm_iris.host", "iris", "iris iris.iris iris.host.iris"),
     ("iris_triton.rocm_iris.host", "get_device_id_for_rank", "iris iris.host.platform.utils iris.util"),
     ("iris_triton.rocm_iris.context", "is_simulation_env", "iris iris.host.platform.utils iris.util"),
-    ("iris_core.bench.once", "do_bench", "iris iris.host.platform.utils iris.util"),
+    ("iris_core.bench", "do_bench", "iris iris.host.platform.utils iris.util"),
     (
         "iris_triton.language",
         "load store copy get put atomic_add atomic_sub atomic_cas atomic_xchg atomic_xor atomic_or atomic_and"
