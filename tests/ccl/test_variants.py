@@ -21,7 +21,7 @@ from iris_core.errors import DriverError
 from iris_core.types import DeviceTarget, DeviceType
 from iris_triton import copies
 from iris_triton.collectives import collectives
-from iris_triton.collectives.variants import Ring, ring_steps
+from iris_triton.collectives.ring import Ring, ring_steps
 
 ALGORITHMS = {(each.op, each.name): each for each in variant_cases.algorithms()}
 REDUCTIONS = ("ring", "atomic", "spinlock")

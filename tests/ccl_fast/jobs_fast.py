@@ -15,7 +15,7 @@ from jobs_common import environment, in_vain
 from iris_core import Iris
 from iris_core.ccl import Config
 from iris_core.errors import DeviceError, DeviceTimeoutError
-from iris_triton.collectives.packets.algorithms import missing_facts
+from iris_triton.collectives.packets.base import missing_facts
 from iris_triton.collectives.packets.fabric import Fact
 from iris_triton.collectives.packets.mailbox import MAX_PROGRAMS, WORDS
 

@@ -16,7 +16,7 @@ from iris_core.errors import UnsupportedError
 from iris_core.testing.conformance.collective_cases import usual
 from iris_core.types import DeviceTarget, DeviceType
 from iris_triton.collectives import TABLES, collectives
-from iris_triton.collectives.packets import algorithms as fast_algorithms
+from iris_triton.collectives.packets import base as fast_algorithms
 from iris_triton.collectives.packets import fabric, fast_collectives
 from iris_triton.collectives.packets.mailbox_sizes import mailbox_for, packets_for
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from iris_triton.collectives.packets import probe
-from iris_triton.collectives.packets.mailbox import exchange, two_shot
+from iris_triton.collectives.packets.exchange import exchange, two_shot
 from iris_triton.collectives.packets.packet_ring import packet_ring
 from iris_triton.collectives.packets.split import split
 from iris_triton.testing.compile_only import assembly, compile_for

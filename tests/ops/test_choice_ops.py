@@ -20,8 +20,8 @@ from iris_core.providers.model import product_s
 from iris_core.tuning.matmuls import FusedSample
 from iris_core.types import DeviceTarget, DeviceType, FusedRequest
 from iris_triton.gemm import TABLES, operations
-from iris_triton.gemm.shapes import tiling
-from iris_triton.gemm.side_stream import neighbours, runs
+from iris_triton.gemm.copy_engine_product import neighbours, runs
+from iris_triton.gemm.parts.shapes import tiling
 from iris_triton.rocm_iris.configs import FusedConfig as ScriptsConfig
 
 CPU = DeviceTarget(DeviceType.CPU)

@@ -14,8 +14,10 @@ from jobs_sequences_ops import asynchronous, back_to_back, captured, equal_bits,
 
 from iris_core.types import DeviceTarget, DeviceType, FusedRequest
 from iris_gluon.gemm import GemmConfig
-from iris_gluon.gemm.fused_algorithms import _BESIDE_MEETING, operations
-from iris_gluon.gemm.fused_kernels import await_product, push_product, put_product, reduce_product
+from iris_gluon.gemm.gather_product import _BESIDE_MEETING, await_product, put_product
+from iris_gluon.gemm.operations import operations
+from iris_gluon.gemm.push_product import push_product
+from iris_gluon.gemm.reduce_product import reduce_product
 from iris_triton.collectives.parts.barrier import meet_alone
 from iris_triton.testing.compile_only import assembly, compile_for
 
@@ -224,7 +226,7 @@ def serving(op):
 @pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter"])
 def test_members_that_own_64_rows(op, monkeypatch):
     """512 rows of 8 ranks: without a config, and with every launch that is worth measuring."""
-    monkeypatch.setattr("iris_gluon.gemm.fused_algorithms.copies_obstacle", lambda device: "")
+    monkeypatch.setattr("iris_gluon.gemm.gather_product.copies_obstacle", lambda device: "")
     for algorithm in serving(op):
         request = asked_of_layer(op, 512, 28672, 8192, 8)
         assert algorithm.supports(request)
@@ -241,7 +243,7 @@ def test_members_that_own_64_rows(op, monkeypatch):
 @pytest.mark.parametrize("op", SHAPES)
 def test_configs_do_not_depend_on_processors(op, config, monkeypatch):
     """What `supports` accepts, `prepare` can launch, on devices of any size, whatever the shape."""
-    monkeypatch.setattr("iris_gluon.gemm.fused_algorithms.copies_obstacle", lambda device: "")
+    monkeypatch.setattr("iris_gluon.gemm.gather_product.copies_obstacle", lambda device: "")
     for algorithm in serving(op):
         for m, n in ((8192, 8192), (66 * 128, 384 * 8), (2048, 4096)):
             request = asked_of_layer(op, m, n, 4096, 8, config) if op != "matmul_all_gather" else None

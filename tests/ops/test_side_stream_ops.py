@@ -5,10 +5,9 @@ import contextlib
 import pytest
 import torch
 
-from iris_gluon.gemm.fused_algorithms import HopperCopyEngine, _CopyPlan
-from iris_triton.gemm import side_stream
-from iris_triton.gemm.shards import Shard, Shards, Side, Words
-from iris_triton.gemm.side_stream import (
+from iris_gluon.gemm.gather_product import HopperCopyEngine, _CopyPlan
+from iris_triton.gemm import copy_engine_product
+from iris_triton.gemm.copy_engine_product import (
     CopyEngineGather,
     CopyEngineReduce,
     _Carried,
@@ -16,6 +15,7 @@ from iris_triton.gemm.side_stream import (
     _Product,
     _ReducePlan,
 )
+from iris_triton.gemm.parts.shards import Shard, Shards, Side, Words
 
 
 class Stream:
@@ -77,13 +77,13 @@ class Kernel:
 def multiplied(streams, monkeypatch):
     """Products are written down with the first row that they multiply."""
     log, *_ = streams
-    real = side_stream.multiply
+    real = copy_engine_product.multiply
 
     def multiply(left, *rest):
         log.append((torch.cuda.current_stream().name, "multiplies", left.storage_offset() // 3))
         real(left, *rest)
 
-    monkeypatch.setattr(side_stream, "multiply", multiply)
+    monkeypatch.setattr(copy_engine_product, "multiply", multiply)
 
 
 RAW = Stream.cuda_stream

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 def collectives() -> list[Collective]:
     """Return the algorithms."""
-    from iris_gluon.collectives.algorithms import OneShot, Push, PushBulk, TwoShot
+    from iris_gluon.collectives.all_reduce import OneShot, TwoShot
+    from iris_gluon.collectives.push import Push
+    from iris_gluon.collectives.push_bulk import PushBulk
 
     moves = [cls(op) for cls in (Push, PushBulk) for op in ("all_gather", "all_to_all")]
     return [*moves, OneShot(), TwoShot()]

@@ -8,8 +8,8 @@ import torch
 from triton.experimental.gluon import language as gl
 
 from iris_core.types import CompileCase, DeviceType
+from iris_gluon.collectives.all_reduce import one_shot, two_shot
 from iris_gluon.collectives.push import push
-from iris_gluon.collectives.reduce import one_shot, two_shot
 
 _CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
 _I64, _U8 = torch.int64, torch.uint8

@@ -1,17 +1,34 @@
-"""Push by Hopper's copy unit: as `iris_gluon.collectives.push`, but one thread of a program begins the copies.
+"""`gluon_bulk`: all_gather and all_to_all by the copy unit of Hopper: one thread begins the copies of a program.
 
+Chosen by name, or where a table says so.
 Programs of one warp store as fast as programs of sixteen that load and store by themselves (benchmarks/gluon_bulk.py),
 and leave registers and issue slots of the multiprocessors to what runs beside them.
 """
-# mypy: ignore-errors
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from iris_core.types import Availability, DeviceType
+from iris_gluon import _compat
 from iris_gluon.bulk import put_bulk
+from iris_gluon.collectives.base import _Gluon
 from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell, told
 from iris_triton.collectives.parts.elements import as_words, item_nbytes
+from iris_triton.collectives.parts.portable import Plan
+from iris_triton.collectives.parts.sizes import MOST_PROGRAMS, carrier_of, layout_of
 from iris_triton.collectives.pull import PER_CALL
+from iris_triton.launcher import BoundKernel
+
+if TYPE_CHECKING:
+    from iris_core.dispatch.team import Team
+    from iris_core.types import CollectiveRequest
 
 _RUNTIME = ("me", "rank", "count", "apart", "timeout_ns", "status")
 
@@ -53,3 +70,101 @@ def push_bulk(
     epoch += 1
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     leave(row, epoch, SIZE)
+
+
+_LINE_NBYTES = 128
+
+_CHUNK_NBYTES, _STAGES = 16 << 10, 4  # the best of benchmarks/results/gluon_bulk-2.json
+
+_HOPPER = 90
+
+
+class PushBulk(_Gluon):
+    """all_gather or all_to_all of large messages by Hopper's copy unit, which leaves multiprocessors to others.
+
+    Attributes:
+        measured_only: it is chosen where a table says so, or by name.
+
+    Args:
+        op: which of the two.
+    """
+
+    uses = ("comm_sms", "num_warps", "threads_per_warp")
+    measured_only = True
+    drops_plans = False
+    """The kernel's scratch memory comes with its first launch, and graphs know it."""
+
+    def __init__(self, op: str) -> None:
+        super().__init__(op, "gluon_bulk")
+
+    def supports(self, request: CollectiveRequest) -> Availability:
+        """Say whether this algorithm serves a call: dense tensors, the output on the heap, Hopper or newer."""
+        if request.options.get("uneven"):
+            return Availability.no("it sends parts of equal size")
+        if request.options.get("layout", "torch") != "torch":
+            return Availability.no(f"it does not serve layout={request.options['layout']!r}")
+        if not request.direct_out or layout_of(request.shape, request.options["in_stride"]).num_dims:
+            return Availability.no("it copies contiguous tensors, to outputs on the heap")
+        target = request.target
+        capability = target.arch.removeprefix("sm_").rstrip("af")
+        hopper = target.type is DeviceType.CUDA and capability.isdigit() and int(capability) >= _HOPPER
+        if target.type is not DeviceType.CPU and not hopper:
+            return Availability.no(f"it needs the copy unit of NVIDIA's Hopper or newer, and this is {target.arch!r}")
+        return super().supports(request)
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: two meetings, and what goes over the links."""
+        out_nbytes = request.nbytes * (request.group_size if self.op == "all_gather" else 1)
+        moved = out_nbytes * (request.group_size - 1) / request.group_size
+        return self.model(request, meetings=2, moved=moved)
+
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
+        """Bind the kernel."""
+        config = request.options["config"]
+        carrier = carrier_of(request.dtype)
+        count = math.prod(request.shape) * carrier.parts
+        apart = 0
+        if self.op == "all_to_all":
+            count //= team.size
+            apart = count
+        on_cpu = request.target.type is DeviceType.CPU
+        chunks = -(-count * carrier.dtype.itemsize // _CHUNK_NBYTES)
+        most = config.get("comm_sms", 1 if on_cpu else MOST_PROGRAMS)
+        arguments = {
+            "control": team.control.tensor.view(torch.int64),
+            "bases": team.bases,
+            "me": team.rank,
+            "rank": team.world_rank,
+            "count": count,
+            "apart": apart,
+            "timeout_ns": team.timeout_ns,
+            "status": team.status_ptr,
+            "SIZE": team.size,
+            "UNIT": _LINE_NBYTES // carrier.dtype.itemsize,
+            "CHUNK_BYTES": _CHUNK_NBYTES,
+            "STAGES": _STAGES,
+        }
+        options = {} if on_cpu else {"num_warps": config.get("num_warps", 1)}
+        programs = max(1, min(most, team.max_programs, chunks))
+        return Plan(WithScratch(push_bulk, programs, arguments, PER_CALL, team.device, options), carrier)
+
+
+class WithScratch(BoundKernel):
+    """A kernel that describes memory to the copy unit, in scratch memory of its own.
+
+    Triton asks for that at every launch.  It gets the same each time, so nothing is allocated, and graphs may keep the
+    address: launches of a team follow each other.
+    """
+
+    _scratch: torch.Tensor | None = None
+
+    def __call__(self, stream: Any, *tensors: torch.Tensor) -> None:
+        """Launch; see `BoundKernel`."""
+        with _compat.scratch_from(self._allocate):
+            super().__call__(stream, *tensors)
+
+    def _allocate(self, nbytes: int, alignment: int, stream: int | None) -> torch.Tensor:
+        if self._scratch is None or self._scratch.numel() < nbytes:
+            # torch aligns to 512 bytes; descriptions need 128
+            self._scratch = torch.empty(nbytes, dtype=torch.int8, device=f"cuda:{self._index}")
+        return self._scratch

@@ -1,10 +1,12 @@
-"""In which order a persistent kernel computes the tiles of C."""
+"""In which order persistent kernels compute the tiles of C: the usual one, and those of fused products."""
 # mypy: ignore-errors
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from iris_gluon._compat import aggregate
+from iris_gluon.bulk import fence_async_global
+from iris_triton.language.flags import await_own_flag
 
 
 @aggregate
@@ -47,3 +49,118 @@ class RowGroups:
     def await_operands(self, row, column):
         """Return when the tile's operands may be loaded: at once.  Called by the loading warp, tile by tile."""
         pass
+
+
+@aggregate
+class OwnersInTurn:
+    """`chunk` tiles of one owner, then of the next, beginning with the member after this one.
+
+    With as many tiles in a chunk as an owner has, its tiles are one run, and the own ones come last: the rows of A that
+    are in use at a time are few.  With fewer, all links carry something at any time.
+
+    Attributes:
+        tiles_each: rows of tiles that a member owns (int32).
+        tiles_n: columns of tiles (int32).
+        me: this member (int32).
+        chunk: tiles in a row of an owner, at most all that it has (int32).
+        group: row tiles of a group (constexpr).
+        size: number of members (constexpr).
+    """
+
+    tiles_each: gl.tensor
+    tiles_n: gl.tensor
+    me: gl.tensor
+    chunk: gl.tensor
+    group: gl.constexpr
+    size: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, tiles_each, tiles_n, me, chunk, group, size):
+        self.tiles_each = tiles_each
+        self.tiles_n = tiles_n
+        self.me = me
+        self.chunk = chunk
+        self.group = gl.constexpr(group)
+        self.size = gl.constexpr(size)
+
+    @gluon.jit
+    def place(self, tile):
+        """Return row and column of a tile, counted in tiles."""
+        per_owner = self.tiles_each * self.tiles_n
+        whole = per_owner // self.chunk * self.chunk  # what is left behind whole chunks goes owner by owner
+        in_chunks = tile < whole * self.size
+        left, rest = tile - whole * self.size, gl.maximum(per_owner - whole, 1)
+        step = gl.where(in_chunks, tile // self.chunk % self.size, left // rest)
+        number = tile // (self.chunk * self.size) * self.chunk + tile % self.chunk
+        number = gl.where(in_chunks, number, whole + left % rest)
+        row, column = RowGroups(self.tiles_each, self.tiles_n, self.group).place(number)
+        return (self.me + 1 + step) % self.size * self.tiles_each + row, column
+
+    @gluon.jit
+    def await_operands(self, row, column):
+        """Return at once: all operands are local."""
+        pass
+
+
+@aggregate
+class ShardsInTurn:
+    """Rows of one member after the other, beginning with the own ones; those of others when they have been copied.
+
+    Attributes:
+        tiles_each: rows of tiles of a member (int32).
+        tiles_n: columns of tiles (int32).
+        me: this member (int32).
+        flags: pointer to int32, one for `tiles_per_flag` rows of tiles.
+        full: value at which a flag says that its rows are there (int32).
+        tiles_per_flag: rows of tiles that come together (int32).
+        timeout_ns, status, rank: bound of the waits, and where they report.
+        group: row tiles of a group (constexpr).
+        size: number of members (constexpr).
+    """
+
+    tiles_each: gl.tensor
+    tiles_n: gl.tensor
+    me: gl.tensor
+    flags: gl.tensor
+    full: gl.tensor
+    tiles_per_flag: gl.tensor
+    timeout_ns: gl.tensor
+    status: gl.tensor
+    rank: gl.tensor
+    group: gl.constexpr
+    size: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, tiles_each, tiles_n, me, flags, full, tiles_per_flag, timeout_ns, status, rank, group, size):
+        self.tiles_each = tiles_each
+        self.tiles_n = tiles_n
+        self.me = me
+        self.flags = flags
+        self.full = full
+        self.tiles_per_flag = tiles_per_flag
+        self.timeout_ns = timeout_ns
+        self.status = status
+        self.rank = rank
+        self.group = gl.constexpr(group)
+        self.size = gl.constexpr(size)
+
+    @gluon.jit
+    def place(self, tile):
+        """Return row and column of a tile, counted in tiles."""
+        per_shard = self.tiles_each * self.tiles_n
+        row, column = RowGroups(self.tiles_each, self.tiles_n, self.group).place(tile % per_shard)
+        return (self.me + tile // per_shard) % self.size * self.tiles_each + row, column
+
+    @gluon.jit
+    def await_operands(self, row, column):
+        """Return when the rows of A are there.  Called by the loading warp, tile by tile."""
+        if row // self.tiles_each != self.me:
+            flag = self.flags + row // self.tiles_per_flag
+            await_own_flag(flag, self.full, "reached", "acquire", "sys", self.timeout_ns, self.status, self.rank)
+            fence_async_global(False)
+
+    @gluon.jit
+    def own_row(self, row):
+        """Return which of the own rows of tiles this is, or -1 if it is another member's."""
+        first = self.me * self.tiles_each
+        return gl.where((row >= first) & (row < first + self.tiles_each), row - first, -1)

@@ -133,3 +133,34 @@ def scatter_tile(
         theirs = peer_descriptor(matrix, ctx.cur_rank, peer, ctx.heap_bases, shape, strides, [PART_M, PART_N], layout)
         matrices = matrices + (theirs,)  # noqa: RUF005 - kernels have no unpacking
     return ScatterTile(matrices)
+
+
+@aggregate
+class OwnersSlot:
+    """This member's slot in the memory of the owner of a tile.
+
+    Attributes:
+        matrices: tuple of tensor descriptors, one for each owner: the rows that it owns.
+        rows_each: rows of an owner (int32).
+    """
+
+    matrices: gl.tuple
+    rows_each: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, matrices, rows_each):
+        self.matrices = gl.tuple(matrices)
+        self.rows_each = rows_each
+
+    @gluon.jit
+    def store(self, part, row, column):
+        """Begin to copy a part to its owner."""
+        owner = row // self.rows_each
+        for i in gl.static_range(len(self.matrices)):
+            if owner == i:
+                tma_store(self.matrices[i], [row - owner * self.rows_each, column], part)
+
+    @gluon.jit
+    def finish(self, acc, row, column):
+        """Return the sums as they are."""
+        return acc

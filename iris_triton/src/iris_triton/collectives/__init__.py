@@ -18,12 +18,15 @@ def collectives(*, emulate_fast: bool = False) -> list[Collective]:
     Args:
         emulate_fast: let those for NVIDIA serve ranks on the CPU, too, if they are named.
     """
+    from iris_triton.collectives.accumulate import Atomic, Spinlock
     from iris_triton.collectives.copy_engine import ENGINE_OPS, CopyEngine
-    from iris_triton.collectives.moves import FORMS, MOVES, PUSHED, Pull, Push
     from iris_triton.collectives.packets import fast_collectives
-    from iris_triton.collectives.point_to_point import Mail
-    from iris_triton.collectives.reductions import PullReduce, PullTiles, PushReduce, TwoShot
-    from iris_triton.collectives.variants import Atomic, Ring, Spinlock
+    from iris_triton.collectives.pull import MOVES, Pull
+    from iris_triton.collectives.pull_reduce import PullReduce, PullTiles
+    from iris_triton.collectives.push import FORMS, PUSHED, Push, PushReduce
+    from iris_triton.collectives.ring import Ring
+    from iris_triton.collectives.send_recv import Mail
+    from iris_triton.collectives.two_shot import TwoShot
 
     return [
         TwoShot(),

@@ -1,4 +1,6 @@
-"""all_reduce into one place: every element has an owner, and all members add theirs to its sum there.
+"""`atomic`, `spinlock`: all_reduce.  Every element has an owner, and all members add theirs to its sum there.
+
+Chosen by name, or where the model says so.
 
 The owner of a shard stores its own elements into its accumulators; the others add theirs, by atomics, or while they
 hold a lock; the owner finishes the sums, and everybody gets them.  Between these steps all meet.  The message goes in
@@ -13,11 +15,18 @@ multiprocessors", ACM Trans. Comput. Syst. 9 (1991)): who draws a number waits u
 program lies at each owner, for programs of the same number add to the same elements; whoever holds it adds all that its
 program has for this owner.  Words of a lock: the number that is drawn next, the number that is served.
 """
-# mypy: ignore-errors
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
 import triton
 import triton.language as tl
 
+from iris_core.types import Availability
 from iris_triton.collectives.parts.barrier import (
     compare_kinds,
     last_epoch,
@@ -29,17 +38,18 @@ from iris_triton.collectives.parts.barrier import (
     tell_kind,
     told,
 )
-from iris_triton.collectives.parts.elements import (
-    combine,
-    copy,
-    finished,
-    load_block,
-    store_block,
-    widened,
-)
+from iris_triton.collectives.parts.elements import combine, copy, finished, load_block, store_block, widened
+from iris_triton.collectives.parts.portable import Plan
+from iris_triton.collectives.parts.reducing import Reduction
+from iris_triton.collectives.parts.sizes import _WORD, VECTOR_NBYTES, _item, _layouts, _wide_of, blocks_for, rounded_up
 from iris_triton.collectives.pull import PER_CALL, RUNTIME
 from iris_triton.language.asm import wait_stores
 from iris_triton.language.flags import await_flag, set_flag
+from iris_triton.launcher import BoundKernel
+
+if TYPE_CHECKING:
+    from iris_core.dispatch.team import Team
+    from iris_core.types import CollectiveRequest
 
 LOCK_WORDS = 2
 """Words of a lock."""
@@ -193,3 +203,95 @@ def accumulate(
     epoch += 1
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     leave(row, epoch, SIZE)
+
+
+class _Accumulate(Reduction):
+    """all_reduce in accumulators at the elements' owners; see the beginning of this file."""
+
+    locked: bool
+    slowness: float
+    """Bytes over the links for each byte that is added, a way that is only guessed."""
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: contributions, results, and the meetings; a lock is drawn and given back for each peer."""
+        once = request.nbytes * (request.group_size - 1) / request.group_size
+        wide = self.accumulators(request).itemsize / _item(request)
+        meetings = 3 + (not request.direct_out) + 2 * (request.group_size - 1) * self.locked
+        copied = request.nbytes * (wide / request.group_size + (not request.direct_out))
+        return self.model(request, meetings=meetings, moved=once * (self.slowness * wide + 1), copied=copied)
+
+    @staticmethod
+    def accumulators(request: CollectiveRequest) -> torch.dtype:
+        """Return the type of the accumulators."""
+        return _wide_of(request)
+
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
+        """Bind the kernel.  Collective: every member calls it."""
+        op, carrier = self.reduction(request)
+        item, wide = _item(request), self.accumulators(request)
+        staged = not request.direct_out
+        count = math.prod(request.shape)
+        shard = rounded_up(-(-count // team.size), 1)  # in vectors of the narrowest elements: all parts are aligned
+        each = wide.itemsize + item * staged
+        region = team.workspace("accumulators", shard * each, VECTOR_NBYTES * each)
+        capacity = min(shard, region.nbytes // each // VECTOR_NBYTES * VECTOR_NBYTES)
+        locks = team.control
+        if self.locked:
+            locks = team.region("locks", LOCK_WORDS * _WORD * team.max_programs)
+        blocks = blocks_for(request, team, shard, item, reduces=True)
+        arguments = self.common(request, team, op) | {
+            "sums": region.tensor[: capacity * wide.itemsize].view(wide),
+            "results": region.tensor[capacity * wide.itemsize :] if staged else region.tensor,
+            "locks": locks.tensor.view(torch.int64),
+            "count": count,
+            "shard": shard,
+            "capacity": capacity,
+            "LOCKED": self.locked,
+            "STAGED": staged,
+            "BLOCK": blocks.block,
+            **_layouts(request),
+        }
+        return Plan(BoundKernel(accumulate, blocks.programs, arguments, PER_CALL, team.device, blocks.options), carrier)
+
+
+class Atomic(_Accumulate):
+    """all_reduce by atomics in the owners' memory.
+
+    The order in which the members' elements are added may differ from run to run, and so may the last bits of floats;
+    within a run they are the same on all members.
+    """
+
+    locked = False
+    slowness = 2.0
+
+    def __init__(self) -> None:
+        super().__init__("all_reduce", "atomic")
+
+    def supports(self, request: CollectiveRequest) -> Availability:
+        """Say whether this algorithm serves a call."""
+        answer = super().supports(request)
+        reduction = request.options.get("reduction")
+        if answer and reduction == "product" and request.dtype != "bool":
+            return Availability.no("there are no atomic products")
+        if answer and reduction in ("min", "max") and "float" in request.dtype:
+            return Availability.no("atomic minima and maxima of floats would lose NaNs")
+        return answer
+
+    @staticmethod
+    def accumulators(request: CollectiveRequest) -> torch.dtype:
+        """Return the type of the accumulators: atomics have at least 32 bits."""
+        return torch.int32 if _item(request) < 4 and "float" not in request.dtype else _wide_of(request)
+
+
+class Spinlock(_Accumulate):
+    """all_reduce by adding to sums in the owners' memory, one member at a time; as `Atomic`, for every reduction.
+
+    The order in which the members' elements are added may differ from run to run, and so may the last bits of floats;
+    within a run they are the same on all members.
+    """
+
+    locked = True
+    slowness = 3.0
+
+    def __init__(self) -> None:
+        super().__init__("all_reduce", "spinlock")

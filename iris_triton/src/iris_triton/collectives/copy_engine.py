@@ -1,4 +1,6 @@
-"""all_gather, all_to_all and broadcast by the copy engines, which leave the multiprocessors to others.
+"""`copy_engine`: all_gather, all_to_all and broadcast by copy engines, which leave the multiprocessors to others.
+
+Chosen by name, or where a table says so.
 
 In rounds: every rank copies a piece for each member into a half of its staging region, all meet, and each one copies
 its pieces out of the others' staging regions into its output; the halves take turns, so one meeting per round is

@@ -1,18 +1,28 @@
-"""Pull: every rank says where its tensor lies, and reads what it needs from the others'.
+"""`pull`: all_gather, all_to_all, broadcast, gather and scatter.  Every rank reads what it needs from the others.
 
-Serves all_gather, all_to_all, broadcast, gather and scatter: they differ in which elements each rank has for which.
-Where parts are equal, a few numbers say that.  Else a table does, which for each member has four words: where in the
-input begins what is for that member, and how many elements that are; where in the output begins what comes from it, and
-how many.  In the same word as how many there are for it, each member is told which kind of call this is, and compares
-both with what it expects.
+Chosen for broadcast, gather and scatter, for split sizes, and for all_gather and all_to_all where a table or the model
+says so.
+
+The operations differ in which elements each rank has for which.  Where parts are equal, a few numbers say that.  Else a
+table does, which for each member has four words: where in the input begins what is for that member, and how many
+elements that are; where in the output begins what comes from it, and how many.  In the same word as how many there are
+for it, each member is told which kind of call this is, and compares both with what it expects.
 
 A rank whose input peers can address tells them where it lies: meet, read, meet.  Another one stages it in rounds: it
 copies a piece for each member into a half of its staging region, all meet, and the others read their pieces; the halves
 take turns, so one meeting per round is enough, and one at the end.  Each rank does what suits its input, and all make
 as many rounds as the longest needs.
 """
-# mypy: ignore-errors
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
 import triton
 import triton.language as tl
 
@@ -31,6 +41,15 @@ from iris_triton.collectives.parts.barrier import (
     told_second,
 )
 from iris_triton.collectives.parts.elements import as_words, copy, item_nbytes
+from iris_triton.collectives.parts.portable import Plan, Portable
+from iris_triton.collectives.parts.sizes import blocks_for, carrier_of, columns_first, layout_of, pieces
+from iris_triton.launcher import BoundKernel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iris_core.dispatch.team import Team
+    from iris_core.types import CollectiveRequest
 
 RUNTIME = (
     "me", "rank", "kind", "capacity", "timeout_ns", "status", "in_sizes", "in_strides", "out_sizes", "out_strides",
@@ -41,7 +60,9 @@ PER_CALL = ("out", "inp")
 """Arguments that may lie anywhere."""
 
 _PARTS = ("in_step", "given", "out_step", "taken", "giver")
+
 _NUMBER_BITS = tl.constexpr(48)
+
 _SPLITS = tl.constexpr(int(MismatchCode.SPLITS))
 
 
@@ -167,3 +188,158 @@ def pull(
     epoch += 1
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     leave(row, epoch, SIZE)
+
+
+MOVES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
+"""Operations that pulling serves."""
+
+_SHARED = ("all_gather", "broadcast", "gather")  # a rank has the same for every member that gets something
+
+_ANYWHERE = 1 << 62  # elements: nothing has to go in pieces
+
+
+class Pull(Portable):
+    """One operation by pulling."""
+
+    def __init__(self, op: str) -> None:
+        super().__init__(op, "pull")
+        if op == "all_to_all":
+            self.layouts = ("torch", "columns")
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: two meetings, and what comes over the links."""
+        staged = not self._all_direct(request)
+        return self.model(request, meetings=2, moved=_received_nbytes(request), copied=request.nbytes * staged)
+
+    @staticmethod
+    def _all_direct(request: CollectiveRequest) -> bool:
+        """Whether it is sure that no member has to stage its input."""
+        if request.op in ("broadcast", "scatter") or request.options["uneven"]:
+            return False  # each rank, or the root, knows for itself only
+        return request.direct_in and request.options["layout"] == "torch"
+
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
+        """Say which elements go where, and bind the kernel."""
+        carrier = carrier_of(request.dtype)
+        item = carrier.dtype.itemsize
+        table = None
+        if request.options["uneven"]:
+            parts, chunk = _Parts(), None
+            table = _on_device(_table(request, carrier.parts), team.device)
+        else:
+            parts, chunk = _parts(request, carrier.parts)
+        shared = request.op in _SHARED
+        layouts = []
+        for shape, stride in _sides(request):
+            extended = carrier.extend(shape, stride)
+            if request.options["layout"] == "columns":
+                extended = columns_first(*extended, team.size)
+            layouts.append(layout_of(*extended))
+        inner, outer = layouts
+        region, capacity = team.control, _ANYWHERE
+        if not self._all_direct(request):
+            region, capacity = pieces(team, chunk, item, 1 if shared else team.size)
+        source = "none"
+        if _has_input(request) and math.prod(request.shape) > 0:  # an empty tensor has no address
+            source = "direct" if request.direct_in and request.options["layout"] == "torch" else "staged"
+        blocks = blocks_for(request, team, None if chunk is None else chunk * team.size, item, reduces=False)
+        arguments = {
+            "control": team.control.tensor.view(torch.int64),
+            "stage": region.tensor,
+            "table": table,
+            "bases": team.bases,
+            "me": team.rank,
+            "rank": team.world_rank,
+            "kind": request.options.get("kind", 0),
+            **asdict(parts),
+            "capacity": capacity,
+            "timeout_ns": team.timeout_ns,
+            "status": team.status_ptr,
+            "in_sizes": inner.sizes,
+            "in_strides": inner.strides,
+            "out_sizes": outer.sizes,
+            "out_strides": outer.strides,
+            "SIZE": team.size,
+            "SOURCE": source,
+            "SHARED": shared,
+            "IN_DIMS": inner.num_dims,
+            "OUT_DIMS": outer.num_dims,
+            "BLOCK": blocks.block,
+        }
+        kernel = BoundKernel(pull, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
+        return Plan(kernel, carrier, memory=table)
+
+
+def _on_device(numbers: Sequence[int], device: str) -> torch.Tensor:
+    """Numbers as int64 on the device, without waiting for it."""
+    tensor = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=device != "cpu")
+    return tensor.to(device, non_blocking=True)
+
+
+def _has_input(request: CollectiveRequest) -> bool:
+    return request.op not in ("broadcast", "scatter") or request.rank == request.options["root"]
+
+
+def _sides(request: CollectiveRequest) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """(shape, strides) of the input and of the output; where a rank has only one, that one stands for both."""
+    options = request.options
+    has_input = _has_input(request)
+    has_output = request.op != "gather" or request.rank == options["root"]
+    out = (options["out_shape"], options["out_stride"]) if has_output else None
+    inp = (request.shape, options["in_stride"]) if has_input else None
+    first, second = inp or out, out or inp
+    assert first is not None
+    assert second is not None
+    return first, second
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Which elements of a tensor are for which member, where parts are equal; see `iris_triton.collectives.pull`."""
+
+    in_step: int = 0
+    given: int = 0
+    out_step: int = 0
+    taken: int = 0
+    giver: int = -1
+
+
+def _parts(request: CollectiveRequest, each: int) -> tuple[_Parts, int]:
+    """Return the parts, and the number of elements of one, where an element is `each` of the kernel's."""
+    size, rank, root = request.group_size, request.rank, request.options.get("root")
+    total = math.prod(request.shape) * each
+    is_root = rank == root
+    if request.op == "all_gather":
+        return _Parts(given=total, out_step=total, taken=total), total
+    if request.op == "all_to_all":
+        chunk = total // size
+        return _Parts(in_step=chunk, given=chunk, out_step=chunk, taken=chunk), chunk
+    if request.op == "gather":
+        return _Parts(given=total, out_step=total, taken=total * is_root), total
+    assert root is not None
+    if request.op == "scatter":
+        chunk = total // size if is_root else total
+        return _Parts(in_step=chunk, given=chunk * is_root, taken=chunk, giver=root), chunk
+    return _Parts(given=total * is_root, taken=total, giver=root), total
+
+
+def _table(request: CollectiveRequest, each: int) -> list[int]:
+    """The table of `iris_triton.collectives.pull`, for parts that differ."""
+    row = math.prod(request.shape[1:]) * each
+    given, taken = ([row * n for n in request.options[f"{side}_splits"]] for side in ("in", "out"))
+    return [*_begins(given), *given, *_begins(taken), *taken]
+
+
+def _begins(numbers: Sequence[int]) -> list[int]:
+    return [0, *itertools.accumulate(numbers)][:-1]
+
+
+def _received_nbytes(request: CollectiveRequest) -> int:
+    """Bytes that come to one rank from the others, at most; the same on all members."""
+    size = request.group_size
+    if request.op in ("all_gather", "gather"):
+        return request.nbytes * (size - 1)
+    if request.op == "all_to_all":
+        return request.nbytes * (size - 1) // size
+    part = request.nbytes // size if request.op == "scatter" and _has_input(request) else request.nbytes
+    return part * (size - 1)  # all of it leaves the root

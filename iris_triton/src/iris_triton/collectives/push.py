@@ -1,10 +1,11 @@
-"""Push: every rank stores what it has for the others into their memory.
+"""`push`, `persistent`, `partitioned`: all_gather and all_to_all; `push`: reduce_scatter.  Stores into peers' memory.
 
-`push_direct` serves all_gather and all_to_all where all outputs are dense and on the heap: all say where theirs lie and
-that they are free, push, and meet again.  `push_staged` serves other outputs: in rounds, each rank pushes a piece for
-every member into a half of that one's staging region, all meet, and each one takes out what came.  `push_reduce` serves
-reduce_scatter in the same way; what came is reduced there, in the group's order.  No input has to be addressed by
-anybody else.
+Chosen for large messages where a table or the model says so.
+
+`push_direct` serves outputs that are dense and on the heap: all say where theirs lie and that they are free, push, and
+meet again.  `push_staged` serves other outputs: in rounds, each rank pushes a piece for every member into a half of
+that one's staging region, all meet, and each one takes out what came.  `push_reduce` serves reduce_scatter in the same
+way; what came is reduced there, in the group's order.  No input has to be addressed by anybody else.
 
 A form says in which order a rank's programs serve the members:
 
@@ -15,11 +16,19 @@ A form says in which order a rank's programs serve the members:
 The second and the third are the reference system's variants "persistent" and "partitioned".  In every form the blocks
 that a program takes out, or reduces, are those that came from programs of its number: so it has to meet only those.
 """
-# mypy: ignore-errors
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
 import triton
 import triton.language as tl
 
+from iris_core.errors import UnsupportedError
+from iris_core.types import Availability, DeviceType
 from iris_triton.collectives.parts.barrier import (
     compare_kinds,
     last_epoch,
@@ -32,8 +41,15 @@ from iris_triton.collectives.parts.barrier import (
     told,
 )
 from iris_triton.collectives.parts.elements import are_aligned, as_words, copy, copy_part, item_nbytes, strided
+from iris_triton.collectives.parts.portable import Plan, Portable
+from iris_triton.collectives.parts.reducing import Reduction, reduce_slots
+from iris_triton.collectives.parts.sizes import MOST_PROGRAMS, Blocks, blocks_for, carrier_of, layout_of, pieces
 from iris_triton.collectives.pull import PER_CALL, RUNTIME
-from iris_triton.collectives.reduce import reduce_slots
+from iris_triton.launcher import BoundKernel
+
+if TYPE_CHECKING:
+    from iris_core.dispatch.team import Team
+    from iris_core.types import CollectiveRequest
 
 _RUNTIME = (*RUNTIME, "count")
 
@@ -264,3 +280,149 @@ def push_reduce(
     epoch += 1
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     leave(row, epoch, SIZE)
+
+
+PUSHED = ("all_gather", "all_to_all")
+"""Operations that pushing serves."""
+
+FORMS = {"push": "members", "persistent": "tiles", "partitioned": "divided"}
+"""Algorithms that push, and their forms as the kernels call them."""
+
+_PERSISTENT_SHARE = 1.17  # of the model: all links at the same time
+
+
+class Push(Portable):
+    """all_gather or all_to_all by pushing.
+
+    Attributes:
+        measured_only: of "partitioned", which is as fast as "persistent" and not for every number of programs.
+
+    Args:
+        op: the operation.
+        name: the algorithm, one of `FORMS`.
+    """
+
+    def __init__(self, op: str, name: str) -> None:
+        super().__init__(op, name)
+        self.measured_only = name == "partitioned"
+        self._form = FORMS[name]
+
+    def supports(self, request: CollectiveRequest) -> Availability:
+        """Say whether this algorithm serves a call."""
+        answer = super().supports(request)
+        if not answer:
+            return answer
+        if request.options.get("uneven"):
+            return Availability.no("it sends parts of equal size")
+        programs, size = request.options.get("config", {}).get("comm_sms"), request.group_size
+        if self._form == "divided" and programs is not None and programs % size:
+            return Availability.no(
+                f"it divides its programs among {size} members, and comm_sms={programs} is no multiple of {size}"
+            )
+        return answer
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: two meetings, what goes over the links, and an output that is copied out of the staging."""
+        share = 1 if self.op == "all_gather" else 1 / request.group_size
+        copied = 0.0 if request.direct_out else request.nbytes * share * request.group_size
+        moved = request.nbytes * share * (request.group_size - 1)
+        faster = _PERSISTENT_SHARE if self._form == "tiles" else 1
+        return self.model(request, meetings=2, moved=moved, copied=copied, link_share=faster)
+
+    def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
+        """Return configs that are worth measuring; programs that are divided are a multiple of the members."""
+        offered = super().tunings(request)
+        if self._form != "divided":
+            return offered
+        size = request.group_size
+        return [{name: n // size * size if name == "comm_sms" else n for name, n in each.items()} for each in offered]
+
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
+        """Bind one of the two kernels.  Collective: every member calls it."""
+        carrier = carrier_of(request.dtype)
+        item = carrier.dtype.itemsize
+        sharded = self.op == "all_to_all"
+        count = math.prod(request.shape) * carrier.parts // (team.size if sharded else 1)
+        inner = layout_of(*carrier.extend(request.shape, request.options["in_stride"]))
+        blocks = blocks_for(request, team, count, item, reduces=False)
+        if self._form == "divided":
+            blocks = self._divided(request, team, count, blocks)
+        arguments = {
+            "control": team.control.tensor.view(torch.int64),
+            "bases": team.bases,
+            "me": team.rank,
+            "rank": team.world_rank,
+            "kind": request.options.get("kind", 0),
+            "count": count,
+            "timeout_ns": team.timeout_ns,
+            "status": team.status_ptr,
+            "in_sizes": inner.sizes,
+            "in_strides": inner.strides,
+            "SIZE": team.size,
+            "SHARDED": sharded,
+            "FORM": self._form,
+            "IN_DIMS": inner.num_dims,
+            "BLOCK": blocks.block,
+        }
+        kernel = push_direct
+        if not request.direct_out:
+            kernel = push_staged
+            region, capacity = pieces(team, count, item, team.size, name="pushed")
+            outer = layout_of(*carrier.extend(request.options["out_shape"], request.options["out_stride"]))
+            arguments |= {
+                "stage": region.tensor,
+                "capacity": capacity,
+                "out_sizes": outer.sizes,
+                "out_strides": outer.strides,
+                "OUT_DIMS": outer.num_dims,
+            }
+        return Plan(BoundKernel(kernel, blocks.programs, arguments, PER_CALL, team.device, blocks.options), carrier)
+
+    @staticmethod
+    def _divided(request: CollectiveRequest, team: Team, count: int, blocks: Blocks) -> Blocks:
+        """The same blocks for as many programs for each member as are of use."""
+        size = team.size
+        usual = blocks.programs if request.target.type is DeviceType.CPU else MOST_PROGRAMS
+        most = min(request.options["config"].get("comm_sms", max(usual, size)), team.max_programs) // size
+        if most == 0:
+            raise UnsupportedError(
+                f"{request.op}: 'partitioned' needs a program for each of {size} members, and there is room for "
+                f"{team.max_programs} programs: raise IRIS_SYSTEM_SIZE"
+            )
+        return Blocks(size * max(1, min(most, -(-count // blocks.block))), blocks.block, blocks.options)
+
+
+class PushReduce(Reduction):
+    """reduce_scatter: every rank pushes its parts to their owners, who reduce them in the group's order."""
+
+    def __init__(self) -> None:
+        super().__init__("reduce_scatter", "push")
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: two meetings, what goes over the links, and reading what came."""
+        moved = request.nbytes * (request.group_size - 1) / request.group_size
+        return self.model(request, meetings=2, moved=moved, copied=request.nbytes)
+
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
+        """Bind the kernel.  Collective: every member calls it."""
+        op, carrier = self.reduction(request)
+        item = getattr(torch, request.dtype).itemsize
+        count = math.prod(request.shape) // team.size
+        inner = layout_of(request.shape, request.options["in_stride"])
+        outer = layout_of(request.options["out_shape"], request.options["out_stride"])
+        region, capacity = pieces(team, count, item, team.size, name="pushed")
+        blocks = blocks_for(request, team, count, item, reduces=True)
+        arguments = self.common(request, team, op) | {
+            "stage": region.tensor,
+            "count": count,
+            "capacity": capacity,
+            "in_sizes": inner.sizes,
+            "in_strides": inner.strides,
+            "out_sizes": outer.sizes,
+            "out_strides": outer.strides,
+            "IN_DIMS": inner.num_dims,
+            "OUT_DIMS": outer.num_dims,
+            "BLOCK": blocks.block,
+        }
+        kernel = BoundKernel(push_reduce, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
+        return Plan(kernel, carrier)

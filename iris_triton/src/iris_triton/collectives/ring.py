@@ -1,4 +1,6 @@
-"""all_reduce round a ring: every rank talks to its two neighbours only.
+"""`ring`: all_reduce round a ring.  Every rank talks to its two neighbours only.
+
+Chosen by name, or where the model says so.
 
 Each program of a rank has a mailbox of a few slots, which the program of the same number on the rank before fills.  The
 message is cut into one shard per member, a shard into tiles for the programs, a tile into slices: what goes over the
@@ -23,28 +25,47 @@ message.  Words of a program, in each member's region:
 They only grow.  All meet at the end of a launch: so all mailboxes are empty, whoever fills them next, and in whatever
 slots.
 """
-# mypy: ignore-errors
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
 import triton
 import triton.language as tl
 
+from iris_core.errors import UnsupportedError
+from iris_core.types import Availability, DeviceType
 from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, row_of, tell_kind
-from iris_triton.collectives.parts.elements import (
-    combine,
-    finished,
-    load_block,
-    store_block,
-    wide_type,
-    widened,
+from iris_triton.collectives.parts.elements import combine, finished, load_block, store_block, wide_type, widened
+from iris_triton.collectives.parts.portable import Plan, Portable
+from iris_triton.collectives.parts.reducing import Reduction
+from iris_triton.collectives.parts.sizes import (
+    _WORD,
+    MOST_PROGRAMS,
+    VECTOR_NBYTES,
+    _item,
+    _layouts,
+    _wide_of,
+    blocks_for,
+    rounded_up,
 )
 from iris_triton.collectives.pull import PER_CALL, RUNTIME
 from iris_triton.language.asm import wait_stores
 from iris_triton.language.flags import await_flag, set_flag
+from iris_triton.launcher import BoundKernel
+
+if TYPE_CHECKING:
+    from iris_core.dispatch.team import Team
+    from iris_core.types import CollectiveRequest
 
 WORDS = 4
 """Words of a program; the last one is not used."""
 
 _ARRIVED, _TAKEN, _NUMBER = (tl.constexpr(n) for n in range(3))
+
 _RUNTIME = (*RUNTIME, "count", "shard", "slots", "rings")
 
 
@@ -189,3 +210,91 @@ def ring(
     epoch = last_epoch(row, SIZE) + 1
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     leave(row, epoch, SIZE)
+
+
+_GPU_SLICES = 2  # of a tile, so that one is under way while another one is added up
+
+
+class Ring(Reduction):
+    """all_reduce round one ring or several; see the beginning of this file.
+
+    `Config.all_reduce_num_rings` is the number of rings.  `all_reduce_ring_slice_n` columns of a tile, of its
+    block_size_m rows, are a slice: a tile goes over the wire as block_size_n / all_reduce_ring_slice_n messages one
+    behind the other.
+    """
+
+    uses = (*Portable.uses, "all_reduce_num_rings", "all_reduce_ring_slice_n")
+
+    def __init__(self) -> None:
+        super().__init__("all_reduce", "ring")
+
+    def supports(self, request: CollectiveRequest) -> Availability:
+        """Say whether this algorithm serves a call."""
+        answer = super().supports(request)
+        config = request.options.get("config", {})
+        rings, programs = config.get("all_reduce_num_rings", 1), config.get("comm_sms")
+        if answer and programs is not None and programs < rings:
+            return Availability.no(f"all_reduce_num_rings={rings} need as many programs, and comm_sms={programs}")
+        return answer
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: twice round the ring and a meeting; partial results are wide, results are not."""
+        hops = 2 * (request.group_size - 1)
+        once = request.nbytes * (request.group_size - 1) / request.group_size
+        return self.model(request, meetings=1 + hops, moved=once * (_wide_of(request).itemsize / _item(request) + 1))
+
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
+        """Bind the kernel.  Collective: every member calls it."""
+        config = request.options["config"]
+        op, carrier = self.reduction(request)
+        item, wide = _item(request), _wide_of(request).itemsize
+        count = math.prod(request.shape)
+        shard = rounded_up(-(-count // team.size), item)
+        blocks = blocks_for(request, team, shard, item, reduces=True)
+        rings = config.get("all_reduce_num_rings", 1)
+        slices, block = self.slices(request, blocks.block)
+        on_cpu = request.target.type is DeviceType.CPU
+        most = min(config.get("comm_sms", max(rings, 1 if on_cpu else MOST_PROGRAMS)), team.max_programs)
+        if most < rings:
+            raise UnsupportedError(
+                f"all_reduce: {rings} rings need as many programs, and there is room for {team.max_programs}: "
+                "raise IRIS_SYSTEM_SIZE"
+            )
+        programs = max(rings, min(most, -(-shard // (slices * block))))
+        fixed = block != blocks.block or "block_size_m" in config or "block_size_n" in config
+        least = block if fixed else max(1, VECTOR_NBYTES // wide)
+        mail = team.workspace("ring", programs * 2 * slices * block * wide, rings * slices * least * wide)
+        room = mail.nbytes // (slices * wide)  # elements, if each mailbox had a slot for each slice of a tile only
+        while block > least and room < rings * block:
+            block //= 2
+        programs = min(programs, room // block)
+        arguments = self.common(request, team, op) | {
+            "mail": mail.tensor,
+            "words": team.region("ring words", WORDS * _WORD * team.max_programs).tensor.view(torch.int64),
+            "steps": team.constant(ring_steps(team.size, rings)),
+            "count": count,
+            "shard": shard,
+            "slots": min(2 * slices, slices * room // (programs * block)),
+            "rings": rings,
+            "SLICES": slices,
+            "BLOCK": block,
+            **_layouts(request),
+        }
+        return Plan(BoundKernel(ring, programs, arguments, PER_CALL, team.device, blocks.options), carrier)
+
+    @staticmethod
+    def slices(request: CollectiveRequest, block: int) -> tuple[int, int]:
+        """Return slices of a tile, and elements of a slice, given how many a program would handle at a time."""
+        config = request.options["config"]
+        width = config.get("all_reduce_ring_slice_n")
+        if width is not None:
+            return config.get("block_size_n", 64) // width, config.get("block_size_m", 32) * width
+        if "block_size_m" in config or "block_size_n" in config or request.target.type is DeviceType.CPU:
+            return 1, block
+        return _GPU_SLICES, block
+
+
+def ring_steps(size: int, rings: int) -> list[int]:
+    """Return how far each ring's next neighbour is: numbers prime to the size, in turn."""
+    prime = [step for step in range(1, max(size, 2)) if math.gcd(step, size) == 1]
+    return [prime[i % len(prime)] for i in range(rings)]

@@ -14,9 +14,13 @@ TABLES = Path(__file__).parent / "tables"
 
 def operations() -> list[FusedOperation]:
     """Return the algorithms."""
-    from iris_triton.gemm.gathering import Fetch, Pull, Push
-    from iris_triton.gemm.reducing import Accumulate, Reduce, Ring
-    from iris_triton.gemm.side_stream import CopyEngineGather, CopyEngineReduce
+    from iris_triton.gemm.copy_engine_product import CopyEngineGather, CopyEngineReduce
+    from iris_triton.gemm.fetch_product import Fetch
+    from iris_triton.gemm.matmul_accumulate import Accumulate
+    from iris_triton.gemm.matmul_reduce import Reduce
+    from iris_triton.gemm.matmul_ring import Ring
+    from iris_triton.gemm.pull_product import Pull
+    from iris_triton.gemm.push_product import Push
 
     return [
         Reduce("matmul_all_reduce", "two_shot"),

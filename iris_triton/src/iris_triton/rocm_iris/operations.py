@@ -219,7 +219,7 @@ def matmul_reduce_scatter(
 
 
 _STAGED = "k_contiguous"
-_FETCH = "fetch"  # of iris_triton.gemm.gathering: programs that fetch beside programs that multiply
+_FETCH = "fetch"  # of iris_triton.gemm.fetch_product: programs that fetch beside programs that multiply
 
 
 def all_gather_matmul_hbm_buffer(

@@ -8,12 +8,13 @@ import torch
 
 from iris_core.types import CompileCase, DeviceType
 from iris_triton.collectives.accumulate import accumulate
-from iris_triton.collectives.mail import receive, send
 from iris_triton.collectives.parts.barrier import meet_alone
 from iris_triton.collectives.pull import pull
+from iris_triton.collectives.pull_reduce import pull_reduce
 from iris_triton.collectives.push import push_direct, push_reduce, push_staged
-from iris_triton.collectives.reduce import pull_reduce, two_shot_direct, two_shot_staged
 from iris_triton.collectives.ring import ring
+from iris_triton.collectives.send_recv import receive, send
+from iris_triton.collectives.two_shot import two_shot_direct, two_shot_staged
 
 _CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
 _I64, _U8 = torch.int64, torch.uint8

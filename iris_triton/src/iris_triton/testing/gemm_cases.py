@@ -7,11 +7,14 @@ from typing import Any
 import torch
 
 from iris_core.types import CompileCase, DeviceType
-from iris_triton.gemm.gather_kernels import fetch_product, pull_product, push_product
-from iris_triton.gemm.reduce_kernel import matmul_reduce
-from iris_triton.gemm.sum_kernel import sum_slots
-from iris_triton.gemm.variant_kernels import matmul_accumulate, matmul_ring
-from iris_triton.gemm.word_kernel import await_word
+from iris_triton.gemm.copy_engine_product import await_word
+from iris_triton.gemm.fetch_product import fetch_product
+from iris_triton.gemm.matmul_accumulate import matmul_accumulate
+from iris_triton.gemm.matmul_reduce import matmul_reduce
+from iris_triton.gemm.matmul_ring import matmul_ring
+from iris_triton.gemm.parts.sum_slots import sum_slots
+from iris_triton.gemm.pull_product import pull_product
+from iris_triton.gemm.push_product import push_product
 
 _CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
 _I64 = torch.int64

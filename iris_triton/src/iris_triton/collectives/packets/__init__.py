@@ -17,8 +17,9 @@ def fast_collectives(*, emulate: bool = False) -> list[Collective]:
     Args:
         emulate: let them serve ranks on the CPU, too: for tests.
     """
-    from iris_triton.collectives.packets.algorithms import ENCODINGS, PacketCollective
-    from iris_triton.collectives.packets.large import Ring, Split
+    from iris_triton.collectives.packets.base import ENCODINGS, PacketCollective
+    from iris_triton.collectives.packets.packet_ring import Ring
+    from iris_triton.collectives.packets.split import Split
 
     packets = (
         ("all_reduce", "one_shot"),

@@ -120,3 +120,12 @@ def store_data(
     else:
         for k in tl.static_range(data_words(ENC)):
             _store_word(base, begin, offset, limit, flags, sizes, strides, words[k], k, ITEM, DIMS)
+
+
+@triton.jit
+def _limit(total, part, member, EVEN: tl.constexpr):
+    """Bytes of a member's part, where parts are equal but the last ones may be short; EVEN: none is."""
+    if EVEN:
+        return part
+    else:
+        return tl.maximum(tl.minimum(total - member * part, part), 0)

@@ -1,4 +1,6 @@
-"""all_reduce and reduce_scatter of large messages round a ring of packets: each thread takes its own all the way round.
+"""`sentinel_ring`: all_reduce and reduce_scatter round a ring.  Each thread takes its packets all the way round.
+
+Chosen for large messages where a table says so, or by name.
 
 At every moment each member sends to the next one only, so the traffic is a permutation.  Input and output may be any
 tensors, and the mailbox does not grow with the message.
@@ -16,19 +18,35 @@ stores, or on the end of kernels.  Words of a program, in each member's region:
 
 They only grow, so a captured launch can be replayed.
 """
-# mypy: ignore-errors
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
 import triton
 import triton.language as tl
 
+from iris_core.types import Availability, DeviceType
 from iris_triton.collectives.packets.arithmetic import reduced
-from iris_triton.collectives.packets.data import load_data, store_data
-from iris_triton.collectives.packets.mailbox import PER_CALL, _limit
+from iris_triton.collectives.packets.base import PacketCollective, Plan
+from iris_triton.collectives.packets.data import _limit, load_data, store_data
+from iris_triton.collectives.packets.mailbox import MAX_PROGRAMS, PER_CALL
+from iris_triton.collectives.packets.mailbox_sizes import PACKET, packets_for
 from iris_triton.collectives.packets.packet import clear, encode, poll, push, spot
+from iris_triton.collectives.packets.split import _CPU_PAIRS, _GPU_PAIRS, _GPU_WARPS, _START_S
 from iris_triton.collectives.parts.barrier import count_of, report_overlap, take, uses_of
 from iris_triton.collectives.parts.elements import finished
+from iris_triton.collectives.parts.sizes import carrier_of, layout_of
 from iris_triton.language.asm import wait_stores
 from iris_triton.language.flags import await_flag, set_flag
+from iris_triton.launcher import BoundKernel
+
+if TYPE_CHECKING:
+    from iris_core.dispatch.team import Team
+    from iris_core.types import CollectiveRequest
 
 WORDS = 2
 """Words of a program."""
@@ -176,3 +194,107 @@ def packet_ring(
         tl.debug_barrier()
         set_flag(before, rounds, "release", "sys")
     tl.store(own + 1, rounds)
+
+
+_HOP_S, _RING_WIRE = 0.8e-6, 3.51e11
+
+
+class Ring(PacketCollective):
+    """all_reduce or reduce_scatter of floats round a ring; see the beginning of this file.
+
+    It serves 16-bit floats only where nothing is rounded on the way: their sums would be, at every hop.
+
+    Args:
+        op: the operation.
+        emulate: as for `PacketCollective`.
+    """
+
+    _measured_only = True
+    """Chosen where a table says so, or by name."""
+
+    def __init__(self, op: str, *, emulate: bool = False) -> None:
+        super().__init__(op, "ring", "sentinel", emulate=emulate)
+
+    @property
+    def _gathers(self) -> bool:
+        return self.op == "all_reduce"
+
+    def supports(self, request: CollectiveRequest) -> Availability:
+        """Say whether this algorithm serves a call."""
+        answer = super().supports(request)
+        if not answer:
+            return answer
+        if request.group_size < 2:
+            return Availability.no("it needs two ranks at least")
+        if "num_warps" in request.options.get("config", {}):
+            return Availability.no("its mailbox is made for programs of one size, so it has no use for num_warps")
+        if request.dtype != "float32" and request.options.get("reduction") not in ("min", "max"):
+            return Availability.no(f"partial results of {request.dtype} would be rounded at every hop")
+        return answer
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: once round the ring, or twice."""
+        hops = (request.group_size - 1) * (1 + self._gathers)
+        return _START_S + hops * (_HOP_S + request.nbytes / request.group_size / _RING_WIRE)
+
+    def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
+        """Return configs that are worth measuring for a call that this algorithm serves."""
+        if request.target.type is DeviceType.CPU:
+            return [{}]
+        return [{}, {"comm_sms": 132}, {"comm_sms": 528}]
+
+    def prepare(self, request: CollectiveRequest, context: Any) -> Plan:
+        """Make a plan.  Collective: every member calls it."""
+        team: Team = context.ccl.team(request.members or tuple(range(request.group_size)))
+        options = request.options
+        on_cpu = request.target.type is DeviceType.CPU
+        item = int(getattr(torch, request.dtype).itemsize)
+        part = self._part_nbytes(request)
+        packets = packets_for(part, self._encoding)
+        block = 32 * _GPU_WARPS
+        area = 2 * 2 * (team.size - 1) * block * PACKET
+        most = min(options["config"].get("comm_sms", _CPU_PAIRS if on_cpu else 2 * _GPU_PAIRS), MAX_PROGRAMS)
+        programs = max(1, min(most, -(-packets // block)))
+        mailbox = team.workspace("ring of packets", programs * area, area, fill=0xFF)  # every byte of packets' EMPTY
+        words = team.region("words of the ring of packets", WORDS * 8 * MAX_PROGRAMS)
+        inner = layout_of(request.shape, options["in_stride"])
+        outer = layout_of(options["out_shape"], options["out_stride"])
+        whole = options.get("aligned", False) and part % PACKET == 0 and request.nbytes % PACKET == 0
+        arguments = {
+            "words": words.tensor.view(torch.int64),
+            "peers": tuple(team.base_ptrs[(team.rank + 1 + i) % team.size] for i in range(team.size)),
+            "me": team.rank,
+            "rank": team.world_rank,
+            "nbytes": request.nbytes,
+            "part": part,
+            "packets": packets,
+            "box": mailbox.offset_bytes,
+            "area": area,
+            "timeout_ns": team.timeout_ns,
+            "status": team.status_ptr,
+            "in_sizes": inner.sizes,
+            "in_strides": inner.strides,
+            "out_sizes": outer.sizes,
+            "out_strides": outer.strides,
+            "N": team.size,
+            "GATHERS": self._gathers,
+            "ITEM": item,
+            "IN_DIMS": inner.num_dims,
+            "OUT_DIMS": outer.num_dims,
+            "IN_WHOLE": whole and not inner.num_dims,
+            "OUT_WHOLE": whole and not outer.num_dims,
+            "EVEN": part * team.size == request.nbytes,
+            "BLOCK": block,
+            "NAP_NS": 0,
+            **self._reduction(request),
+        }
+        launch_options = {} if on_cpu else {"num_warps": _GPU_WARPS}
+        programs = min(programs, mailbox.nbytes // area)
+        kernel = BoundKernel(packet_ring, programs, arguments, PER_CALL, team.device, launch_options)
+        return Plan((kernel,), carrier_of(request.dtype))
+
+    def _part_nbytes(self, request: CollectiveRequest) -> int:
+        size = request.group_size
+        if self._gathers:
+            return max(1, -(-request.nbytes // (size * PACKET))) * PACKET
+        return int(math.prod(request.shape) // size * getattr(torch, request.dtype).itemsize)

@@ -1,4 +1,6 @@
-"""all_reduce and reduce_scatter of large messages: some programs only push, others only reduce.
+"""`<encoding>_split`: all_reduce and reduce_scatter.  Some programs only push, others only reduce.
+
+Chosen for large messages where a table says so, or by name.
 
 Programs come in pairs.  The even one pushes the parts of the input into the mailboxes, a stretch to one member and then
 to the next, so that the traffic of all members stays close to a permutation.  The odd one polls, reduces, and frees the
@@ -15,23 +17,32 @@ packet of a thread at a time, from all members.
 A message has one epoch: the mailbox has room for all of it, and what is larger goes in several launches.  So the places
 of sentinel packets are free again because a kernel has ended, not because of the order of stores within one.
 """
-# mypy: ignore-errors
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
 import triton
 import triton.language as tl
 
+from iris_core.types import Availability, DeviceType
 from iris_triton.collectives.packets.arithmetic import reduced
-from iris_triton.collectives.packets.data import load_data, store_data
+from iris_triton.collectives.packets.base import PacketCollective, Plan
+from iris_triton.collectives.packets.data import _limit, load_data, store_data
 from iris_triton.collectives.packets.mailbox import (
+    MAX_PROGRAMS,
     PER_CALL,
     RUNTIME,
-    _limit,
     advance,
     confirm,
     end,
     look,
     mark_of,
 )
+from iris_triton.collectives.packets.mailbox_sizes import PACKET, looks_of, mailbox_for, packets_for, tunings_of
 from iris_triton.collectives.packets.packet import alignment, clear, data_words, decode, encode, poll, push, spot
 from iris_triton.collectives.parts.barrier import (
     arrive,
@@ -44,7 +55,13 @@ from iris_triton.collectives.parts.barrier import (
     tell,
     told,
 )
+from iris_triton.collectives.parts.sizes import carrier_of, layout_of
 from iris_triton.language.flags import await_flag, set_flag
+from iris_triton.launcher import BoundKernel
+
+if TYPE_CHECKING:
+    from iris_core.dispatch.team import Team
+    from iris_core.types import CollectiveRequest
 
 _RUNTIME = (*RUNTIME, "slots")
 
@@ -75,7 +92,7 @@ def split(
 ):  # fmt: skip
     """Reduce the own part of all inputs.
 
-    Args (beside those of `iris_triton.collectives.packets.mailbox.two_shot`):
+    Args (beside those of `iris_triton.collectives.packets.exchange.two_shot`):
         control: the team's control region (int64).
         local: int32, a word of this rank for each pair; 0 between launches.
         bases: int64[N], the members' heaps.
@@ -193,3 +210,129 @@ def split(
                 set_flag(local + pair, c + 1, "release", "gpu")
     end(counters, epoch + 1)
     confirm(counters, claimed, epoch, me, status, rank)
+
+
+_CPU_BLOCK, _CPU_PAIRS = 256, 3
+
+_GPU_WARPS, _GPU_PAIRS = 8, 132
+
+_TRIED = ({"comm_sms": 128}, {"num_warps": 16}, {"comm_sms": 132, "num_warps": 16})
+
+_ITERATIONS = 4  # packets of a thread in a chunk
+
+_FEW_NBYTES, _MANY_NBYTES = 1 << 20, 4 << 20  # of a part
+
+_NAP_NS, _FIRST_NAP_NS = 100, 500
+
+_START_S, _MEETING_S = 4e-6, 2.5e-6  # of the model, like those below
+
+_WIRE = 3.4e11
+
+
+class Split(PacketCollective):
+    """all_reduce or reduce_scatter by pairs of programs; see the beginning of this file.
+
+    Args:
+        op: the operation.
+        encoding: of its packets.
+        emulate: as for `PacketCollective`.
+    """
+
+    _measured_only = True
+    """Chosen where a table says so, or by name: nearly as fast as the other forms, seldom faster."""
+
+    def __init__(self, op: str, encoding: str, *, emulate: bool = False) -> None:
+        super().__init__(op, "split", encoding, emulate=emulate)
+
+    @property
+    def _gathers(self) -> bool:
+        return self.op == "all_reduce"
+
+    def supports(self, request: CollectiveRequest) -> Availability:
+        """Say whether this algorithm serves a call."""
+        answer = super().supports(request)
+        if answer and request.group_size < 2:
+            return Availability.no("it needs two ranks at least")
+        if answer and self._gathers and not request.direct_out:
+            return Availability.no(
+                "it stores results into the outputs of all, and this one is not on the heap, or strided"
+            )
+        return answer
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: packets to all, and results of an all_reduce as they are."""
+        part = request.nbytes * (request.group_size - 1) / request.group_size
+        sent = part * (packets_for(1 << 20, self._encoding) * PACKET / (1 << 20) + self._gathers)
+        return _START_S + _MEETING_S * self._gathers + sent / _WIRE
+
+    def prepare(self, request: CollectiveRequest, context: Any) -> Plan:
+        """Make a plan.  Collective: every member calls it."""
+        team: Team = context.ccl.team(request.members or tuple(range(request.group_size)))
+        options = request.options
+        part = self._part_nbytes(request)
+        warps, sub, several, iterations = self._stretch(request)
+        mailbox = mailbox_for(team, self._encoding, self._packets(request), team.size - 1, sub)
+        pairs = self._pairs(request, mailbox.cap, sub * several, team.max_programs)
+        local = team.region("split", 4 * MAX_PROGRAMS)
+        inner = layout_of(request.shape, options["in_stride"])
+        outer = layout_of(options["out_shape"], options["out_stride"])
+        arguments = self._common(request, team, mailbox, part, inner, outer) | {
+            "control": team.control.tensor.view(torch.int64),
+            "local": local.tensor.view(torch.int32),
+            "bases": team.bases,
+            "nbytes": request.nbytes,
+            "EVEN": part * team.size == request.nbytes,
+            "slots": mailbox.cap,
+            "GATHERS": self._gathers,
+            "BLOCK": sub * several,
+            "SUB": sub,
+            "ITER": iterations,
+            "NAP_NS": _NAP_NS,
+            "FIRST_NAP_NS": _FIRST_NAP_NS,
+            "LOOKS": looks_of(2 * pairs, warps or 1),
+        }
+        launch_options = {} if request.target.type is DeviceType.CPU else {"num_warps": warps}
+        kernels = [
+            BoundKernel(split, 2 * pairs, arguments | {"first": i * mailbox.cap}, PER_CALL, team.device, launch_options)
+            for i in range(mailbox.pieces)
+        ]
+        return Plan(tuple(kernels), carrier_of(request.dtype))
+
+    def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
+        """Return configs that are worth measuring for a call that this algorithm serves."""
+
+        def shape_of(each: CollectiveRequest) -> Any:
+            warps, sub, several, iterations = self._stretch(each)
+            return warps, several, iterations, self._pairs(each, self._packets(each), sub * several, MAX_PROGRAMS)
+
+        return tunings_of(request, shape_of, _TRIED)
+
+    def _stretch(self, request: CollectiveRequest) -> tuple[int, int, int, int]:
+        """Warps; packets that a program holds one to a thread; how many a pushing thread holds; blocks of a chunk.
+
+        Several packets in a thread keep more stores under way; several short blocks hand results over as often, and
+        fill the programs more evenly where there are few.
+        """
+        config = request.options["config"]
+        if request.target.type is DeviceType.CPU:
+            warps = int(config.get("num_warps", 0))
+            return warps, 32 * warps if warps else _CPU_BLOCK, 1, _ITERATIONS
+        warps = int(config.get("num_warps", _GPU_WARPS))
+        nbytes = self._packets(request) * PACKET
+        if self._gathers:
+            several = 1 if _FEW_NBYTES < nbytes <= _MANY_NBYTES else 4
+        else:
+            several = 2
+        return warps, 32 * warps, several, _ITERATIONS // several if self._gathers else 1
+
+    def _pairs(self, request: CollectiveRequest, packets: int, block: int, most: int) -> int:
+        """Pairs of programs."""
+        usual = 2 * (_CPU_PAIRS if request.target.type is DeviceType.CPU else _GPU_PAIRS)
+        wanted = int(request.options["config"].get("comm_sms", usual)) // 2
+        return max(1, min(wanted, most, MAX_PROGRAMS // 2, -(-packets // block)))
+
+    def _part_nbytes(self, request: CollectiveRequest) -> int:
+        size = request.group_size
+        if self._gathers:
+            return max(1, -(-request.nbytes // (size * PACKET))) * PACKET
+        return int(math.prod(request.shape) // size * getattr(torch, request.dtype).itemsize)

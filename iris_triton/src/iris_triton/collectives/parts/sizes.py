@@ -23,10 +23,12 @@ VECTOR_NBYTES = 16
 """Widest access of a thread; pieces begin at multiples of it."""
 
 _CPU_BLOCK = 1 << 15  # elements: on the CPU an operation on a block costs the same for 1 and for 1000
+
 MOST_PROGRAMS = 64
 """Programs of a launch on a GPU, if the config does not say how many."""
 
 _GPU_WARPS = 8
+
 _THREAD_NBYTES_MOVE, _THREAD_NBYTES_REDUCE = 64, 32  # a thread that reduces holds as much of every member
 
 USED_CONFIG = ("comm_sms", "num_warps", "num_stages", "block_size_m", "block_size_n")
@@ -191,3 +193,32 @@ def pieces(
     if region.nbytes >= whole and elements is not None:
         return region, rounded_up(max(elements, 1), item)
     return region, region.nbytes // (halves * number * item) // unit * unit
+
+
+_HALVES = ("float16", "bfloat16")
+
+_WORD = 8
+
+
+def _layouts(request: CollectiveRequest) -> dict[str, Any]:
+    """What kernels are told of the tensors."""
+    inner = layout_of(request.shape, request.options["in_stride"])
+    outer = layout_of(request.options["out_shape"], request.options["out_stride"])
+    return {
+        "in_sizes": inner.sizes,
+        "in_strides": inner.strides,
+        "out_sizes": outer.sizes,
+        "out_strides": outer.strides,
+        "IN_DIMS": inner.num_dims,
+        "OUT_DIMS": outer.num_dims,
+    }
+
+
+def _item(request: CollectiveRequest) -> int:
+    return int(getattr(torch, request.dtype).itemsize)
+
+
+def _wide_of(request: CollectiveRequest) -> torch.dtype:
+    """In which type elements are added up."""
+    own: torch.dtype = torch.uint8 if request.dtype == "bool" else getattr(torch, request.dtype)
+    return torch.float32 if request.dtype in _HALVES else own

@@ -9,14 +9,14 @@ import torch
 
 from iris_core.errors import UnsupportedError
 from iris_core.types import Availability, DeviceType
-from iris_triton.gemm.shapes import USED_CONFIG, config_problem, dtype_problem, padded
+from iris_triton.gemm.parts.shapes import USED_CONFIG, config_problem, dtype_problem, padded
 from iris_triton.info import TRITON_INFO
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
     from iris_core.dispatch.host import Host
     from iris_core.types import FusedRequest, PluginInfo
-    from iris_triton.gemm.shapes import Tiling
+    from iris_triton.gemm.parts.shapes import Tiling
 
 EFFICIENCY_GPU, EFFICIENCY_CPU = 0.5, 0.02
 """Of plain Triton's products in relation to a library's, for the model: careful where nothing was measured."""

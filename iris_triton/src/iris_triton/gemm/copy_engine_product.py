@@ -1,12 +1,15 @@
-"""torch.matmul on the main stream, and on a second one the copy engine: what multiplies loses no multiprocessor.
+"""`copy_engine`, `copy_engine_push`: torch.matmul on the main stream, and the copy engine on a second one.
 
-all_gather_matmul: rows come as `iris_triton.gemm.shards` says, and the product with each run of them begins as soon as
-they are there, that with the own rows at once.
+Chosen by name, or where a table says so: what multiplies loses no multiprocessor.
+
+all_gather_matmul: rows come as `iris_triton.gemm.parts.shards` says, and the product with each run of them begins as
+soon as they are there, that with the own rows at once.
 
 matmul_reduce_scatter and matmul_all_reduce: for each owner of rows a product, that of the next member first, which the
 copy engine carries to a slot of the owner while the next one is computed.  The own rows come last, and their product
-goes to its slot at once.  Then the slots are added up (`iris_triton.gemm.sum_kernel`).
+goes to its slot at once.  Then the slots are added up (`iris_triton.gemm.parts.sum_slots`).
 """
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
 from __future__ import annotations
 
@@ -15,16 +18,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import triton
+import triton.language as tl
 
 from iris_core.providers.baseline import Unfused, multiply
 from iris_core.providers.model import fixed_s, moving_s, product_s
 from iris_core.types import Availability, DeviceType
 from iris_triton.copies import copies_obstacle
-from iris_triton.gemm.fused import peer_memory, staging, staging_nbytes
-from iris_triton.gemm.shards import COPY_S, WIRE, Shards, Side, Words, shards_of, side_of, words_of
-from iris_triton.gemm.sums import bind_sum
-from iris_triton.gemm.word_kernel import await_word
+from iris_triton.gemm.parts.fused import peer_memory, staging, staging_nbytes
+from iris_triton.gemm.parts.shards import COPY_S, WIRE, Shards, Side, Words, shards_of, side_of, words_of
+from iris_triton.gemm.parts.sum_slots import bind_sum
 from iris_triton.info import TRITON_INFO
+from iris_triton.language.flags import await_flag
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
@@ -125,7 +130,7 @@ class CopyEngineGather(_CopyEngine):
     """all_gather_matmul, gather_dim 0, by the copy engine.
 
     Args:
-        pushes: members put their rows to the others, instead of taking the others'; see `iris_triton.gemm.shards`.
+        pushes: see `iris_triton.gemm.parts.shards`.
     """
 
     def __init__(self, *, pushes: bool) -> None:
@@ -162,7 +167,7 @@ class CopyEngineGather(_CopyEngine):
                 waits[shard.member] = BoundKernel(await_word, 1, arguments, (), team.device, options)
         elif shards.side.stream is not None:
             awaited = [each.after[-1] for each in products if each.after]
-            arrived = {member: torch.cuda.Event() for member in awaited}  # type: ignore[no-untyped-call]
+            arrived = {member: torch.cuda.Event() for member in awaited}
         return _GatherPlan(shards, products, arrived, words, waits, request.options["tf32"], shards.memory)
 
     def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -323,7 +328,7 @@ class CopyEngineReduce(_CopyEngine):
             for first, last in neighbours(run):
                 begin, end = bounds(first)[0], bounds(last)[1]
                 if begin < end:
-                    event = None if on_cpu else torch.cuda.Event()  # type: ignore[no-untyped-call]
+                    event = None if on_cpu else torch.cuda.Event()
                     carried.append(_Carried(begin, end, copies(first, last), event))
         begin, end = bounds(me)
         stride = request.out_stride if staged is None else (staged.stride(0), staged.stride(1))
@@ -363,3 +368,18 @@ class CopyEngineReduce(_CopyEngine):
             plan.add(None, target, *(() if bias is None else (bias,)))
             if plan.staged_out is not None:
                 out.copy_(plan.staged_out)
+
+
+@triton.jit(do_not_specialize=("index", "rank", "timeout_ns", "status"))
+def await_word(words, index, rank, timeout_ns, status):
+    """Wait until a word is 1, and clear it.  One program; what its stream does afterwards sees what the word speaks of.
+
+    Args:
+        words: int32 words in own memory.
+        index: which of them.
+        rank, timeout_ns, status: the caller in the world; bound of the wait, and where it reports.
+    """
+    word = words + index
+    one = tl.cast(index, tl.int32) * 0 + 1
+    await_flag(word, one, "eq", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank)
+    tl.store(word, 0)

@@ -1,138 +1,41 @@
-"""matmul_all_reduce into one sum for each tile, and round a ring: the algorithms of `iris_triton.collectives` on tiles.
+"""`ring`: matmul_all_reduce.  A tile's partial sum goes from member to member, and each adds its own product.
 
-"atomic" and "spinlock" (`matmul_accumulate`): every tile has an owner, who stores its own product into an accumulator
-of float32; the others add theirs there, by atomics or under a lock.  Then the owner adds the bias, rounds, and stores
-the result into the outputs of all.  So all members get the same bits; but products arrive in any order, so the last
-bits may differ from one run to the next.  Accumulators take as much memory as one slot of `reduce_kernel` in float32.
-
-"ring" (`matmul_ring`): a member's partial sum of a tile goes to the next member, which adds its own product; the last
-one, the tile's owner, adds the bias and rounds, and the result goes round once more.  A member computes its product
-before it waits for the sum that it is added to.  Everybody talks to its neighbours only.
+Chosen by name, or where a table says so.  The last member, the tile's owner, adds the bias and rounds, and the result
+goes round once more.  A member computes its product before it waits for the sum that it is added to.  Everybody talks
+to its neighbours only.
 
 The tile with number L of an owner is handled by program L % programs on every member: so only the programs of one
-number meet, exchange messages, or use one lock.
+number exchange messages.
 """
-# mypy: ignore-errors
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
-from iris_triton.gemm.tiles import (
-    add_product,
-    dense_tile,
-    own_program,
-    place,
-    store_tile,
-    whole_rows,
-    wide,
-    with_bias,
-)
-from iris_triton.language.asm import wait_stores
-from iris_triton.language.flags import await_flag, set_flag
+from iris_core.errors import UnsupportedError
+from iris_core.providers.model import fixed_s, moving_s, product_s
+from iris_core.types import Availability, DeviceType
+from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, row_of
+from iris_triton.collectives.ring import ring_steps
+from iris_triton.gemm.matmul_accumulate import _WORD, PER_CALL, RUNTIME, _elsewhere, _tell_after_stores, _Variant
+from iris_triton.gemm.parts.fused import Plan, bind, efficiency, peer_memory, programs_for
+from iris_triton.gemm.parts.shapes import USED_CONFIG
+from iris_triton.gemm.parts.tiles import add_product, dense_tile, own_program, place, store_tile, wide, with_bias
+from iris_triton.language.flags import await_flag
 
-PER_CALL = ("out", "a", "b", "bias")
-"""Arguments that may lie anywhere."""
-
-RUNTIME = ("me", "rank", "per_owner", "timeout_ns", "status")
-"""Arguments for whose values kernels are not compiled anew."""
-
-LOCK_WORDS = 2
-"""Words of a program's lock: the number that is drawn next, and the one that is served."""
+if TYPE_CHECKING:
+    from iris_core.dispatch.host import Host
+    from iris_core.types import FusedRequest
 
 RING_WORDS = 3
 """Words of a program in a ring: messages that have come in, that the next one has taken, and that were sent in all."""
 
 _ARRIVED, _TAKEN, _NUMBER, _RING_WORDS = (tl.constexpr(n) for n in (0, 1, 2, RING_WORDS))
-
-
-@triton.jit
-def _elsewhere(pointer, bases, me, member):
-    """The same place in a member's heap."""
-    return (pointer.to(tl.int64) + (tl.load(bases + member) - tl.load(bases + me))).to(pointer.dtype)
-
-
-@triton.jit
-def _acquire(lock, timeout_ns, status, rank):
-    """Wait for a ticket lock; returns the ticket.
-
-    Any member draws, and only the holder of a ticket sets the number that is served next: none can serve another's.
-    """
-    ticket = tl.atomic_add(lock, 1, sem="relaxed", scope="sys")
-    await_flag(lock + 1, ticket, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank)
-    return ticket
-
-
-@triton.jit
-def _tell_after_stores(word, value):
-    """Set a flag when everything that this program has stored and loaded is done."""
-    wait_stores()
-    tl.debug_barrier()
-    set_flag(word, value, "release", "sys")
-
-
-@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
-def matmul_accumulate(
-    out, a, b, bias, control, sums, locks, bases, me, rank, m, n, k, a_down, a_right, b_down, b_right, out_down,
-    bias_step, tiles_m, tiles_n, per_owner, timeout_ns, status,
-    SIZE: tl.constexpr, LOCKED: tl.constexpr, BIAS: tl.constexpr, A_ALIGNED: tl.constexpr, B_ALIGNED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
-    PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr, XCDS: tl.constexpr,
-    CHUNK: tl.constexpr
-):  # fmt: skip
-    """Add up A @ B over the members, into one accumulator for each tile.
-
-    Meetings: the owners' products are in the accumulators; all products are; the outputs are complete.
-
-    Args (beside those of `iris_triton.gemm.reduce_kernel.matmul_reduce`):
-        sums: symmetric memory for per_owner tiles of float32.
-        locks: if LOCKED, LOCK_WORDS words for each program (int64) that only grow.
-        LOCKED: whether to add under a lock; else by atomics.
-    """
-    row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE) + 1
-    nothing = members_of(SIZE).to(tl.int64) * 0
-    tell(row, bases, me, nothing + (out.to(tl.int64) - tl.load(bases + me)), nothing + out_down, SIZE)
-    program = own_program(0, XCDS, CHUNK)
-    programs = tl.num_programs(0)
-    total = tiles_m * tiles_n
-    lock = locks + program * 2
-    lanes = dense_tile(BM, BN)
-    for i in range(SIZE):
-        owner = (me + i) % SIZE
-        there = tl.multiple_of(_elsewhere(sums, bases, me, owner), 16)
-        for tile in range(program, tl.minimum(per_owner, total - owner * per_owner), programs):
-            down, right = place(owner * per_owner + tile, tiles_m, tiles_n, GROUP)
-            acc = add_product(
-                tl.zeros((BM, BN), tl.float32), wide(a, A_ALIGNED), wide(b, B_ALIGNED), down * BM, right * BN, m, n, k,
-                a_down, a_right, b_down, b_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES,
-            )  # fmt: skip
-            at = there + tl.cast(tile, tl.int64) * (BM * BN) + lanes
-            if i == 0:
-                tl.store(at, acc)
-            elif LOCKED:
-                theirs = _elsewhere(lock, bases, me, owner)
-                ticket = _acquire(theirs, timeout_ns, status, rank)
-                tl.store(at, tl.load(at) + acc)
-                _tell_after_stores(theirs + 1, ticket + 1)
-            else:
-                tl.atomic_add(at, acc, sem="relaxed", scope="sys")
-        if i == 0:
-            meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    for tile in range(program, tl.minimum(per_owner, total - me * per_owner), programs):
-        down, right = place(me * per_owner + tile, tiles_m, tiles_n, GROUP)
-        acc = tl.load(sums + tl.cast(tile, tl.int64) * (BM * BN) + lanes)
-        acc = with_bias(acc, bias, down * BM, right * BN, m, n, bias_step, BIAS, BM, BN)
-        for j in range(SIZE):
-            peer = (me + 1 + j) % SIZE
-            target = tl.multiple_of((tl.load(bases + peer) + told(row, peer, SIZE)).to(out.dtype), 16)
-            stride = whole_rows(told_second(row, peer, SIZE), out)
-            store_tile(target, acc, down * BM, right * BN, m, n, stride, 1, BM, BN)
-    epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    leave(row, epoch, SIZE)
 
 
 @triton.jit
@@ -194,7 +97,7 @@ def matmul_ring(
     One meeting, at the beginning: nobody writes to a mailbox whose memory serves another call.  When a launch is over,
     all messages to this member have been taken.
 
-    Args (beside those of `iris_triton.gemm.reduce_kernel.matmul_reduce`):
+    Args (beside those of `iris_triton.gemm.matmul_reduce.matmul_reduce`):
         mail: symmetric memory: for each program `slots` slots for a tile of float32.
         words: RING_WORDS words for each program (int64) that only grow.
         steps: int64[rings], how many members further each ring's next neighbour is.
@@ -241,3 +144,60 @@ def matmul_ring(
                 sent += 1
     tl.store(mine + _NUMBER, sent)
     leave(row, epoch, SIZE)
+
+
+_SLOTS = 2
+"""Of a mailbox: one is filled while the other one is read."""
+
+
+class Ring(_Variant):
+    """matmul_all_reduce round a ring, or `all_reduce_num_rings` of them."""
+
+    uses = (*USED_CONFIG, "all_reduce_num_rings")
+
+    def __init__(self) -> None:
+        super().__init__("ring")
+
+    def supports(self, request: FusedRequest) -> Availability:
+        """Say whether this algorithm serves a call."""
+        answer = super().supports(request)
+        config = request.options["config"]
+        rings, programs = config.get("all_reduce_num_rings", 1), config.get("num_sms")
+        if answer and programs is not None and programs < rings:
+            return Availability.no(f"all_reduce_num_rings={rings} need as many programs, and num_sms={programs}")
+        return answer
+
+    def cost(self, request: FusedRequest) -> float:
+        """Estimate seconds: sums are float32 on their way; the first and the last message of a round are not hidden."""
+        item: int = getattr(torch, request.out_dtype).itemsize
+        size = request.group_size
+        moved = moving_s(request) / 2 * (4 / item + 1)
+        hidden = max(product_s(request, efficiency(request)), moved)
+        return hidden + moved / 2 + fixed_s(request, launches=1, meetings=1 + 2 * (size - 1))
+
+    def prepare(self, request: FusedRequest, host: Host) -> Plan:
+        """Find memory for the mailboxes, bind the kernel.  Collective."""
+        tiles = self._tiles(request)
+        team, rings = host.team, request.options["config"].get("all_reduce_num_rings", 1)
+        arguments = self._arguments(request, host, tiles)
+        # with fewer tiles than rings, some have nothing to do
+        programs = programs_for(request, host, max(rings, arguments["per_owner"]), meeting=True)
+        if request.target.type is DeviceType.CPU:
+            programs = max(programs, min(rings, team.max_programs))
+        if programs < rings:
+            raise UnsupportedError(f"{self.op}: {rings} rings need as many programs, and there can be {programs}")
+        need = programs * _SLOTS * tiles.block_m * tiles.block_n * 4
+        memory = peer_memory(host, need, f"{self.op} ({self.name})")[:need]
+        words = team.region("ops ring words", RING_WORDS * _WORD * team.max_programs)
+        arguments |= {
+            "mail": memory.view(torch.float32),
+            "words": words.tensor.view(torch.int64),
+            "steps": torch.tensor(ring_steps(team.size, rings), dtype=torch.int64, device=team.device),
+            "slots": _SLOTS,
+            "rings": rings,
+            "out_down": request.out_stride[0],
+            "out_right": request.out_stride[1],
+            "OUT_ALIGNED": request.aligned[2],
+        }
+        kernel = bind(request, host, matmul_ring, programs, arguments, tiles)
+        return Plan(kernel, aux_buffer=memory, locks=words.tensor)

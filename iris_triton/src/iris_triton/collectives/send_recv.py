@@ -1,4 +1,6 @@
-"""send and recv through mailboxes: what is sent lies in the receiver's memory until it comes for it.
+"""`mailbox`: send and recv.  What is sent lies in the receiver's memory until it comes for it.
+
+The only algorithm for both.
 
 Every rank has an inbox for each other one, of PARTS parts.  A message is divided among all of them, whatever its size,
 so both sides know where it is without knowing each other.  A part holds two pieces.  The sender fills them in turn, and
@@ -19,23 +21,42 @@ and takes out a message that differs without storing it: the next one is where i
 Programs may be fewer than parts, and fewer on one side than on the other: all take parts in ascending order, so the
 lowest one that is not done is always being worked on by both.
 """
-# mypy: ignore-errors
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
 import triton
 import triton.language as tl
 
 from iris_core.device.context_words import MismatchCode
+from iris_core.dispatch.team import ELEMENT_TYPES
+from iris_core.errors import UnsupportedError
+from iris_core.types import DeviceType
 from iris_triton.collectives.parts.barrier import count_of, report_difference, report_overlap, take, uses_of
 from iris_triton.collectives.parts.elements import as_words, copy_part
+from iris_triton.collectives.parts.portable import Plan, Portable
+from iris_triton.collectives.parts.sizes import blocks_for, carrier_of, layout_of
 from iris_triton.language.asm import wait_stores
 from iris_triton.language.flags import await_flag, set_flag
+from iris_triton.launcher import BoundKernel
+
+if TYPE_CHECKING:
+    from iris_core.dispatch.team import Team
+    from iris_core.types import CollectiveRequest
 
 ARRIVED, TAKEN, SENT, RECEIVED, HEADERS = (tl.constexpr(n) for n in range(5))
+
 WORDS = 8
 """Words for each peer and part."""
 
 _WORDS = tl.constexpr(WORDS)
+
 _KIND_BITS = tl.constexpr(16)
+
 _MESSAGE = tl.constexpr(int(MismatchCode.MESSAGE))
 
 RUNTIME = ("me", "peer", "apart", "count", "element", "piece", "timeout_ns", "status", "sizes", "strides")
@@ -150,3 +171,65 @@ def receive(
             set_flag(theirs + TAKEN, number, "release", "sys")
             at += piece
         tl.store(mine + RECEIVED, number)
+
+
+_GPU_PARTS = 16
+
+
+class Mail(Portable):
+    """send or recv through the receiver's inbox."""
+
+    def __init__(self, op: str) -> None:
+        super().__init__(op, "mailbox")
+        self._kernel = {"send": send, "recv": receive}[op]
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: once over a link, and once within a device."""
+        return self.model(request, meetings=1, moved=request.nbytes, copied=request.nbytes)
+
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
+        """Bind the kernel; the division of an inbox is what both sides know without each other."""
+        carrier = carrier_of(request.dtype)
+        item = carrier.dtype.itemsize
+        own = request.options["out_stride"] if self.op == "recv" else request.options["in_stride"]
+        layout = layout_of(*carrier.extend(request.shape, own))
+        count = math.prod(request.shape) * carrier.parts
+        parts = 1 if request.target.type is DeviceType.CPU else _GPU_PARTS
+        words_nbytes = team.size * parts * WORDS * 8
+        apart = (team.mail.nbytes - words_nbytes) // (team.size * parts) // 32 * 32
+        if apart < 2 * item:
+            raise UnsupportedError(
+                f"{self.op}: the heap's system area has no room for inboxes of {team.size} ranks; open the context "
+                "with a larger IRIS_SYSTEM_SIZE"
+            )
+        blocks = blocks_for(request, team, count, item, reduces=False)
+        words, boxes = team.mail.tensor[:words_nbytes].view(torch.int64), team.mail.tensor[words_nbytes:]
+        arguments: dict[str, Any] = {
+            "words": words,
+            "boxes": boxes,
+            "bases": team.bases,
+            "me": team.rank,
+            "peer": request.options["peer"],
+            "apart": apart,
+            "count": count,
+            "element": ELEMENT_TYPES.index(request.dtype),
+            "piece": apart // 2 // item,
+            "timeout_ns": team.timeout_ns,
+            "status": team.status_ptr,
+            "sizes": layout.sizes,
+            "strides": layout.strides,
+            "PARTS": parts,
+            "DIMS": layout.num_dims,
+            "BLOCK": blocks.block,
+        }
+        name = "out" if self.op == "recv" else "inp"
+        grid = min(parts, request.options["config"].get("comm_sms", parts))
+        return Plan(BoundKernel(self._kernel, grid, arguments, (name,), team.device, blocks.options), carrier)
+
+    def launch(self, plan: Plan, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> None:
+        """Launch a plan on a stream."""
+        tensor = inp if out is None else out
+        assert tensor is not None
+        if plan.carrier is not None and not plan.kernel.is_ready:
+            tensor = plan.carrier.view(tensor)
+        plan.kernel(stream, tensor)

@@ -1,4 +1,4 @@
-"""Collectives of packets, as algorithms: all_reduce, reduce_scatter, all_gather and all_to_all through mailboxes."""
+"""What the algorithms of packets have in common: whom they serve, plans, launching."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 import triton.language as tl
 
 from iris_core.types import REDUCIBLE, Availability, DeviceType, ReduceOp
+from iris_triton.collectives.packets.exchange import exchange, two_shot
 from iris_triton.collectives.packets.fabric import Fact, known_facts
-from iris_triton.collectives.packets.mailbox import MAX_MEMBERS, PER_CALL, exchange, two_shot
+from iris_triton.collectives.packets.mailbox import MAX_MEMBERS, PER_CALL
 from iris_triton.collectives.packets.mailbox_sizes import (
     DATA_RATIO,
     Mailbox,
@@ -31,11 +32,17 @@ if TYPE_CHECKING:
     from iris_core.types import CollectiveRequest, PluginInfo
 
 ENCODINGS = ("ll", "ll128", "sentinel")
+
 _USED_CONFIG = ("comm_sms", "num_warps")
+
 _HOP_S, _LAUNCH_S, _WIRE = 0.8e-6, 1.0e-6, 3.4e11  # of the model: seconds, seconds, bytes per second
+
 _EARLY_NBYTES = 1 << 20  # of data for one member: a launch that comes up early saves time, nothing above
+
 _FLOATS = ("float32", "float16", "bfloat16")
+
 _BITWISE = ("band", "bor", "bxor")
+
 _BOOL = {"sum": "max", "product": "min", "min": "min", "max": "max", "band": "min", "bor": "max", "bxor": "bxor"}
 
 

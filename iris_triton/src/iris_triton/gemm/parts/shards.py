@@ -23,7 +23,7 @@ import torch
 from iris_core.types import DeviceType
 from iris_triton.collectives.copy_engine import bind_meeting
 from iris_triton.copies import copier, flag_writer, handles
-from iris_triton.gemm.fused import peer_memory
+from iris_triton.gemm.parts.fused import peer_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,10 +36,12 @@ WIRE, COPY_S = 3.2e11, 7.5e-6
 """Of one stream of copies on 8 x H200: bytes in a second, and what each copy takes beside that."""
 
 _WORD = 4
+
 _WORDS_NBYTES = 256
 """Memory for words is asked for in multiples of it, so that few sizes are there."""
 
 _ALIGNMENT = 16
+
 _FIRST = -1
 """Priority of the second stream: before all that say nothing."""
 

@@ -1,4 +1,6 @@
-"""all_reduce in Gluon: one step for small tensors, two for large ones; all members get the same bits.
+"""`gluon_one_shot`, `gluon_two_shot`: all_reduce.  One step for small tensors, two for large ones.
+
+Chosen with Config(use_gluon=True), or where a table says so.  All members get the same bits.
 
 `one_shot`: every rank stores its input into the landing regions of all, and reduces what has landed.  `two_shot`: each
 rank reduces its shard of all inputs and stores the result into all outputs.  Tensors that peers cannot address take
@@ -7,15 +9,30 @@ part through landing regions, in rounds of pieces.  Each element is reduced in t
 What is read from landing regions lies in the own memory: nothing but stores goes over the links, except that `two_shot`
 reads inputs that peers can address where they are.
 """
-# mypy: ignore-errors
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
+# mypy: disable-error-code="assignment"
 
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from iris_gluon.collectives.base import _BOOL, _LANDING, _Gluon
 from iris_gluon.collectives.elements import copy, reduce_to
 from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
 from iris_triton.collectives.parts.elements import item_nbytes
+from iris_triton.collectives.parts.portable import Plan
+from iris_triton.collectives.parts.sizes import carrier_of, layout_of, pieces, rounded_up
 from iris_triton.collectives.pull import PER_CALL, RUNTIME
+from iris_triton.launcher import BoundKernel
+
+if TYPE_CHECKING:
+    from iris_core.dispatch.team import Region, Team
+    from iris_core.types import CollectiveRequest
 
 _RUNTIME = (*RUNTIME, "count", "shard")
 
@@ -174,3 +191,87 @@ def two_shot(
         if IN_DIRECT:
             half = SIZE * capacity * ITEM - half
     leave(row, epoch, SIZE)
+
+
+# -- reducing ---------------------------------------------------------------------------------------------------------
+class _Reduction(_Gluon):
+    """all_reduce in one of two forms.
+
+    Args:
+        name: the algorithm.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__("all_reduce", name)
+
+    def _bind(
+        self,
+        request: CollectiveRequest,
+        team: Team,
+        kernel: Any,
+        landing: Region,
+        capacity: int,
+        handled: int,
+        **more: Any,
+    ) -> Plan:
+        """Bind a kernel, of which a rank handles so many elements at least."""
+        item = getattr(torch, request.dtype).itemsize
+        op = request.options["reduction"]
+        carrier = carrier_of("uint8") if request.dtype == "bool" else None
+        if carrier is not None:
+            op = _BOOL[op]
+        inner = layout_of(request.shape, request.options["in_stride"])
+        outer = layout_of(request.options["out_shape"], request.options["out_stride"])
+        blocks = self._blocks(request, team, handled, item, reduces=True)
+        arguments = self._arguments(team, blocks, landing, capacity, inner, outer, item)
+        arguments |= {"OP": op, "count": math.prod(request.shape), **more}
+        kernel = BoundKernel(kernel, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
+        return Plan(kernel, carrier)
+
+
+class OneShot(_Reduction):
+    """all_reduce in one step: everything to everybody."""
+
+    variants = ("one_shot",)
+
+    def __init__(self) -> None:
+        super().__init__("gluon_one_shot")
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: two meetings; every input goes over the links to everybody, and is read where it lands."""
+        moved = request.nbytes * (request.group_size - 1)
+        return self.model(request, meetings=2, moved=moved, copied=request.nbytes * request.group_size)
+
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
+        """Bind the kernel."""
+        count, item = math.prod(request.shape), getattr(torch, request.dtype).itemsize
+        landing, capacity = pieces(team, count, item, team.size, name=_LANDING)
+        return self._bind(request, team, one_shot, landing, capacity, count)
+
+
+class TwoShot(_Reduction):
+    """all_reduce in two steps: each rank reduces its shard of all inputs, and stores it into all outputs."""
+
+    variants = ("two_shot",)
+
+    def __init__(self) -> None:
+        super().__init__("gluon_two_shot")
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: shards come, and results go; what lands is met for and copied."""
+        lands = (not request.direct_in) + (not request.direct_out)
+        moved = 2 * request.nbytes * (request.group_size - 1) / request.group_size
+        return self.model(request, meetings=2 + (not request.direct_in), moved=moved, copied=request.nbytes * lands)
+
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
+        """Bind the kernel."""
+        count, item = math.prod(request.shape), getattr(torch, request.dtype).itemsize
+        shard = rounded_up(-(-count // team.size), item)
+        direct_in, direct_out = request.direct_in, request.direct_out
+        landing, capacity = team.control, shard
+        if not (direct_in and direct_out):
+            number = team.size * ((not direct_in) + (not direct_out))
+            landing, capacity = pieces(team, shard, item, number, halves=2 if direct_in else 1, name=_LANDING)
+        return self._bind(
+            request, team, two_shot, landing, capacity, shard, shard=shard, IN_DIRECT=direct_in, OUT_DIRECT=direct_out
+        )

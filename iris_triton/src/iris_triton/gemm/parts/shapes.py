@@ -40,6 +40,7 @@ TILE = (256, 64)
 """Rows and columns of a tile of layout "tiles", where the config does not say."""
 
 _CPU_MOST = 128  # on the CPU an operation on a block costs the same for 1 and for 1000
+
 _ARCH_FP8 = {
     "float8_e4m3fn": ("sm_89", "sm_90", "sm_100", "sm_120", "gfx950"),
     "float8_e5m2": ("sm_89", "sm_90", "sm_100", "sm_120", "gfx950"),

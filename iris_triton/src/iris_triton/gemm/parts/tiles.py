@@ -4,6 +4,7 @@
 import triton
 import triton.language as tl
 
+from iris_triton.collectives.parts.barrier import members_of, tell, told, told_second
 from iris_triton.collectives.parts.elements import item_nbytes
 
 ROW_NBYTES = tl.constexpr(16)
@@ -132,3 +133,24 @@ def store_tile(
 def dense_tile(BM: tl.constexpr, BN: tl.constexpr):
     """Where the elements of a tile lie that is stored whole, row by row."""
     return tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+
+
+PER_CALL = ("out", "a", "b", "bias")
+"""Arguments that may lie anywhere."""
+
+RUNTIME = ("me", "rank", "timeout_ns", "status")
+"""Arguments for whose values kernels are not compiled anew."""
+
+
+@triton.jit
+def _announce(row, bases, me, matrix, down, SIZE: tl.constexpr):
+    """Tell the members where a matrix of this rank lies, and how far its rows are apart."""
+    nothing = members_of(SIZE).to(tl.int64) * 0
+    tell(row, bases, me, nothing + (matrix.to(tl.int64) - tl.load(bases + me)), nothing + down, SIZE)
+
+
+@triton.jit
+def _announced(row, bases, peer, like, SIZE: tl.constexpr):
+    """(pointer, stride of rows) of what a member has announced."""
+    theirs = (tl.load(bases + peer) + told(row, peer, SIZE)).to(like.dtype)
+    return tl.multiple_of(theirs, 16), whole_rows(told_second(row, peer, SIZE), like)

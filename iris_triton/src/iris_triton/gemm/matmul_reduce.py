@@ -1,4 +1,6 @@
-"""A product, and adding it up over the members by tiles: matmul_reduce_scatter and matmul_all_reduce.
+"""`push`: matmul_reduce_scatter; `two_shot`, `one_shot`: matmul_all_reduce.  Tiles go to their owners, who add them up.
+
+Chosen where a table or the model says so; `one_shot` for small results.
 
 Every tile has an owner.  A member computes its product tile by tile, those of the next member first and its own last,
 so that the members do not all send to the same one, and stores each into a slot of the owner's memory that is this
@@ -14,13 +16,45 @@ The tile with number L is computed, and added up, by program L % programs on eve
 number need to meet each other only.  Meetings: peers may be written to; the slots are full; with "two_shot" also: the
 outputs are complete.
 """
-# mypy: ignore-errors
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
 import triton
 import triton.language as tl
 
+from iris_core.providers.model import fixed_s, moving_s, product_s
 from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
-from iris_triton.gemm.tiles import add_product, dense_tile, own_program, place, store_tile, whole_rows, wide, with_bias
+from iris_triton.gemm.parts.fused import (
+    Fused,
+    Plan,
+    bind,
+    common_arguments,
+    efficiency,
+    peer_memory,
+    programs_for,
+    staging,
+    staging_nbytes,
+    tile_shapes,
+)
+from iris_triton.gemm.parts.shapes import tiling
+from iris_triton.gemm.parts.tiles import (
+    add_product,
+    dense_tile,
+    own_program,
+    place,
+    store_tile,
+    whole_rows,
+    wide,
+    with_bias,
+)
+
+if TYPE_CHECKING:
+    from iris_core.dispatch.host import Host
+    from iris_core.types import FusedRequest
 
 PER_CALL = ("out", "a", "b", "bias")
 """Arguments that may lie anywhere."""
@@ -64,7 +98,7 @@ def matmul_reduce(
         FORM: see above.
         BIAS: what the bias lies along: "columns", "rows" or "none".
         A_ALIGNED, B_ALIGNED, OUT_ALIGNED: they begin at multiples of 16 bytes.
-        BM ... CHUNK: see `iris_triton.gemm.tiles`.
+        BM ... CHUNK: see `iris_triton.gemm.parts.tiles`.
     """
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE) + 1
@@ -139,3 +173,57 @@ def matmul_reduce(
         epoch += 1
         meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     leave(row, epoch, SIZE)
+
+
+class Reduce(Fused):
+    """A product that is added up by tiles: "push", "two_shot" or "one_shot"."""
+
+    def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
+        return tile_shapes(request)
+
+    def cost(self, request: FusedRequest) -> float:
+        """Estimate seconds: the product hides what is sent, except in one step the sums."""
+        moved = moving_s(request)
+        if self.name == "one_shot":
+            moved *= request.group_size / 2
+        meetings = 3 if self.name == "two_shot" else 2
+        hidden = max(product_s(request, efficiency(request)), moved)
+        return hidden + moved / 4 + fixed_s(request, launches=1, meetings=meetings)
+
+    def prepare(self, request: FusedRequest, host: Host) -> Plan:
+        """Divide the product into tiles, find memory for the slots, bind the kernel."""
+        size = host.team.size
+        form = self.name
+        if self.op == "matmul_reduce_scatter":
+            form = "rows" if request.options["layout"] == "torch" else "tiles"
+        rows = request.m // size if form == "rows" else request.m
+        tiles = tiling(request, rows, request.k)
+        tiles_m, tiles_n = tiles.tiles(rows, request.n)
+        total = tiles_m * tiles_n
+        per_owner = total if form in ("rows", "one_shot") else -(-total // size)
+        item = getattr(torch, request.out_dtype).itemsize
+        slots_nbytes = size * per_owner * tiles.block_m * tiles.block_n * item
+        stages = form == "two_shot" and not request.reach_out
+        need = slots_nbytes + stages * staging_nbytes(request.m, request.n, request.out_dtype)
+        memory = peer_memory(host, need, f"{self.op} ({self.name})")
+        staged = staging(memory, slots_nbytes, request.m, request.n, request.out_dtype) if stages else None
+        down, right = request.out_stride if staged is None else staged.stride()
+        arguments = common_arguments(request, host, tiles) | {
+            "slots": memory[:slots_nbytes].view(getattr(torch, request.out_dtype)),
+            "m": request.m,
+            "k": request.k,
+            "a_down": request.a_stride[0],
+            "a_right": request.a_stride[1],
+            "out_down": down,
+            "out_right": right,
+            "tiles_m": tiles_m,
+            "tiles_n": tiles_n,
+            "per_owner": per_owner,
+            "FORM": form,
+            "A_ALIGNED": request.aligned[0],
+            "B_ALIGNED": request.aligned[1],
+            "OUT_ALIGNED": request.aligned[2],
+        }
+        programs = programs_for(request, host, per_owner * (1 if form == "one_shot" else size), meeting=True)
+        kernel = bind(request, host, matmul_reduce, programs, arguments, tiles)
+        return Plan(kernel, staged_out=staged, aux_buffer=memory[:need])

@@ -1,0 +1,245 @@
+"""What the fused products for Hopper have in common: whom they serve, and how operands are described to the core.
+
+The protocols are those of `iris_triton.gemm`.  Words that say what has arrived are 0 between launches: the last program
+that has waited for them clears them, so nothing is cleared in front of a product, and a graph can be replayed.  Own
+rows are multiplied where A lies, so no copy is waited for.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+from iris_core.types import Availability, DeviceType
+from iris_gluon.gemm.launch import GemmConfig, choose_config
+from iris_gluon.gemm.sinks import AddBias
+from iris_gluon.info import GLUON_INFO
+from iris_triton.gemm.parts.fused import Fused
+
+if TYPE_CHECKING:
+    from iris_core.dispatch.host import Host
+    from iris_core.types import FusedRequest, PluginInfo
+
+PER_CALL = ("out", "a", "b", "bias")
+"""Arguments that may lie anywhere; they begin at multiples of 16 bytes, as TMA wants."""
+
+RUNTIME = (
+    "me", "rank", "m", "n", "k", "a_down", "b_down", "out_down", "out_right", "bias_step", "tiles_m", "tiles_n",
+    "k_tiles", "rows_each", "chunk", "timeout_ns", "status",
+)  # fmt: skip
+"""Arguments for whose values kernels are not compiled anew: a 1 would be a constant, which no order can hold."""
+
+
+@gluon.jit
+def _matrix(address, like, rows, columns, down, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Describe a matrix at an address (int64) for TMA, with elements like those of a pointer."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_N], like.dtype.element_ty)
+    pointer = gl.multiple_of(address.to(like.dtype), 16)
+    return tma.make_tensor_descriptor(pointer, [rows, columns], [down, 1], [BLOCK_M, BLOCK_N], layout)
+
+
+@gluon.jit
+def _operand(
+    matrix, rows, columns, down, BLOCK_ROWS: gl.constexpr, BLOCK_COLUMNS: gl.constexpr, TURNED: gl.constexpr
+):  # fmt: skip
+    """Describe an operand for TMA, by rows or, TURNED, by columns."""
+    if TURNED:
+        return _matrix(matrix.to(gl.int64), matrix, columns, rows, gl.cast(down, gl.int64), BLOCK_COLUMNS, BLOCK_ROWS)
+    else:
+        return _matrix(matrix.to(gl.int64), matrix, rows, columns, gl.cast(down, gl.int64), BLOCK_ROWS, BLOCK_COLUMNS)
+
+
+@gluon.jit
+def _with_bias(sink, bias, step, m, n, BIAS: gl.constexpr):
+    """Add the bias, if there is one, before the tiles go to the sink."""
+    if BIAS == "none":
+        return sink
+    else:
+        limit = n
+        if BIAS == "rows":
+            limit = m
+        return AddBias(sink, bias, gl.cast(step, gl.int64), limit, BIAS)
+
+
+_USED = ("block_size_m", "block_size_n", "block_size_k", "group_size_m", "num_sms", "num_stages", "num_warps")
+
+_FIELDS = {
+    "block_size_m": "block_m",
+    "block_size_n": "block_n",
+    "block_size_k": "block_k",
+    "num_stages": "stages",
+    "num_warps": "num_warps",
+}
+"""Fields of a config that the core has, and their names there."""
+
+_UNIT = 8
+"""Elements in 16 bytes: of what TMA wants multiples."""
+
+_PROCESSORS = 132
+"""Of an H200, for what is worth measuring."""
+
+_RUN = 1 << 20
+"""Tiles in a row of one owner: all that it has."""
+
+_FULL_BLOCK, _HALF_BLOCK = 128, 64
+"""Rows of a tile: the usual ones, and where members own other rows than multiples of them."""
+
+_WAITING = 0.5
+"""Of a tile, see `choose_config`: where rows arrive while the kernel runs."""
+
+_EFFICIENCY_GPU, _EFFICIENCY_CPU = 0.9, 0.002
+"""Of the core while it communicates, for the model; the executor computes every warp's instructions."""
+
+
+def _down(stride: tuple[int, ...]) -> int:
+    """Elements from row to row, or from column to column of a matrix that lies by columns."""
+    return stride[0] if stride[1] == 1 else stride[1]
+
+
+class _Hopper(Fused):
+    """What they have in common: the core multiplies matrices of 16-bit floats that lie by rows or by columns."""
+
+    uses: tuple[str, ...] = _USED
+
+    measured_only = True
+    """Chosen by name, or where it was measured: the model knows too little of them."""
+
+    @property
+    def info(self) -> PluginInfo:
+        """The backend's description."""
+        return GLUON_INFO
+
+    def supports(self, request: FusedRequest) -> Availability:
+        """Say whether this algorithm serves a call."""
+        answer = super().supports(request)
+        if not answer:
+            return answer
+        target = request.target
+        if target.type is not DeviceType.CPU and target.arch != "sm_90":
+            return Availability.no(f"wgmma and TMA need NVIDIA Hopper (sm_90), and this is {target.arch or 'unknown'}")
+        if request.dtype not in ("bfloat16", "float16") or request.out_dtype != request.dtype:
+            return Availability.no(f"its core multiplies bfloat16 and float16, not {request.dtype}")
+        for name, stride, aligned in (
+            ("A", request.a_stride, request.aligned[0]),
+            ("B", request.b_stride, request.aligned[1]),
+        ):
+            if 1 not in stride or _down(stride) <= 0 or _down(stride) % _UNIT or not aligned:
+                return Availability.no(f"TMA needs dense rows, or columns, of {name} at multiples of 16 bytes")
+        if request.n % _UNIT:
+            return Availability.no(f"rows of the product must be multiples of 16 bytes, and N is {request.n}")
+        try:
+            self._gemm(request, 1)
+        except ValueError as error:
+            return Availability.no(str(error))
+        return Availability.yes()
+
+    def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
+        return [
+            self._other_width(request),
+            {"block_size_m": 64, "block_size_n": 128, "num_warps": 4},
+            {"group_size_m": 4},
+            {"group_size_m": 16},
+        ]
+
+    def _other_width(self, request: FusedRequest) -> dict[str, Any]:
+        """Tiles that are as wide as those are not that are chosen without a config."""
+        plain = replace(request, options={**request.options, "config": {}})
+        chosen = self._gemm(plain, _PROCESSORS)
+        return {"block_size_n": 128 if chosen.block_n > 128 else 256}
+
+    def _block_m(self, request: FusedRequest) -> int:
+        """Rows of a tile, where the config does not say."""
+        return _FULL_BLOCK
+
+    def _gemm(self, request: FusedRequest, processors: int) -> GemmConfig:
+        """How the core is launched: the choice by shape, with what the config says.
+
+        Args:
+            request: the call.
+            processors: that compute.  A config that cannot be is none for any number.
+
+        Raises:
+            ValueError: there is no such config.
+        """
+        config = request.options["config"]
+        given = {field: config[name] for name, field in _FIELDS.items() if name in config}
+        return choose_config(
+            request.m,
+            request.n,
+            processors,
+            k=request.k,
+            block_m=self._block_m(request),
+            idle=_WAITING if request.op == "all_gather_matmul" else 0.0,
+            given=given,
+        )
+
+    def _processors(self, request: FusedRequest, host: Host, *, meeting: bool, aside: int = 0) -> int:
+        """Multiprocessors that compute: as many as there are programs for, but those that do something else."""
+        most: int = min(request.options["config"].get("num_sms", host.processors), host.processors)
+        if meeting:
+            most = min(most, host.team.max_programs)
+        return max(1, most - aside)
+
+    @staticmethod
+    def _arguments(request: FusedRequest, host: Host, gemm: GemmConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(arguments of both kernels, options of the compiler)."""
+        team, options, along = host.team, dict(gemm.options), request.options["bias"]
+        compiler = {name: options.pop(name) for name in ("num_warps", "maxnreg")}
+        options["GROUP"] = request.options["config"].get("group_size_m", gemm.group)
+        return {
+            "control": team.control.tensor.view(torch.int64),
+            "bases": team.bases,
+            "me": team.rank,
+            "rank": team.world_rank,
+            "m": request.m,
+            "n": request.n,
+            "k": request.k,
+            "a_down": _down(request.a_stride),
+            "b_down": _down(request.b_stride),
+            "tiles_n": -(-request.n // gemm.block_n),
+            "k_tiles": -(-request.k // gemm.block_k),
+            "timeout_ns": team.timeout_ns,
+            "status": team.status_ptr,
+            "bias_step": 0 if request.bias_stride is None else request.bias_stride[along == "columns"],
+            "SIZE": team.size,
+            "BIAS": along,
+            "TURNED_A": request.a_stride[1] != 1,
+            "TURNED_B": request.b_stride[1] != 1,
+            "BLOCK_M": gemm.block_m,
+            "BLOCK_N": gemm.block_n,
+            "BLOCK_K": gemm.block_k,
+            **options,
+        }, compiler
+
+    @staticmethod
+    def _names(request: FusedRequest, arguments: dict[str, Any], *names: str) -> tuple[str, ...]:
+        """Names of the kernel's arguments that change from call to call; the bias is one of them if there is one."""
+        if request.options["bias"] != "none":
+            return (*names, "bias")
+        arguments["bias"] = None
+        return names
+
+    @staticmethod
+    def _efficiency(request: FusedRequest) -> float:
+        return _EFFICIENCY_CPU if request.target.type is DeviceType.CPU else _EFFICIENCY_GPU
+
+
+class _RowsOwned(_Hopper):
+    """What is common where members own rows of the product: tiles do not reach over them."""
+
+    def _rows(self, request: FusedRequest) -> int:
+        """Rows of a member."""
+        return request.m // request.group_size
+
+    def _block_m(self, request: FusedRequest) -> int:
+        return _HALF_BLOCK if self._rows(request) % _FULL_BLOCK else _FULL_BLOCK
+
+    def _rows_problem(self, request: FusedRequest) -> str:
+        rows, block = self._rows(request), self._gemm(request, 1).block_m
+        return f"a member's {rows} rows must be a multiple of the {block} rows of a tile" if rows % block else ""

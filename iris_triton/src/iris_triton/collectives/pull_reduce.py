@@ -1,0 +1,175 @@
+"""`one_shot`: all_reduce; `pull`: reduce and reduce_scatter.  Every rank reads all inputs and reduces what it wants.
+
+Chosen for reduce, for reduce_scatter in the layout "tiles" (there named `two_shot`), else where a table or the model
+says so.  Reduced in the group's order, so all members get the same bits.
+
+Direct and staged as in `iris_triton.collectives.pull`.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from iris_triton.collectives.parts.barrier import (
+    compare_kinds,
+    last_epoch,
+    leave,
+    meet,
+    members_of,
+    row_of,
+    tell,
+    tell_kind,
+)
+from iris_triton.collectives.parts.elements import copy, item_nbytes
+from iris_triton.collectives.parts.portable import Plan, Portable
+from iris_triton.collectives.parts.reducing import Reduction, _reduce_to
+from iris_triton.collectives.parts.sizes import blocks_for, layout_of, pieces
+from iris_triton.collectives.pull import PER_CALL, RUNTIME
+from iris_triton.launcher import BoundKernel
+
+if TYPE_CHECKING:
+    from iris_core.dispatch.team import Team
+    from iris_core.types import CollectiveRequest
+
+_RUNTIME = (*RUNTIME, "count", "wanted", "apart", "shard", "tiles")
+
+
+@triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+def pull_reduce(
+    out, inp, control, stage, bases, me, rank, kind, count, wanted, apart, capacity, timeout_ns, status,
+    in_sizes, in_strides, out_sizes, out_strides,
+    tiles,
+    SIZE: tl.constexpr, OP: tl.constexpr, STAGED: tl.constexpr, SHARED: tl.constexpr, IN_DIMS: tl.constexpr,
+    OUT_DIMS: tl.constexpr, STRIDING: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Reduce a part of all members' inputs.
+
+    Args (beside those of `iris_triton.collectives.pull.pull`):
+        kind: number of the kind of call; the same on all members.
+        count: elements of a part.
+        wanted: the same on a rank that gets one, 0 on others.
+        apart: elements between two members' parts in an input; 0 where all get the same.
+        tiles, STRIDING: which elements this rank gets, see `_owner`; None for all.
+        OP: the reduction's name.
+        SHARED: whether `apart` is 0.
+    """
+    ITEM: tl.constexpr = item_nbytes(inp.dtype)
+    PIECES: tl.constexpr = 1 if SHARED else SIZE
+    row = row_of(control, SIZE)
+    epoch = last_epoch(row, SIZE)
+    tell_kind(row, bases, me, kind, SIZE)
+    own = tl.load(bases + me)
+    count = tl.cast(count, tl.int64)
+    apart = tl.cast(apart, tl.int64)
+    capacity = tl.cast(capacity, tl.int64)
+    done = capacity * 0
+    shift = done
+    while done < count:
+        piece = tl.minimum(count - done, capacity)
+        if STAGED:
+            for i in range(PIECES):
+                mine = (stage.to(tl.int64) + shift).to(inp.dtype) + i * capacity
+                copy(
+                    mine, 0, in_sizes, in_strides, inp, i * apart + done, in_sizes, in_strides, piece, 0, IN_DIMS, BLOCK
+                )
+        if done == 0:
+            members = members_of(SIZE).to(tl.int64)
+            if not STAGED:
+                tell(row, bases, me, inp.to(tl.int64) - own + members * apart * ITEM, members, SIZE)
+            elif SHARED:
+                tell(row, bases, me, stage.to(tl.int64) - own + members * 0, members, SIZE)
+            else:
+                tell(row, bases, me, stage.to(tl.int64) - own + members * capacity * ITEM, members, SIZE)
+        epoch += 1
+        meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        if done == 0:
+            compare_kinds(row, kind, status, rank, SIZE)
+        if wanted > 0:
+            _reduce_to(
+                out, done, row, bases, shift, piece, out_sizes, out_strides, OUT_DIMS, OP, SIZE, BLOCK,
+                tiles, me, STRIDING
+            )  # fmt: skip
+        done += capacity
+        shift = PIECES * capacity * ITEM - shift
+    epoch += 1
+    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    leave(row, epoch, SIZE)
+
+
+_NO_DIMS = layout_of((), ())
+
+
+class PullReduce(Reduction):
+    """all_reduce in one step, reduce, or reduce_scatter."""
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: two meetings; every input comes over the links to whoever wants it."""
+        part = request.nbytes // request.group_size if self.op == "reduce_scatter" else request.nbytes
+        staged = not self._is_direct(request)
+        moved = part * (request.group_size - 1)
+        return self.model(request, meetings=2, moved=moved, copied=request.nbytes * staged)
+
+    def _is_direct(self, request: CollectiveRequest) -> bool:
+        # In place, a rank would overwrite what others still read.
+        return request.direct_in and not (self.op == "all_reduce" and request.options["in_place"])
+
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
+        """Bind the kernel."""
+        op, carrier = self.reduction(request)
+        item = getattr(torch, request.dtype).itemsize
+        scatters = self.op == "reduce_scatter" and request.options["layout"] == "torch"
+        count = math.prod(request.shape) // (team.size if scatters else 1)
+        wanted = count if self.op != "reduce" or request.options["root"] == team.rank else 0
+        direct = self._is_direct(request)
+        inner = layout_of(request.shape, request.options["in_stride"])
+        outer = layout_of(request.options["out_shape"], request.options["out_stride"]) if wanted else _NO_DIMS
+        region, capacity = team.control, count
+        if not direct:
+            region, capacity = pieces(team, count, item, team.size if scatters else 1)
+        blocks = blocks_for(request, team, count, item, reduces=True)
+        arguments = self.common(request, team, op) | {
+            "stage": region.tensor,
+            "count": count,
+            "wanted": wanted,
+            "apart": count if scatters else 0,
+            "capacity": capacity,
+            "in_sizes": inner.sizes,
+            "in_strides": inner.strides,
+            "out_sizes": outer.sizes,
+            "out_strides": outer.strides,
+            "STAGED": not direct,
+            "SHARED": not scatters,
+            "IN_DIMS": 0 if direct else inner.num_dims,
+            "OUT_DIMS": outer.num_dims,
+            "tiles": _tiles(request),
+            "STRIDING": request.options["config"].get("all_reduce_distribution") == 0,
+            "BLOCK": blocks.block,
+        }
+        kernel = BoundKernel(pull_reduce, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
+        return Plan(kernel, carrier)
+
+
+class PullTiles(PullReduce):
+    """reduce_scatter in the layout of the reference system: each member gets some tiles of the result."""
+
+    uses = (*Portable.uses, "swizzle_size", "all_reduce_distribution")
+    layouts = ("tiles",)
+
+    def __init__(self) -> None:
+        super().__init__("reduce_scatter", "two_shot")
+
+
+def _tiles(request: CollectiveRequest) -> tuple[int, ...] | None:
+    """The argument `tiles` of the kernel; None where the layout is torch's."""
+    if request.options["layout"] != "tiles":
+        return None
+    config = request.options["config"]
+    rows, columns = request.shape
+    height, width = config.get("block_size_m", 32), config.get("block_size_n", 64)
+    return columns, height, width, -(-rows // height), -(-columns // width), config.get("swizzle_size", 4)
