@@ -18,7 +18,7 @@ from iris_core.types import DeviceTarget, DeviceType
 from iris_triton.collectives import TABLES, collectives
 from iris_triton.collectives.packets import base as fast_algorithms
 from iris_triton.collectives.packets import fabric, fast_collectives
-from iris_triton.collectives.packets.mailbox_sizes import mailbox_for, packets_for
+from iris_triton.collectives.packets.mailbox import mailbox_for, packets_for
 
 CPU, GPU, AMD = (DeviceTarget(each) for each in (DeviceType.CPU, DeviceType.CUDA, DeviceType.HIP))
 

@@ -11,7 +11,7 @@ from iris_core.ccl import Config
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
 from iris_triton import interpreter
 from iris_triton.collectives.packets import fast_collectives
-from iris_triton.collectives.packets.mailbox_sizes import shape_for
+from iris_triton.collectives.packets.exchange import shape_for
 
 KB, MB = 1 << 10, 1 << 20
 FORMS = ("one_shot", "two_shot", "mailbox", "split")

@@ -47,16 +47,16 @@ BUDGETS = {
     "iris_allocators/driver": 540,
     "iris_allocators/vmem": 880,
     "iris_triton/*.py": 1760,
-    "iris_triton/collectives": 5920,
+    "iris_triton/collectives": 5840,
     "iris_triton/demos": 290,
-    "iris_triton/gemm": 2450,
+    "iris_triton/gemm": 2440,
     "iris_triton/interpreter": 4520,
     "iris_triton/language": 1970,
     "iris_triton/rocm_iris": 2490,
     "iris_triton/testing": 1210,
     "iris_triton/tiles": 1180,
     "iris_gluon/*.py": 920,
-    "iris_gluon/collectives": 1080,
+    "iris_gluon/collectives": 1040,
     "iris_gluon/gemm": 1690,
     "iris_gluon/interpreter": 2660,
 }
@@ -64,7 +64,6 @@ BUDGETS = {
 # What does not keep to the rules yet: only ever shorter.
 CROWDED = {
     "iris_core/src/iris_core/testing/conformance": 14,
-    "iris_triton/src/iris_triton/collectives/packets": 13,
     "iris_triton/src/iris_triton/rocm_iris": 17,
 }
 LONG = {

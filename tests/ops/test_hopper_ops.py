@@ -13,9 +13,8 @@ from jobs_hopper import one_of_each, refused, run
 from jobs_sequences_ops import asynchronous, back_to_back, captured, equal_bits, in_groups
 
 from iris_core.types import DeviceTarget, DeviceType, FusedRequest
-from iris_gluon.gemm import GemmConfig
+from iris_gluon.gemm import GemmConfig, operations
 from iris_gluon.gemm.gather_product import _BESIDE_MEETING, await_product, put_product
-from iris_gluon.gemm.operations import operations
 from iris_gluon.gemm.push_product import push_product
 from iris_gluon.gemm.reduce_product import reduce_product
 from iris_triton.collectives.parts.barrier import meet_alone

@@ -163,7 +163,7 @@ def test_words_are_written_before_the_product_that_waits_for_them_is_launched(st
     a, b, _ = operands()
     matrix, out, arrived = torch.zeros(12, 3), torch.zeros(12, 5), torch.zeros(4, dtype=torch.int32)
     shards = Shards(matrix, matrix[:4], OTHERS, 48, pushes, side_of(streams, lambda *_: None), matrix)
-    plan = _CopyPlan(shards, Kernel(log, "multiplies"), words_of(log, arrived), matrix, arrived)
+    plan = _CopyPlan(Kernel(log, "multiplies"), shards=shards, words=words_of(log, arrived))
     HopperCopyEngine(pushes=pushes).launch(plan, out, a, b, None)
     if pushes:  # to the others, behind the own rows: the word of member 0 of theirs
         copies = [

@@ -101,18 +101,17 @@ def test_only_the_registry_and_the_markers_touch_pluggy():
     assert users == {f"{inside}discovery.py"}
 
 
-def has_kernels(path):
-    """Whether a file defines a jitted function or an aggregate."""
-    definitions = [node for node in ast.walk(parsed(path)) if hasattr(node, "decorator_list")]
-    decorators = [ast.unparse(decorator) for node in definitions for decorator in node.decorator_list]
-    return any(text.startswith("triton.jit") or text.endswith("aggregate") for text in decorators)
+def has_aggregates(path):
+    """Whether a file defines an aggregate."""
+    classes = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)]
+    return any(ast.unparse(each).endswith("aggregate") for node in classes for each in node.decorator_list)
 
 
-def test_kernel_modules_do_not_postpone_annotations():
-    """`from __future__ import annotations` breaks Triton's aggregates."""
-    kernels = [path for path in sources() if has_kernels(path)]
-    assert kernels
-    assert [shown(path) for path in kernels if "__future__" in imported(path)] == []
+def test_modules_with_aggregates_do_not_postpone_annotations():
+    """Triton reads the classes of an aggregate's attributes from its annotations."""
+    aggregates = [path for path in sources() if has_aggregates(path)]
+    assert aggregates
+    assert [shown(path) for path in aggregates if "__future__" in imported(path)] == []
 
 
 class _Imports(ast.NodeVisitor):

@@ -48,7 +48,7 @@ class GluonBackend(TritonBackend):
 
     def operations(self) -> Sequence[FusedOperation]:
         """The algorithms for `ctx.ops`: those of Triton, and those in Gluon."""
-        from iris_gluon.gemm.operations import operations
+        from iris_gluon.gemm import operations
 
         return [*super().operations(), *operations()]
 

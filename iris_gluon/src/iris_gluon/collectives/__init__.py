@@ -14,5 +14,11 @@ def collectives() -> list[Collective]:
     from iris_gluon.collectives.push import Push
     from iris_gluon.collectives.push_bulk import PushBulk
 
-    moves = [cls(op) for cls in (Push, PushBulk) for op in ("all_gather", "all_to_all")]
-    return [*moves, OneShot(), TwoShot()]
+    return [
+        Push("all_gather", "gluon_push"),
+        Push("all_to_all", "gluon_push", ("torch", "columns")),
+        PushBulk("all_gather", "gluon_bulk"),
+        PushBulk("all_to_all", "gluon_bulk"),
+        OneShot("all_reduce", "gluon_one_shot"),
+        TwoShot("all_reduce", "gluon_two_shot"),
+    ]

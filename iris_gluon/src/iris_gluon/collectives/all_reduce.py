@@ -17,27 +17,22 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_gluon.collectives.base import _BOOL, _LANDING, _Gluon
+from iris_gluon.collectives.base import _LANDING, _Gluon
 from iris_gluon.collectives.elements import copy, reduce_to
-from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
+from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, row_of, tell_all, told, told_second
 from iris_triton.collectives.parts.elements import item_nbytes
-from iris_triton.collectives.parts.portable import Plan
-from iris_triton.collectives.parts.sizes import carrier_of, layout_of, pieces, rounded_up
-from iris_triton.collectives.pull import PER_CALL, RUNTIME
-from iris_triton.launcher import BoundKernel
+from iris_triton.collectives.parts.portable import OF_BOOL, PER_CALL, RUNTIME, Plan
+from iris_triton.collectives.parts.sizes import carrier_of, item_of, layouts_of, pieces, rounded_up
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Region, Team
     from iris_core.types import CollectiveRequest
 
-_RUNTIME = (*RUNTIME, "count", "shard")
 
-
-@gluon.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+@gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def one_shot(
     out, inp, control, landing, bases, me, rank, count, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
@@ -54,15 +49,14 @@ def one_shot(
         OP: the reduction's name.
     """
     ITEM: gl.constexpr = item_nbytes(inp.dtype)
-    members = members_of(SIZE)
     part, parts = gl.program_id(0).to(gl.int64), gl.num_programs(0).to(gl.int64)
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE) + 1
     own = gl.load(bases + me)
     count = gl.cast(count, gl.int64)
     capacity = gl.cast(capacity, gl.int64)
-    place = landing.to(gl.int64) - own + members.to(gl.int64) * 0
-    tell(row, bases, me, place, place, SIZE)
+    place = landing.to(gl.int64) - own
+    tell_all(row, bases, me, place, place, SIZE)
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)  # landing regions are free
     done = count * 0
     half = done
@@ -89,7 +83,7 @@ def one_shot(
     leave(row, epoch, SIZE)
 
 
-@gluon.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+@gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def two_shot(
     out, inp, control, landing, bases, me, rank, count, shard, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
@@ -109,7 +103,6 @@ def two_shot(
     """
     ITEM: gl.constexpr = item_nbytes(inp.dtype)
     RESULTS: gl.constexpr = 0 if IN_DIRECT else SIZE  # pieces before the results
-    members = members_of(SIZE)
     part, parts = gl.program_id(0).to(gl.int64), gl.num_programs(0).to(gl.int64)
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE) + 1
@@ -117,13 +110,13 @@ def two_shot(
     count = gl.cast(count, gl.int64)
     shard = gl.cast(shard, gl.int64)
     capacity = gl.cast(capacity, gl.int64)
-    first = landing.to(gl.int64) - own + members.to(gl.int64) * 0
+    first = landing.to(gl.int64) - own
     second = first + RESULTS * capacity * ITEM
     if IN_DIRECT:
-        first = inp.to(gl.int64) - own + members.to(gl.int64) * 0
+        first = inp.to(gl.int64) - own
     if OUT_DIRECT:
-        second = out.to(gl.int64) - own + members.to(gl.int64) * 0
-    tell(row, bases, me, first, second, SIZE)
+        second = out.to(gl.int64) - own
+    tell_all(row, bases, me, first, second, SIZE)
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)  # inputs are ready, outputs and landing regions free
     begin = me * shard
     done = count * 0
@@ -195,14 +188,7 @@ def two_shot(
 
 # -- reducing ---------------------------------------------------------------------------------------------------------
 class _Reduction(_Gluon):
-    """all_reduce in one of two forms.
-
-    Args:
-        name: the algorithm.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__("all_reduce", name)
+    """all_reduce in one of two forms."""
 
     def _bind(
         self,
@@ -215,27 +201,21 @@ class _Reduction(_Gluon):
         **more: Any,
     ) -> Plan:
         """Bind a kernel, of which a rank handles so many elements at least."""
-        item = getattr(torch, request.dtype).itemsize
         op = request.options["reduction"]
         carrier = carrier_of("uint8") if request.dtype == "bool" else None
         if carrier is not None:
-            op = _BOOL[op]
-        inner = layout_of(request.shape, request.options["in_stride"])
-        outer = layout_of(request.options["out_shape"], request.options["out_stride"])
+            op = OF_BOOL[op]
+        item = item_of(request)
         blocks = self._blocks(request, team, handled, item, reduces=True)
-        arguments = self._arguments(team, blocks, landing, capacity, inner, outer, item)
+        arguments = self._arguments(team, landing, capacity, *layouts_of(request), item)
         arguments |= {"OP": op, "count": math.prod(request.shape), **more}
-        kernel = BoundKernel(kernel, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
-        return Plan(kernel, carrier)
+        return self.bind(kernel, team, blocks, arguments, carrier)
 
 
 class OneShot(_Reduction):
     """all_reduce in one step: everything to everybody."""
 
     variants = ("one_shot",)
-
-    def __init__(self) -> None:
-        super().__init__("gluon_one_shot")
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: two meetings; every input goes over the links to everybody, and is read where it lands."""
@@ -244,7 +224,7 @@ class OneShot(_Reduction):
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Bind the kernel."""
-        count, item = math.prod(request.shape), getattr(torch, request.dtype).itemsize
+        count, item = math.prod(request.shape), item_of(request)
         landing, capacity = pieces(team, count, item, team.size, name=_LANDING)
         return self._bind(request, team, one_shot, landing, capacity, count)
 
@@ -254,9 +234,6 @@ class TwoShot(_Reduction):
 
     variants = ("two_shot",)
 
-    def __init__(self) -> None:
-        super().__init__("gluon_two_shot")
-
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: shards come, and results go; what lands is met for and copied."""
         lands = (not request.direct_in) + (not request.direct_out)
@@ -265,7 +242,7 @@ class TwoShot(_Reduction):
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Bind the kernel."""
-        count, item = math.prod(request.shape), getattr(torch, request.dtype).itemsize
+        count, item = math.prod(request.shape), item_of(request)
         shard = rounded_up(-(-count // team.size), item)
         direct_in, direct_out = request.direct_in, request.direct_out
         landing, capacity = team.control, shard

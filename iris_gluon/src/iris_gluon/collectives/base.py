@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import torch
 from triton.experimental.gluon import language as gl
 
 from iris_core.types import Availability, DeviceType
 from iris_gluon.info import GLUON_INFO
+from iris_triton.collectives.parts.barrier import meeting_arguments
 from iris_triton.collectives.parts.portable import Portable
-from iris_triton.collectives.parts.sizes import VECTOR_NBYTES, Blocks, Layout, blocks_for
+from iris_triton.collectives.parts.sizes import VECTOR_NBYTES, Blocks, Layout, blocks_for, layout_arguments
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Region, Team
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 _LANDING = "gluon landing"
 """Name of the region into which others store what their peers cannot address; all algorithms here meet before they do,
 so they share it."""
-
-_BOOL = {"sum": "max", "product": "min", "min": "min", "max": "max", "band": "min", "bor": "max", "bxor": "bxor"}
-"""Reductions of bool, as those of bytes that are 0 or 1."""
 
 _SMALL = 1 << 30
 """Tensors that reach less far are indexed by 32 bits, blocks behind their ends included."""
@@ -97,27 +94,14 @@ class _Gluon(Portable):
 
     @staticmethod
     def _arguments(
-        team: Team, blocks: Blocks, landing: Region, capacity: int, inner: Layout, outer: Layout, item: int
+        team: Team, landing: Region, capacity: int, inner: Layout, outer: Layout, item: int
     ) -> dict[str, Any]:
         """Arguments of all kernels."""
-        return {
-            "control": team.control.tensor.view(torch.int64),
+        return meeting_arguments(team) | {
             "landing": landing.tensor,
-            "bases": team.bases,
-            "me": team.rank,
-            "rank": team.world_rank,
             "capacity": capacity,
-            "timeout_ns": team.timeout_ns,
-            "status": team.status_ptr,
-            "in_sizes": inner.sizes,
-            "in_strides": inner.strides,
-            "out_sizes": outer.sizes,
-            "out_strides": outer.strides,
-            "SIZE": team.size,
-            "IN_DIMS": inner.num_dims,
+            **layout_arguments(inner, outer),
             "IN_WIDE": is_wide(inner, item),
-            "OUT_DIMS": outer.num_dims,
             "OUT_WIDE": is_wide(outer, item),
             "INDEX": gl.int32 if max(_reach(inner), _reach(outer)) < _SMALL else gl.int64,
-            "BLOCK": blocks.block,
         }

@@ -16,7 +16,6 @@ _I64, _U8 = torch.int64, torch.uint8
 _SIZE = 8
 _ADDRESS = 1 << 40
 _ONE = (1,)
-
 _RELEASE = {_CUDA: r"st\.release\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_swap_x2"}
 _ACQUIRE = {_CUDA: r"ld\.acquire\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_(add|cmpswap)_x2"}
 _WIDE_LOAD = {_CUDA: r"ld\.global(\.L1::\w+)?\.v4\.b32", _HIP: r"(global|flat|buffer)_load_dwordx4"}

@@ -15,7 +15,6 @@ algorithms in both languages take turns in one team.
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -27,14 +26,11 @@ from iris_gluon.collectives.base import _LANDING, _Gluon
 from iris_gluon.collectives.elements import copy
 from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
 from iris_triton.collectives.parts.elements import as_words, item_nbytes
-from iris_triton.collectives.parts.portable import Plan
-from iris_triton.collectives.parts.sizes import carrier_of, columns_first, layout_of, pieces
-from iris_triton.collectives.pull import PER_CALL, RUNTIME
-from iris_triton.launcher import BoundKernel
+from iris_triton.collectives.parts.portable import PER_CALL, RUNTIME, Plan
+from iris_triton.collectives.parts.sizes import carrier_of, pieces
+from iris_triton.collectives.pull import begins, moved_layouts, received_nbytes, splits_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
 
@@ -157,65 +153,37 @@ def push(
     leave(row, epoch, SIZE)
 
 
-# -- moving -----------------------------------------------------------------------------------------------------------
 class Push(_Gluon):
-    """all_gather or all_to_all by stores into the others' memory.
+    """all_gather or all_to_all by stores into the others' memory."""
 
-    Args:
-        op: which of the two.
-    """
-
-    def __init__(self, op: str) -> None:
-        super().__init__(op, "gluon_push")
-        self.variants = ("persistent",)
-        if op == "all_to_all":
-            self.layouts = ("torch", "columns")
+    variants = ("persistent",)
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: two meetings, what goes over the links, and copying what has landed."""
         out_nbytes = request.nbytes * (request.group_size if self.op == "all_gather" else 1)
         lands = request.options.get("uneven", False) or not request.direct_out  # what a rank alone knows must not count
-        moved = out_nbytes * (request.group_size - 1) / request.group_size
-        return self.model(request, meetings=2, moved=moved, copied=out_nbytes * lands)
+        return self.model(request, meetings=2, moved=received_nbytes(request), copied=out_nbytes * lands)
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Make the table, and bind the kernel."""
-        options = request.options
         carrier = carrier_of(request.dtype)
         item = carrier.dtype.itemsize
         table, part = _table(request, carrier.parts)
-        layouts = []
-        for shape, stride in ((request.shape, "in_stride"), (options["out_shape"], "out_stride")):
-            extended = carrier.extend(shape, options[stride])
-            if options["layout"] == "columns":
-                extended = columns_first(*extended, team.size)
-            layouts.append(layout_of(*extended))
-        inner, outer = layouts
         landing, capacity = team.control, 1
-        if options["uneven"] or not request.direct_out:  # of uneven calls, all members need it if one does
+        if request.options["uneven"] or not request.direct_out:  # of uneven calls, all members need it if one does
             landing, capacity = pieces(team, part, item, team.size, name=_LANDING)
         blocks = self._blocks(request, team, None if part is None else part * team.size, item, reduces=False)
         words = torch.tensor(table, dtype=torch.int64, device=team.device)
-        arguments = self._arguments(team, blocks, landing, capacity, inner, outer, item) | {
-            "table": words,
-            "DIRECT": request.direct_out,
-        }
-        kernel = BoundKernel(push, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
-        return Plan(kernel, carrier, memory=words)
+        arguments = self._arguments(team, landing, capacity, *moved_layouts(request, carrier), item)
+        arguments |= {"table": words, "DIRECT": request.direct_out}
+        return self.bind(push, team, blocks, arguments, carrier, words)
 
 
 def _table(request: CollectiveRequest, parts: int) -> tuple[list[int], int | None]:
     """The table of the kernel, and the number of elements for a member, if all know it."""
-    size, options = request.group_size, request.options
-    total = math.prod(request.shape) * parts
-    if options["uneven"]:
-        row = math.prod(request.shape[1:]) * parts
-        given, got = [row * n for n in options["in_splits"]], [row * n for n in options["out_splits"]]
-        return [*_begins(given), *given, *_begins(got), *got], None
+    if request.options["uneven"]:
+        return splits_table(request, parts), None
+    size, total = request.group_size, math.prod(request.shape) * parts
     part = total if request.op == "all_gather" else total // size
     each = [part] * size
-    return [*([0] * size if request.op == "all_gather" else _begins(each)), *each, *_begins(each), *each], part
-
-
-def _begins(numbers: Sequence[int]) -> list[int]:
-    return [0, *itertools.accumulate(numbers)][:-1]
+    return [*([0] * size if request.op == "all_gather" else begins(each)), *each, *begins(each), *each], part

@@ -19,11 +19,19 @@ from iris_core.types import Availability, DeviceType
 from iris_gluon import _compat
 from iris_gluon.bulk import put_bulk
 from iris_gluon.collectives.base import _Gluon
-from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell, told
+from iris_triton.collectives.parts.barrier import (
+    last_epoch,
+    meet,
+    meet_and_leave,
+    meeting_arguments,
+    row_of,
+    tell_all,
+    told,
+)
 from iris_triton.collectives.parts.elements import as_words, item_nbytes
-from iris_triton.collectives.parts.portable import Plan
+from iris_triton.collectives.parts.portable import PER_CALL, Plan
 from iris_triton.collectives.parts.sizes import MOST_PROGRAMS, carrier_of, layout_of
-from iris_triton.collectives.pull import PER_CALL
+from iris_triton.collectives.pull import received_nbytes
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
@@ -49,13 +57,12 @@ def push_bulk(
     inp = as_words(inp)
     out = as_words(out)
     ITEM: gl.constexpr = item_nbytes(inp.dtype)
-    members = members_of(SIZE)
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE) + 1
     own = gl.load(bases + me)
     count = gl.cast(count, gl.int64)
-    place = out.to(gl.int64) - own + members.to(gl.int64) * 0
-    tell(row, bases, me, place, place, SIZE)
+    place = out.to(gl.int64) - own
+    tell_all(row, bases, me, place, place, SIZE)
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     programs = gl.num_programs(0)
     each = (count + programs * UNIT - 1) // (programs * UNIT) * UNIT
@@ -67,35 +74,23 @@ def push_bulk(
         to = own + told(row, member, SIZE) + (me * count + begin) * ITEM  # as if it lay in the own heap
         if (member != me) | (to != source.to(gl.int64)):  # not in place
             put_bulk(source, to.to(out.dtype), number, me, member, bases, CHUNK_BYTES, STAGES)
-    epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    leave(row, epoch, SIZE)
+    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 _LINE_NBYTES = 128
-
 _CHUNK_NBYTES, _STAGES = 16 << 10, 4  # the best of benchmarks/results/gluon_bulk-2.json
-
 _HOPPER = 90
 
 
 class PushBulk(_Gluon):
-    """all_gather or all_to_all of large messages by Hopper's copy unit, which leaves multiprocessors to others.
-
-    Attributes:
-        measured_only: it is chosen where a table says so, or by name.
-
-    Args:
-        op: which of the two.
-    """
+    """all_gather or all_to_all of large messages by Hopper's copy unit, which leaves multiprocessors to others."""
 
     uses = ("comm_sms", "num_warps", "threads_per_warp")
     measured_only = True
+    """Chosen where a table says so, or by name."""
+
     drops_plans = False
     """The kernel's scratch memory comes with its first launch, and graphs know it."""
-
-    def __init__(self, op: str) -> None:
-        super().__init__(op, "gluon_bulk")
 
     def supports(self, request: CollectiveRequest) -> Availability:
         """Say whether this algorithm serves a call: dense tensors, the output on the heap, Hopper or newer."""
@@ -114,9 +109,7 @@ class PushBulk(_Gluon):
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: two meetings, and what goes over the links."""
-        out_nbytes = request.nbytes * (request.group_size if self.op == "all_gather" else 1)
-        moved = out_nbytes * (request.group_size - 1) / request.group_size
-        return self.model(request, meetings=2, moved=moved)
+        return self.model(request, meetings=2, moved=received_nbytes(request))
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Bind the kernel."""
@@ -130,16 +123,9 @@ class PushBulk(_Gluon):
         on_cpu = request.target.type is DeviceType.CPU
         chunks = -(-count * carrier.dtype.itemsize // _CHUNK_NBYTES)
         most = config.get("comm_sms", 1 if on_cpu else MOST_PROGRAMS)
-        arguments = {
-            "control": team.control.tensor.view(torch.int64),
-            "bases": team.bases,
-            "me": team.rank,
-            "rank": team.world_rank,
+        arguments = meeting_arguments(team) | {
             "count": count,
             "apart": apart,
-            "timeout_ns": team.timeout_ns,
-            "status": team.status_ptr,
-            "SIZE": team.size,
             "UNIT": _LINE_NBYTES // carrier.dtype.itemsize,
             "CHUNK_BYTES": _CHUNK_NBYTES,
             "STAGES": _STAGES,

@@ -10,11 +10,18 @@
 - `unsupported`: why the core cannot multiply given matrices
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from iris_gluon.gemm.hopper import multiply_tiles
 from iris_gluon.gemm.launch import GemmConfig, choose_config, descriptor, matmul, unsupported
 from iris_gluon.gemm.order import RowGroups
 from iris_gluon.gemm.portable import multiply_tile, tile_layout
 from iris_gluon.gemm.sinks import AddBias, ScatterTile, StoreTile, scatter_tile
+
+if TYPE_CHECKING:
+    from iris_core.protocols import FusedOperation
 
 __all__ = [
     "AddBias",
@@ -31,3 +38,19 @@ __all__ = [
     "tile_layout",
     "unsupported",
 ]
+
+
+def operations() -> list[FusedOperation]:
+    """Return the algorithms for `ctx.ops`; imports them only now."""
+    from iris_gluon.gemm.gather_product import HopperCopyEngine, HopperFetch
+    from iris_gluon.gemm.push_product import HopperPush
+    from iris_gluon.gemm.reduce_product import HopperReduce
+
+    return [
+        HopperReduce("matmul_all_reduce"),
+        HopperReduce("matmul_reduce_scatter"),
+        HopperPush("matmul_all_gather", "hopper_push"),
+        HopperFetch(),
+        HopperCopyEngine(pushes=False),
+        HopperCopyEngine(pushes=True),
+    ]

@@ -11,23 +11,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from iris_core.types import Availability, DeviceType
+from iris_gluon.collectives.push_bulk import WithScratch
 from iris_gluon.gemm.launch import GemmConfig, choose_config
 from iris_gluon.gemm.sinks import AddBias
 from iris_gluon.info import GLUON_INFO
-from iris_triton.gemm.parts.fused import Fused
+from iris_triton.collectives.parts.barrier import meeting_arguments
+from iris_triton.gemm.parts.fused import Fused, bias_step_of
 
 if TYPE_CHECKING:
     from iris_core.dispatch.host import Host
     from iris_core.types import FusedRequest, PluginInfo
-
-PER_CALL = ("out", "a", "b", "bias")
-"""Arguments that may lie anywhere; they begin at multiples of 16 bytes, as TMA wants."""
 
 RUNTIME = (
     "me", "rank", "m", "n", "k", "a_down", "b_down", "out_down", "out_right", "bias_step", "tiles_m", "tiles_n",
@@ -69,13 +67,7 @@ def _with_bias(sink, bias, step, m, n, BIAS: gl.constexpr):
 
 _USED = ("block_size_m", "block_size_n", "block_size_k", "group_size_m", "num_sms", "num_stages", "num_warps")
 
-_FIELDS = {
-    "block_size_m": "block_m",
-    "block_size_n": "block_n",
-    "block_size_k": "block_k",
-    "num_stages": "stages",
-    "num_warps": "num_warps",
-}
+_FIELDS = {f"block_size_{side}": f"block_{side}" for side in "mnk"} | {"num_stages": "stages", "num_warps": "num_warps"}
 """Fields of a config that the core has, and their names there."""
 
 _UNIT = 8
@@ -106,6 +98,7 @@ class _Hopper(Fused):
     """What they have in common: the core multiplies matrices of 16-bit floats that lie by rows or by columns."""
 
     uses: tuple[str, ...] = _USED
+    launcher = WithScratch
 
     measured_only = True
     """Chosen by name, or where it was measured: the model knows too little of them."""
@@ -125,10 +118,7 @@ class _Hopper(Fused):
             return Availability.no(f"wgmma and TMA need NVIDIA Hopper (sm_90), and this is {target.arch or 'unknown'}")
         if request.dtype not in ("bfloat16", "float16") or request.out_dtype != request.dtype:
             return Availability.no(f"its core multiplies bfloat16 and float16, not {request.dtype}")
-        for name, stride, aligned in (
-            ("A", request.a_stride, request.aligned[0]),
-            ("B", request.b_stride, request.aligned[1]),
-        ):
+        for name, stride, aligned in zip("AB", (request.a_stride, request.b_stride), request.aligned[:2], strict=True):
             if 1 not in stride or _down(stride) <= 0 or _down(stride) % _UNIT or not aligned:
                 return Availability.no(f"TMA needs dense rows, or columns, of {name} at multiples of 16 bytes")
         if request.n % _UNIT:
@@ -179,24 +169,20 @@ class _Hopper(Fused):
             given=given,
         )
 
-    def _processors(self, request: FusedRequest, host: Host, *, meeting: bool, aside: int = 0) -> int:
-        """Multiprocessors that compute: as many as there are programs for, but those that do something else."""
+    def _processors(self, request: FusedRequest, host: Host, *, meeting: bool) -> int:
+        """Multiprocessors that compute: as many as there are programs for."""
         most: int = min(request.options["config"].get("num_sms", host.processors), host.processors)
         if meeting:
             most = min(most, host.team.max_programs)
-        return max(1, most - aside)
+        return max(1, most)
 
     @staticmethod
     def _arguments(request: FusedRequest, host: Host, gemm: GemmConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         """(arguments of both kernels, options of the compiler)."""
-        team, options, along = host.team, dict(gemm.options), request.options["bias"]
+        options = dict(gemm.options)
         compiler = {name: options.pop(name) for name in ("num_warps", "maxnreg")}
         options["GROUP"] = request.options["config"].get("group_size_m", gemm.group)
-        return {
-            "control": team.control.tensor.view(torch.int64),
-            "bases": team.bases,
-            "me": team.rank,
-            "rank": team.world_rank,
+        return meeting_arguments(host.team) | {
             "m": request.m,
             "n": request.n,
             "k": request.k,
@@ -204,11 +190,8 @@ class _Hopper(Fused):
             "b_down": _down(request.b_stride),
             "tiles_n": -(-request.n // gemm.block_n),
             "k_tiles": -(-request.k // gemm.block_k),
-            "timeout_ns": team.timeout_ns,
-            "status": team.status_ptr,
-            "bias_step": 0 if request.bias_stride is None else request.bias_stride[along == "columns"],
-            "SIZE": team.size,
-            "BIAS": along,
+            "bias_step": bias_step_of(request),
+            "BIAS": request.options["bias"],
             "TURNED_A": request.a_stride[1] != 1,
             "TURNED_B": request.b_stride[1] != 1,
             "BLOCK_M": gemm.block_m,
@@ -218,28 +201,17 @@ class _Hopper(Fused):
         }, compiler
 
     @staticmethod
-    def _names(request: FusedRequest, arguments: dict[str, Any], *names: str) -> tuple[str, ...]:
-        """Names of the kernel's arguments that change from call to call; the bias is one of them if there is one."""
-        if request.options["bias"] != "none":
-            return (*names, "bias")
-        arguments["bias"] = None
-        return names
-
-    @staticmethod
-    def _efficiency(request: FusedRequest) -> float:
+    def efficiency(request: FusedRequest) -> float:
+        """Of the kernels' products on the device."""
         return _EFFICIENCY_CPU if request.target.type is DeviceType.CPU else _EFFICIENCY_GPU
 
 
 class _RowsOwned(_Hopper):
     """What is common where members own rows of the product: tiles do not reach over them."""
 
-    def _rows(self, request: FusedRequest) -> int:
-        """Rows of a member."""
-        return request.m // request.group_size
-
     def _block_m(self, request: FusedRequest) -> int:
-        return _HALF_BLOCK if self._rows(request) % _FULL_BLOCK else _FULL_BLOCK
+        return _HALF_BLOCK if request.m // request.group_size % _FULL_BLOCK else _FULL_BLOCK
 
     def _rows_problem(self, request: FusedRequest) -> str:
-        rows, block = self._rows(request), self._gemm(request, 1).block_m
+        rows, block = request.m // request.group_size, self._gemm(request, 1).block_m
         return f"a member's {rows} rows must be a multiple of the {block} rows of a tile" if rows % block else ""

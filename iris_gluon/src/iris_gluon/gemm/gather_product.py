@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_core.providers.model import fixed_s, moving_s, product_s
+from iris_core.providers.model import moving_s
 from iris_core.types import Availability, DeviceType
 from iris_gluon.bulk import put_bulk
-from iris_gluon.collectives.push_bulk import WithScratch
-from iris_gluon.gemm.fused import _UNIT, _USED, PER_CALL, RUNTIME, _matrix, _operand, _RowsOwned, _with_bias
+from iris_gluon.gemm.fused import _UNIT, _USED, RUNTIME, _matrix, _operand, _RowsOwned, _with_bias
 from iris_gluon.gemm.hopper import multiply_tiles
 from iris_gluon.gemm.order import ShardsInTurn
 from iris_gluon.gemm.sinks import StoreTile
 from iris_gluon.layouts import default_layout
-from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, row_of
+from iris_triton.collectives.parts.barrier import at_member, last_epoch, leave, meet, row_of
 from iris_triton.copies import copies_obstacle
 from iris_triton.gemm.parts.fused import Plan
 from iris_triton.gemm.parts.shards import COPY_S, WIRE, Shards, Words, gathered_rows, own_rows, shards_of, words_of
+from iris_triton.gemm.parts.tiles import PER_CALL
 
 if TYPE_CHECKING:
     import torch
@@ -67,9 +67,8 @@ def _put(
         begin = gl.cast(piece, gl.int64) * ROWS * k
         there = gathered + gl.cast(me, gl.int64) * rows_each * k + begin
         put_bulk(own + begin, there, ROWS * k, me, member, bases, 16384, 4)
-        distance = gl.load(bases + member) - gl.load(bases + me)
-        counter = (flags + me * blocks + piece // PUT_PARTS).to(gl.int64) + distance
-        gl.atomic_add(counter.to(flags.dtype), 1, sem="release", scope="sys")
+        counter = at_member(flags + me * blocks + piece // PUT_PARTS, bases, me, member)
+        gl.atomic_add(counter, 1, sem="release", scope="sys")
     leave(row, epoch, SIZE)
 
 
@@ -132,9 +131,7 @@ def put_product(
         BIAS: what the bias lies along: "columns", "rows" (of the gathered matrix) or "none".
     """
     if gl.program_id(0) < PUTTERS:
-        _put(
-            a, gathered, flags, control, bases, me, rank, rows_each, k, timeout_ns, status, SIZE, PUTTERS, BLOCK_M
-        )  # fmt: skip
+        _put(a, gathered, flags, control, bases, me, rank, rows_each, k, timeout_ns, status, SIZE, PUTTERS, BLOCK_M)
     else:
         _multiply_shards(
             out, a, b, bias, gathered, flags, PUT_PARTS, gl.cast(1, gl.int32), me, rank, n, k, b_down, out_down,
@@ -204,11 +201,11 @@ class _HopperGather(_RowsOwned):
         return arguments, compiler
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _PutPlan(Plan):
     """As `Plan`; `own` are the own rows of the gathered matrix, for an A that has to be copied."""
 
-    own: torch.Tensor | None = None
+    own: torch.Tensor
 
 
 class HopperFetch(_HopperGather):
@@ -219,22 +216,13 @@ class HopperFetch(_HopperGather):
     def __init__(self) -> None:
         super().__init__("hopper_fetch")
 
-    def supports(self, request: FusedRequest) -> Availability:
-        """Say whether this algorithm serves a call."""
-        answer = super().supports(request)
-        config = request.options["config"]
-        if answer and "num_sms" in config and config["num_sms"] <= config.get("num_fetch_sms", 1):
-            return Availability.no("some programs fetch and the others compute: num_sms must be the larger number")
-        return answer
-
     def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
         other, half, *_ = super()._offered(request)
         return [{"num_fetch_sms": 8}, {"num_fetch_sms": 24}, other, {**other, "num_fetch_sms": 8}, half]
 
     def cost(self, request: FusedRequest) -> float:
         """Estimate seconds: the product hides the copies."""
-        hidden = max(product_s(request, self._efficiency(request)), moving_s(request))
-        return hidden + fixed_s(request, launches=1, meetings=1)
+        return self.model(request, meetings=1)
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Find memory for A of all and for the flags, bind the kernel."""
@@ -252,35 +240,20 @@ class HopperFetch(_HopperGather):
         words = words_of(host, size * blocks)
         arguments, compiler = self._product(request, host, gemm)
         arguments |= {"gathered": gathered, "flags": words.own, "PUTTERS": putters}
-        names = self._names(request, arguments, "out", "a", "b")
-        kernel = WithScratch(put_product, putters + computing, arguments, names, host.team.device, compiler)
+        kernel = self.bind(request, host, put_product, putters + computing, arguments, compiler)
         return _PutPlan(kernel, aux_buffer=memory, locks=words.own, own=own)
 
-    def launch(
-        self, plan: Plan, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
+    def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Copy A where it is not dense, then launch."""
-        assert isinstance(plan, _PutPlan)
-        assert plan.own is not None
         plan.kernel(None, out, own_rows(a, plan.own), b, *(() if bias is None else (bias,)))
 
 
-@dataclass(slots=True)
-class _CopyPlan:
-    """What is asked for in a launch.
-
-    Attributes:
-        shards: A of all members, and how it is gathered.
-        kernel: takes the output, A, B and, if there is one, the bias.
-        words: say which members' rows are there.
-        aux_buffer, locks: see FusedWorkspace.
-    """
+@dataclass(slots=True, kw_only=True)
+class _CopyPlan(Plan):
+    """As `Plan`; `shards` is A of all members, and `words` say which members' rows are there."""
 
     shards: Shards
-    kernel: WithScratch
     words: Words
-    aux_buffer: torch.Tensor
-    locks: torch.Tensor
 
 
 class HopperCopyEngine(_HopperGather):
@@ -309,9 +282,8 @@ class HopperCopyEngine(_HopperGather):
         moving = moving_s(request)
         if request.target.type is not DeviceType.CPU:
             moving = request.nbytes * others / request.group_size / WIRE + others * COPY_S
-        hidden = max(product_s(request, self._efficiency(request)), moving)
         meetings = 1 if self._pushes else 2
-        return hidden + moving / max(others, 1) + fixed_s(request, launches=others + 3, meetings=meetings)
+        return self.model(request, meetings=meetings, launches=others + 3, moving=moving, seen=1 / max(others, 1))
 
     def host_seconds(self, request: FusedRequest) -> float:
         """Estimate what a call costs the CPU: a copy and a word for each member (hosts of H200s)."""
@@ -321,21 +293,19 @@ class HopperCopyEngine(_HopperGather):
         """Find memory for A of all and for the words, bind the kernel."""
         on_cpu = request.target.type is DeviceType.CPU
         computing = self._processors(request, host, meeting=False)
-        gemm = self._gemm(request, computing if on_cpu else max(1, min(computing, host.processors - 1)))
+        if not on_cpu:
+            computing = max(1, min(computing, host.processors - 1))
+        gemm = self._gemm(request, computing)
         shards = shards_of(request, host, f"{self.op} ({self.name})", pushes=self._pushes)
         words = words_of(host, host.team.size, request.target.type)
         arguments, compiler = self._product(request, host, gemm)
         compiler["maxnreg"] = min(compiler["maxnreg"], _BESIDE_MEETING[gemm.num_warps])
         del arguments["control"], arguments["bases"]
         arguments |= {"gathered": shards.matrix, "flags": words.own}
-        if on_cpu:
-            most = request.options["config"].get("num_sms", 2)
-        else:
-            most = min(request.options["config"].get("num_sms", host.processors), host.processors - 1)
+        most = request.options["config"].get("num_sms", 2) if on_cpu else computing
         programs = max(1, min(most, gemm.tiles(request.m, request.n)))
-        names = self._names(request, arguments, "out", "a", "b")
-        kernel = WithScratch(await_product, programs, arguments, names, host.team.device, compiler)
-        return _CopyPlan(shards, kernel, words, shards.memory, words.own)
+        kernel = self.bind(request, host, await_product, programs, arguments, compiler)
+        return _CopyPlan(kernel, shards=shards, words=words, aux_buffer=shards.memory, locks=words.own)
 
     def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Bring the rows beside the product.

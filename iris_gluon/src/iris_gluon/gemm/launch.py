@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.dispatch.products import check_apart
+from iris_core.dispatch.products import ROW_NBYTES, check_apart
 from iris_core.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _DTYPES = (torch.bfloat16, torch.float16)
-_ALIGNMENT = 16
 _FULL_ROWS = 128
 """Rows of a tile with which eight warps multiply; four do with half as many."""
 _SHARED_BYTES = 227 * 1024
@@ -178,13 +177,13 @@ def unsupported(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> str:
     for name, matrix in (("A", a), ("B", b), ("C", c)):
         lines, turned = ("rows", matrix) if name == "C" else ("rows (or columns)", _by_rows(matrix))
         step = turned.stride(0) * matrix.element_size()
-        if turned.stride(1) != 1 or step <= 0 or step % _ALIGNMENT:
+        if turned.stride(1) != 1 or step <= 0 or step % ROW_NBYTES:
             return (
                 f"{name} has strides {tuple(matrix.stride())}: TMA needs {lines} without gaps between their elements, "
-                f"which begin at multiples of {_ALIGNMENT} bytes"
+                f"which begin at multiples of {ROW_NBYTES} bytes"
             )
-        if matrix.data_ptr() % _ALIGNMENT:
-            return f"{name} begins at {matrix.data_ptr():#x}: TMA needs a multiple of {_ALIGNMENT} bytes"
+        if matrix.data_ptr() % ROW_NBYTES:
+            return f"{name} begins at {matrix.data_ptr():#x}: TMA needs a multiple of {ROW_NBYTES} bytes"
     return ""
 
 

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_core.providers.model import fixed_s, moving_s, product_s
-from iris_gluon.collectives.push_bulk import WithScratch
-from iris_gluon.gemm.fused import PER_CALL, RUNTIME, _Hopper, _matrix, _operand, _with_bias
+from iris_gluon.gemm.fused import RUNTIME, _Hopper, _matrix, _operand, _with_bias
 from iris_gluon.gemm.hopper import multiply_tiles
 from iris_gluon.gemm.order import RowGroups
 from iris_gluon.gemm.sinks import ScatterTile
-from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
-from iris_triton.gemm.parts.fused import Plan, peer_memory, programs_for, staging, staging_nbytes
+from iris_triton.collectives.parts.barrier import meet_and_leave, told, told_second
+from iris_triton.gemm.parts.fused import Plan, programs_for, staged_memory
+from iris_triton.gemm.parts.tiles import PER_CALL, announce_and_meet
 
 if TYPE_CHECKING:
     from iris_core.dispatch.host import Host
@@ -57,11 +56,7 @@ def push_product(
         BLOCK_M ... NUM_WARPS: see `iris_gluon.gemm.GemmConfig`.
     """
     ITEM: gl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
-    row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE) + 1
-    nothing = members_of(SIZE).to(gl.int64) * 0
-    tell(row, bases, me, nothing + (out.to(gl.int64) - gl.load(bases + me)), nothing + out_down, SIZE)
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    row, epoch = announce_and_meet(control, bases, me, out, out_down, timeout_ns, status, rank, SIZE)
     matrices = ()
     for i in gl.static_range(SIZE):  # the next member first, the own output last
         peer = (me + 1 + i) % SIZE
@@ -77,30 +72,22 @@ def push_product(
         RowGroups(tiles_m, tiles_n, GROUP), _with_bias(ScatterTile(matrices), bias, bias_step, m, n, BIAS),
         tiles_m * tiles_n, k_tiles, STAGES, PARTS, NUM_WARPS, 0, TURNED_A, TURNED_B,
     )  # fmt: skip
-    epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    leave(row, epoch, SIZE)
+    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 class HopperPush(_Hopper):
     """matmul_all_gather: every tile goes to all members by TMA."""
 
-    def __init__(self) -> None:
-        super().__init__("matmul_all_gather", "hopper_push")
-
     def cost(self, request: FusedRequest) -> float:
         """Estimate seconds: the product hides what is sent, or the other way round."""
-        hidden = max(product_s(request, self._efficiency(request)), moving_s(request))
-        return hidden + fixed_s(request, launches=1, meetings=2)
+        return self.model(request, meetings=2)
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Find memory where the output cannot be reached, bind the kernel."""
         gemm = self._gemm(request, self._processors(request, host, meeting=True))
         staged = memory = None
         if not request.reach_out:
-            need = staging_nbytes(*request.out_shape, request.out_dtype)
-            memory = peer_memory(host, need, f"{self.op} ({self.name})")[:need]
-            staged = staging(memory, 0, *request.out_shape, request.out_dtype)
+            memory, staged = staged_memory(request, host, self.name, 0, stages=True)
         arguments, compiler = self._arguments(request, host, gemm)
         arguments |= {
             "out_down": request.out_stride[0] if staged is None else staged.stride(0),
@@ -108,6 +95,5 @@ class HopperPush(_Hopper):
             "DIM": request.options["gather_dim"],
         }
         programs = programs_for(request, host, gemm.tiles(request.m, request.n), meeting=True)
-        names = self._names(request, arguments, "out", "a", "b")
-        kernel = WithScratch(push_product, programs, arguments, names, host.team.device, compiler)
+        kernel = self.bind(request, host, push_product, programs, arguments, compiler)
         return Plan(kernel, staged_out=staged, aux_buffer=memory)

@@ -15,16 +15,16 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_core.providers.model import fixed_s, moving_s, product_s
 from iris_core.types import Availability
 from iris_gluon.collectives.push_bulk import WithScratch
-from iris_gluon.gemm.fused import _FULL_BLOCK, _RUN, _USED, PER_CALL, RUNTIME, _matrix, _operand, _RowsOwned
+from iris_gluon.gemm.fused import _FULL_BLOCK, _RUN, _USED, RUNTIME, _matrix, _operand, _RowsOwned
 from iris_gluon.gemm.hopper import multiply_tiles
 from iris_gluon.gemm.order import OwnersInTurn
 from iris_gluon.gemm.sinks import OwnersSlot
-from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell
-from iris_triton.gemm.parts.fused import Plan, peer_memory, programs_for, staging, staging_nbytes
+from iris_triton.collectives.parts.barrier import last_epoch, meet, meet_and_leave, row_of
+from iris_triton.gemm.parts.fused import Plan, programs_for, staged_memory
 from iris_triton.gemm.parts.sum_slots import bind_sum
+from iris_triton.gemm.parts.tiles import PER_CALL, announce
 
 if TYPE_CHECKING:
     from iris_core.dispatch.host import Host
@@ -57,8 +57,7 @@ def reduce_product(
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE) + 1
     if FORM == "two_shot":
-        nothing = members_of(SIZE).to(gl.int64) * 0
-        tell(row, bases, me, nothing + (out.to(gl.int64) - gl.load(bases + me)), nothing + out_down, SIZE)
+        announce(row, bases, me, out, out_down, SIZE)
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     own = gl.load(bases + me)
     mine = slots.to(gl.int64) - own + gl.cast(me, gl.int64) * rows_each * n * 2
@@ -74,20 +73,18 @@ def reduce_product(
         order, OwnersSlot(matrices, rows_each), tiles_each * tiles_n * SIZE, k_tiles, STAGES, PARTS, NUM_WARPS, 0,
         TURNED_A, TURNED_B,
     )  # fmt: skip
-    epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    leave(row, epoch, SIZE)
+    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 _RUN_FLOPS = 2.4e11
 """From so many multiplications on, the owners' tiles are sent in runs: between both sizes at which it was measured."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _ReducePlan(Plan):
     """As `Plan`; and the kernel that adds up: it takes the output and, if there is one, the bias."""
 
-    add: BoundKernel | None = None
+    add: BoundKernel
 
 
 class HopperReduce(_RowsOwned):
@@ -129,10 +126,7 @@ class HopperReduce(_RowsOwned):
 
     def cost(self, request: FusedRequest) -> float:
         """Estimate seconds: the product hides what is sent, except in one step the sums."""
-        moved = moving_s(request)
-        meetings = 3 if self.op == "matmul_all_reduce" else 2
-        hidden = max(product_s(request, self._efficiency(request)), moved)
-        return hidden + moved / 4 + fixed_s(request, launches=2, meetings=meetings)
+        return self.model(request, meetings=3 if self.op == "matmul_all_reduce" else 2, launches=2, seen=1 / 4)
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Find memory for the slots, bind the kernels."""
@@ -143,10 +137,8 @@ class HopperReduce(_RowsOwned):
         rows_each = tiles_each * gemm.block_m
         slots_nbytes = size * rows_each * request.n * item
         stages = two_shot and not request.reach_out
-        need = slots_nbytes + stages * staging_nbytes(request.m, request.n, request.out_dtype)
-        memory = peer_memory(host, need, f"{self.op} ({self.name})")
+        memory, staged = staged_memory(request, host, self.name, slots_nbytes, stages=stages)
         slots = memory[:slots_nbytes].view(getattr(torch, request.out_dtype))
-        staged = staging(memory, slots_nbytes, request.m, request.n, request.out_dtype) if stages else None
         stride = request.out_stride if staged is None else (staged.stride(0), staged.stride(1))
         arguments, compiler = self._arguments(request, host, gemm)
         del arguments["BIAS"], arguments["bias_step"]
@@ -162,14 +154,10 @@ class HopperReduce(_RowsOwned):
         programs = programs_for(request, host, per_owner * size, meeting=True)
         kernel = WithScratch(reduce_product, programs, arguments, ("out", "a", "b"), host.team.device, compiler)
         add = bind_sum(request, host, slots, rows_each, stride)
-        return _ReducePlan(kernel, staged_out=staged, aux_buffer=memory[:need], add=add)
+        return _ReducePlan(kernel, staged_out=staged, aux_buffer=memory, add=add)
 
-    def launch(
-        self, plan: Plan, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
+    def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Multiply, then add up."""
-        assert isinstance(plan, _ReducePlan)
-        assert plan.add is not None
         target = out if plan.staged_out is None else plan.staged_out
         plan.kernel(None, target, a, b)
         plan.add(None, target, *(() if bias is None else (bias,)))

@@ -29,23 +29,26 @@ import triton.language as tl
 from iris_core.types import Availability
 from iris_triton.collectives.parts.barrier import (
     compare_kinds,
-    last_epoch,
-    leave,
+    elsewhere,
+    enter,
     meet,
-    members_of,
-    row_of,
-    tell,
-    tell_kind,
+    meet_and_leave,
+    publish,
+    tell_all,
     told,
 )
 from iris_triton.collectives.parts.elements import combine, copy, finished, load_block, store_block, widened
-from iris_triton.collectives.parts.portable import Plan
-from iris_triton.collectives.parts.reducing import Reduction
-from iris_triton.collectives.parts.sizes import _WORD, VECTOR_NBYTES, _item, _layouts, _wide_of, blocks_for, rounded_up
-from iris_triton.collectives.pull import PER_CALL, RUNTIME
-from iris_triton.language.asm import wait_stores
-from iris_triton.language.flags import await_flag, set_flag
-from iris_triton.launcher import BoundKernel
+from iris_triton.collectives.parts.portable import PER_CALL, RUNTIME, Plan, Reduction
+from iris_triton.collectives.parts.sizes import (
+    VECTOR_NBYTES,
+    blocks_for,
+    item_of,
+    layout_arguments,
+    layouts_of,
+    rounded_up,
+    wide_of,
+)
+from iris_triton.language.flags import await_flag
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
@@ -53,8 +56,6 @@ if TYPE_CHECKING:
 
 LOCK_WORDS = 2
 """Words of a lock."""
-
-_RUNTIME = (*RUNTIME, "count", "shard")
 
 
 @triton.jit
@@ -73,6 +74,17 @@ def _add_atomically(pointers, value, mask, OP: tl.constexpr):
     else:
         tl.static_assert(OP == "bxor", "there is no atomic for this reduction")
         tl.atomic_xor(pointers, value, mask=mask, sem="relaxed", scope="sys")
+
+
+@triton.jit
+def draw(lock, timeout_ns, status, rank):
+    """Wait for a ticket lock; returns the ticket.
+
+    Any member draws, and only the holder of a ticket sets the number that is served next: none can serve another's.
+    """
+    ticket = tl.atomic_add(lock, 1, sem="relaxed", scope="sys")
+    await_flag(lock + 1, ticket, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank)
+    return ticket
 
 
 @triton.jit
@@ -104,7 +116,7 @@ def _finish(sums, begin, left, like, OP: tl.constexpr, SIZE: tl.constexpr, BLOCK
         return finished(value.to(element), OP, SIZE)
 
 
-@triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def accumulate(
     out, inp, control, sums, results, locks, bases, me, rank, kind, count, shard, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
@@ -113,29 +125,19 @@ def accumulate(
 ):  # fmt: skip
     """Reduce the inputs of all members.
 
-    Args:
+    Args (beside those of `iris_triton.collectives.pull.pull`):
         out, inp: the tensors; the output is dense and on the heap unless STAGED.
-        control: the team's control region (int64).
         sums: this rank's accumulators, `capacity` of them.
         results: if STAGED, memory of the team for as many elements, from which the others take them.
         locks: if LOCKED, LOCK_WORDS words for each program (int64).
-        bases: int64[SIZE], the members' heaps.
-        me, rank: the caller's index in the team, and in the world.
-        kind: number of the kind of call; the same on all members.
         count: elements of the whole.
         shard: elements of a shard; the last ones may be shorter, or empty.
         capacity: elements of a piece.
-        timeout_ns, status: bound of waits, and where they report.
-        in_sizes, in_strides, out_sizes, out_strides: of the tensors, IN_DIMS and OUT_DIMS; none if one is dense.
-        SIZE: number of members.
         OP: the reduction's name.
         LOCKED: whether to add under a lock; else by atomics.
         STAGED: whether each member takes the results; else they are stored into its output.
-        BLOCK: elements that a program handles at a time.
     """
-    row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE)
-    tell_kind(row, bases, me, kind, SIZE)
+    row, epoch = enter(control, bases, me, kind, SIZE)
     own = tl.load(bases + me)
     step = tl.num_programs(0).to(tl.int64) * BLOCK
     start = tl.program_id(0).to(tl.int64) * BLOCK
@@ -146,8 +148,7 @@ def accumulate(
     lock = locks + tl.program_id(0) * 2
     done = capacity * 0
     if not STAGED:
-        nothing = members_of(SIZE).to(tl.int64) * 0
-        tell(row, bases, me, nothing + (out.to(tl.int64) - own), nothing, SIZE)
+        tell_all(row, bases, me, out.to(tl.int64) - own, 0, SIZE)
     while done < shard:
         first = me * shard + done
         piece = tl.minimum(tl.minimum(count - first, shard - done), capacity)
@@ -163,18 +164,13 @@ def accumulate(
             distance = tl.load(bases + member) - own
             theirs = member * shard + done
             number = tl.minimum(tl.minimum(count - theirs, shard - done), capacity)
-            there = (sums.to(tl.int64) + distance).to(sums.dtype)
+            there = elsewhere(sums, distance)
             if LOCKED:
-                if start < number:  # only the holder of a ticket sets the number served next: none serves another's
-                    drawn = (lock.to(tl.int64) + distance).to(lock.dtype)
-                    ticket = tl.atomic_add(drawn, 1, sem="relaxed", scope="sys")
-                    await_flag(
-                        drawn + 1, ticket, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank
-                    )  # fmt: skip
+                if start < number:
+                    drawn = elsewhere(lock, distance)
+                    ticket = draw(drawn, timeout_ns, status, rank)
                     _add(there, inp, theirs, number, in_sizes, in_strides, True, OP, IN_DIMS, BLOCK)
-                    wait_stores()
-                    tl.debug_barrier()
-                    set_flag(drawn + 1, ticket + 1, "release", "sys")
+                    publish(drawn + 1, ticket + 1, "sys")
             else:
                 _add(there, inp, theirs, number, in_sizes, in_strides, False, OP, IN_DIMS, BLOCK)
         epoch += 1
@@ -197,12 +193,10 @@ def accumulate(
                 member = (me + 1 + i) % SIZE
                 theirs = member * shard + done
                 number = tl.minimum(tl.minimum(count - theirs, shard - done), capacity)
-                src = (mine.to(tl.int64) + tl.load(bases + member) - own).to(inp.dtype)
+                src = elsewhere(mine, tl.load(bases + member) - own)
                 copy(out, theirs, out_sizes, out_strides, src, 0, out_sizes, out_strides, number, OUT_DIMS, 0, BLOCK)
         done += capacity
-    epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    leave(row, epoch, SIZE)
+    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 class _Accumulate(Reduction):
@@ -215,7 +209,7 @@ class _Accumulate(Reduction):
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: contributions, results, and the meetings; a lock is drawn and given back for each peer."""
         once = request.nbytes * (request.group_size - 1) / request.group_size
-        wide = self.accumulators(request).itemsize / _item(request)
+        wide = self.accumulators(request).itemsize / item_of(request)
         meetings = 3 + (not request.direct_out) + 2 * (request.group_size - 1) * self.locked
         copied = request.nbytes * (wide / request.group_size + (not request.direct_out))
         return self.model(request, meetings=meetings, moved=once * (self.slowness * wide + 1), copied=copied)
@@ -223,12 +217,12 @@ class _Accumulate(Reduction):
     @staticmethod
     def accumulators(request: CollectiveRequest) -> torch.dtype:
         """Return the type of the accumulators."""
-        return _wide_of(request)
+        return wide_of(request)
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Bind the kernel.  Collective: every member calls it."""
         op, carrier = self.reduction(request)
-        item, wide = _item(request), self.accumulators(request)
+        item, wide = item_of(request), self.accumulators(request)
         staged = not request.direct_out
         count = math.prod(request.shape)
         shard = rounded_up(-(-count // team.size), 1)  # in vectors of the narrowest elements: all parts are aligned
@@ -237,9 +231,11 @@ class _Accumulate(Reduction):
         capacity = min(shard, region.nbytes // each // VECTOR_NBYTES * VECTOR_NBYTES)
         locks = team.control
         if self.locked:
-            locks = team.region("locks", LOCK_WORDS * _WORD * team.max_programs)
+            locks = team.region("locks", LOCK_WORDS * 8 * team.max_programs)
         blocks = blocks_for(request, team, shard, item, reduces=True)
-        arguments = self.common(request, team, op) | {
+        arguments = self.arguments(request, team) | layout_arguments(*layouts_of(request))
+        arguments |= {
+            "OP": op,
             "sums": region.tensor[: capacity * wide.itemsize].view(wide),
             "results": region.tensor[capacity * wide.itemsize :] if staged else region.tensor,
             "locks": locks.tensor.view(torch.int64),
@@ -248,10 +244,8 @@ class _Accumulate(Reduction):
             "capacity": capacity,
             "LOCKED": self.locked,
             "STAGED": staged,
-            "BLOCK": blocks.block,
-            **_layouts(request),
         }
-        return Plan(BoundKernel(accumulate, blocks.programs, arguments, PER_CALL, team.device, blocks.options), carrier)
+        return self.bind(accumulate, team, blocks, arguments, carrier)
 
 
 class Atomic(_Accumulate):
@@ -263,9 +257,6 @@ class Atomic(_Accumulate):
 
     locked = False
     slowness = 2.0
-
-    def __init__(self) -> None:
-        super().__init__("all_reduce", "atomic")
 
     def supports(self, request: CollectiveRequest) -> Availability:
         """Say whether this algorithm serves a call."""
@@ -280,7 +271,7 @@ class Atomic(_Accumulate):
     @staticmethod
     def accumulators(request: CollectiveRequest) -> torch.dtype:
         """Return the type of the accumulators: atomics have at least 32 bits."""
-        return torch.int32 if _item(request) < 4 and "float" not in request.dtype else _wide_of(request)
+        return torch.int32 if item_of(request) < 4 and "float" not in request.dtype else wide_of(request)
 
 
 class Spinlock(_Accumulate):
@@ -292,6 +283,3 @@ class Spinlock(_Accumulate):
 
     locked = True
     slowness = 3.0
-
-    def __init__(self) -> None:
-        super().__init__("all_reduce", "spinlock")

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.types import Availability, DeviceType
-from iris_triton.collectives.parts.barrier import meet_alone
+from iris_triton.collectives.parts.barrier import bind_meeting
 from iris_triton.collectives.parts.portable import Portable
 from iris_triton.collectives.parts.sizes import layout_of, pieces
 from iris_triton.copies import copier, copies_obstacle
-from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
+    from iris_triton.launcher import BoundKernel
 
 ENGINE_OPS = ("all_gather", "all_to_all", "broadcast")
 """Operations that the copy engines serve."""
@@ -70,35 +70,12 @@ class _Plan:
     index: int | None
 
 
-def bind_meeting(team: Team) -> BoundKernel:
-    """Return a kernel by which members meet between things on a stream that are no kernels; it takes no tensors."""
-    arguments = {
-        "control": team.control.tensor.view(torch.int64),
-        "bases": team.bases,
-        "me": team.rank,
-        "rank": team.world_rank,
-        "timeout_ns": team.timeout_ns,
-        "status": team.status_ptr,
-        "SIZE": team.size,
-    }
-    return BoundKernel(meet_alone, 1, arguments, (), team.device, {} if team.device == "cpu" else {"num_warps": 1})
-
-
 class CopyEngine(Portable):
-    """One operation by the copy engines.
-
-    Attributes:
-        measured_only: it is chosen where a table says so, or by name.
-
-    Args:
-        op: the operation, one of `ENGINE_OPS`.
-    """
+    """One operation of `ENGINE_OPS` by the copy engines."""
 
     uses = ()
     measured_only = True
-
-    def __init__(self, op: str) -> None:
-        super().__init__(op, "copy_engine")
+    """Chosen where a table says so, or by name."""
 
     def supports(self, request: CollectiveRequest) -> Availability:
         """Say whether this algorithm serves a call."""

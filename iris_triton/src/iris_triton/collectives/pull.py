@@ -30,8 +30,8 @@ from iris_core.device.context_words import MismatchCode
 from iris_triton.collectives.parts.barrier import (
     compare_kinds,
     last_epoch,
-    leave,
     meet,
+    meet_and_leave,
     members_of,
     report_difference,
     row_of,
@@ -41,9 +41,17 @@ from iris_triton.collectives.parts.barrier import (
     told_second,
 )
 from iris_triton.collectives.parts.elements import as_words, copy, item_nbytes
-from iris_triton.collectives.parts.portable import Plan, Portable
-from iris_triton.collectives.parts.sizes import blocks_for, carrier_of, columns_first, layout_of, pieces
-from iris_triton.launcher import BoundKernel
+from iris_triton.collectives.parts.portable import PER_CALL, RUNTIME, Plan, Portable
+from iris_triton.collectives.parts.sizes import (
+    Carrier,
+    Layout,
+    blocks_for,
+    carrier_of,
+    columns_first,
+    layout_arguments,
+    layout_of,
+    pieces,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,18 +59,8 @@ if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
 
-RUNTIME = (
-    "me", "rank", "kind", "capacity", "timeout_ns", "status", "in_sizes", "in_strides", "out_sizes", "out_strides",
-)  # fmt: skip
-"""Arguments for whose values kernels are not compiled anew."""
-
-PER_CALL = ("out", "inp")
-"""Arguments that may lie anywhere."""
-
 _PARTS = ("in_step", "given", "out_step", "taken", "giver")
-
 _NUMBER_BITS = tl.constexpr(48)
-
 _SPLITS = tl.constexpr(int(MismatchCode.SPLITS))
 
 
@@ -185,31 +183,23 @@ def pull(
             copy(out, begin, out_sizes, out_strides, src, 0, out_sizes, out_strides, number, OUT_DIMS, 0, BLOCK)
         done += capacity
         half = PIECES * capacity * ITEM - half
-    epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    leave(row, epoch, SIZE)
+    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 MOVES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
 """Operations that pulling serves."""
 
 _SHARED = ("all_gather", "broadcast", "gather")  # a rank has the same for every member that gets something
-
 _ANYWHERE = 1 << 62  # elements: nothing has to go in pieces
 
 
 class Pull(Portable):
     """One operation by pulling."""
 
-    def __init__(self, op: str) -> None:
-        super().__init__(op, "pull")
-        if op == "all_to_all":
-            self.layouts = ("torch", "columns")
-
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: two meetings, and what comes over the links."""
         staged = not self._all_direct(request)
-        return self.model(request, meetings=2, moved=_received_nbytes(request), copied=request.nbytes * staged)
+        return self.model(request, meetings=2, moved=received_nbytes(request), copied=request.nbytes * staged)
 
     @staticmethod
     def _all_direct(request: CollectiveRequest) -> bool:
@@ -225,17 +215,10 @@ class Pull(Portable):
         table = None
         if request.options["uneven"]:
             parts, chunk = _Parts(), None
-            table = _on_device(_table(request, carrier.parts), team.device)
+            table = _on_device(splits_table(request, carrier.parts), team.device)
         else:
             parts, chunk = _parts(request, carrier.parts)
         shared = request.op in _SHARED
-        layouts = []
-        for shape, stride in _sides(request):
-            extended = carrier.extend(shape, stride)
-            if request.options["layout"] == "columns":
-                extended = columns_first(*extended, team.size)
-            layouts.append(layout_of(*extended))
-        inner, outer = layouts
         region, capacity = team.control, _ANYWHERE
         if not self._all_direct(request):
             region, capacity = pieces(team, chunk, item, 1 if shared else team.size)
@@ -243,31 +226,15 @@ class Pull(Portable):
         if _has_input(request) and math.prod(request.shape) > 0:  # an empty tensor has no address
             source = "direct" if request.direct_in and request.options["layout"] == "torch" else "staged"
         blocks = blocks_for(request, team, None if chunk is None else chunk * team.size, item, reduces=False)
-        arguments = {
-            "control": team.control.tensor.view(torch.int64),
+        arguments = self.arguments(request, team) | layout_arguments(*moved_layouts(request, carrier)) | asdict(parts)
+        arguments |= {
             "stage": region.tensor,
             "table": table,
-            "bases": team.bases,
-            "me": team.rank,
-            "rank": team.world_rank,
-            "kind": request.options.get("kind", 0),
-            **asdict(parts),
             "capacity": capacity,
-            "timeout_ns": team.timeout_ns,
-            "status": team.status_ptr,
-            "in_sizes": inner.sizes,
-            "in_strides": inner.strides,
-            "out_sizes": outer.sizes,
-            "out_strides": outer.strides,
-            "SIZE": team.size,
             "SOURCE": source,
             "SHARED": shared,
-            "IN_DIMS": inner.num_dims,
-            "OUT_DIMS": outer.num_dims,
-            "BLOCK": blocks.block,
         }
-        kernel = BoundKernel(pull, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
-        return Plan(kernel, carrier, memory=table)
+        return self.bind(pull, team, blocks, arguments, carrier, table)
 
 
 def _on_device(numbers: Sequence[int], device: str) -> torch.Tensor:
@@ -278,6 +245,14 @@ def _on_device(numbers: Sequence[int], device: str) -> torch.Tensor:
 
 def _has_input(request: CollectiveRequest) -> bool:
     return request.op not in ("broadcast", "scatter") or request.rank == request.options["root"]
+
+
+def moved_layouts(request: CollectiveRequest, carrier: Carrier) -> tuple[Layout, Layout]:
+    """Return where the elements of the input and of the output lie, in the order in which they are moved."""
+    inner, outer = (carrier.extend(shape, stride) for shape, stride in _sides(request))
+    if request.options["layout"] == "columns":
+        inner, outer = (columns_first(*each, request.group_size) for each in (inner, outer))
+    return layout_of(*inner), layout_of(*outer)
 
 
 def _sides(request: CollectiveRequest) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
@@ -323,18 +298,19 @@ def _parts(request: CollectiveRequest, each: int) -> tuple[_Parts, int]:
     return _Parts(given=total * is_root, taken=total, giver=root), total
 
 
-def _table(request: CollectiveRequest, each: int) -> list[int]:
+def splits_table(request: CollectiveRequest, each: int) -> list[int]:
     """The table of `iris_triton.collectives.pull`, for parts that differ."""
     row = math.prod(request.shape[1:]) * each
     given, taken = ([row * n for n in request.options[f"{side}_splits"]] for side in ("in", "out"))
-    return [*_begins(given), *given, *_begins(taken), *taken]
+    return [*begins(given), *given, *begins(taken), *taken]
 
 
-def _begins(numbers: Sequence[int]) -> list[int]:
+def begins(numbers: Sequence[int]) -> list[int]:
+    """Where each of several parts begins that lie one behind the other."""
     return [0, *itertools.accumulate(numbers)][:-1]
 
 
-def _received_nbytes(request: CollectiveRequest) -> int:
+def received_nbytes(request: CollectiveRequest) -> int:
     """Bytes that come to one rank from the others, at most; the same on all members."""
     size = request.group_size
     if request.op in ("all_gather", "gather"):

@@ -12,32 +12,19 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import torch
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.parts.barrier import (
-    compare_kinds,
-    last_epoch,
-    leave,
-    meet,
-    members_of,
-    row_of,
-    tell,
-    tell_kind,
-)
-from iris_triton.collectives.parts.elements import copy, item_nbytes
-from iris_triton.collectives.parts.portable import Plan, Portable
-from iris_triton.collectives.parts.reducing import Reduction, _reduce_to
-from iris_triton.collectives.parts.sizes import blocks_for, layout_of, pieces
-from iris_triton.collectives.pull import PER_CALL, RUNTIME
-from iris_triton.launcher import BoundKernel
+from iris_triton.collectives.parts.barrier import compare_kinds, enter, meet, meet_and_leave, members_of, tell
+from iris_triton.collectives.parts.elements import copy, item_nbytes, reduce_to
+from iris_triton.collectives.parts.portable import PER_CALL, RUNTIME, Plan, Portable, Reduction
+from iris_triton.collectives.parts.sizes import blocks_for, item_of, layout_arguments, layouts_of, pieces
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
 
-_RUNTIME = (*RUNTIME, "count", "wanted", "apart", "shard", "tiles")
+_RUNTIME = (*RUNTIME, "wanted", "apart", "tiles")
 
 
 @triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
@@ -51,7 +38,6 @@ def pull_reduce(
     """Reduce a part of all members' inputs.
 
     Args (beside those of `iris_triton.collectives.pull.pull`):
-        kind: number of the kind of call; the same on all members.
         count: elements of a part.
         wanted: the same on a rank that gets one, 0 on others.
         apart: elements between two members' parts in an input; 0 where all get the same.
@@ -61,9 +47,7 @@ def pull_reduce(
     """
     ITEM: tl.constexpr = item_nbytes(inp.dtype)
     PIECES: tl.constexpr = 1 if SHARED else SIZE
-    row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE)
-    tell_kind(row, bases, me, kind, SIZE)
+    row, epoch = enter(control, bases, me, kind, SIZE)
     own = tl.load(bases + me)
     count = tl.cast(count, tl.int64)
     apart = tl.cast(apart, tl.int64)
@@ -91,18 +75,13 @@ def pull_reduce(
         if done == 0:
             compare_kinds(row, kind, status, rank, SIZE)
         if wanted > 0:
-            _reduce_to(
+            reduce_to(
                 out, done, row, bases, shift, piece, out_sizes, out_strides, OUT_DIMS, OP, SIZE, BLOCK,
                 tiles, me, STRIDING
             )  # fmt: skip
         done += capacity
         shift = PIECES * capacity * ITEM - shift
-    epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    leave(row, epoch, SIZE)
-
-
-_NO_DIMS = layout_of((), ())
+    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 class PullReduce(Reduction):
@@ -122,47 +101,37 @@ class PullReduce(Reduction):
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Bind the kernel."""
         op, carrier = self.reduction(request)
-        item = getattr(torch, request.dtype).itemsize
+        item = item_of(request)
         scatters = self.op == "reduce_scatter" and request.options["layout"] == "torch"
         count = math.prod(request.shape) // (team.size if scatters else 1)
         wanted = count if self.op != "reduce" or request.options["root"] == team.rank else 0
         direct = self._is_direct(request)
-        inner = layout_of(request.shape, request.options["in_stride"])
-        outer = layout_of(request.options["out_shape"], request.options["out_stride"]) if wanted else _NO_DIMS
+        inner, outer = layouts_of(request)
         region, capacity = team.control, count
         if not direct:
             region, capacity = pieces(team, count, item, team.size if scatters else 1)
         blocks = blocks_for(request, team, count, item, reduces=True)
-        arguments = self.common(request, team, op) | {
+        arguments = self.arguments(request, team) | layout_arguments(inner, outer)
+        arguments |= {
+            "OP": op,
             "stage": region.tensor,
             "count": count,
             "wanted": wanted,
             "apart": count if scatters else 0,
             "capacity": capacity,
-            "in_sizes": inner.sizes,
-            "in_strides": inner.strides,
-            "out_sizes": outer.sizes,
-            "out_strides": outer.strides,
             "STAGED": not direct,
             "SHARED": not scatters,
             "IN_DIMS": 0 if direct else inner.num_dims,
-            "OUT_DIMS": outer.num_dims,
             "tiles": _tiles(request),
             "STRIDING": request.options["config"].get("all_reduce_distribution") == 0,
-            "BLOCK": blocks.block,
         }
-        kernel = BoundKernel(pull_reduce, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
-        return Plan(kernel, carrier)
+        return self.bind(pull_reduce, team, blocks, arguments, carrier)
 
 
 class PullTiles(PullReduce):
     """reduce_scatter in the layout of the reference system: each member gets some tiles of the result."""
 
     uses = (*Portable.uses, "swizzle_size", "all_reduce_distribution")
-    layouts = ("tiles",)
-
-    def __init__(self) -> None:
-        super().__init__("reduce_scatter", "two_shot")
 
 
 def _tiles(request: CollectiveRequest) -> tuple[int, ...] | None:

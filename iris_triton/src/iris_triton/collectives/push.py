@@ -23,35 +23,40 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import torch
 import triton
 import triton.language as tl
 
 from iris_core.errors import UnsupportedError
 from iris_core.types import Availability, DeviceType
-from iris_triton.collectives.parts.barrier import (
-    compare_kinds,
-    last_epoch,
-    leave,
-    meet,
-    members_of,
-    row_of,
-    tell,
-    tell_kind,
-    told,
+from iris_triton.collectives.parts.barrier import compare_kinds, enter, meet, meet_and_leave, members_of, tell_all, told
+from iris_triton.collectives.parts.elements import (
+    are_aligned,
+    as_words,
+    combine,
+    copy,
+    copy_part,
+    finished,
+    item_nbytes,
+    strided,
+    widened,
 )
-from iris_triton.collectives.parts.elements import are_aligned, as_words, copy, copy_part, item_nbytes, strided
-from iris_triton.collectives.parts.portable import Plan, Portable
-from iris_triton.collectives.parts.reducing import Reduction, reduce_slots
-from iris_triton.collectives.parts.sizes import MOST_PROGRAMS, Blocks, blocks_for, carrier_of, layout_of, pieces
-from iris_triton.collectives.pull import PER_CALL, RUNTIME
-from iris_triton.launcher import BoundKernel
+from iris_triton.collectives.parts.portable import PER_CALL, RUNTIME, Plan, Portable, Reduction
+from iris_triton.collectives.parts.sizes import (
+    MOST_PROGRAMS,
+    Blocks,
+    blocks_for,
+    carrier_of,
+    item_of,
+    layout_arguments,
+    layout_of,
+    layouts_of,
+    pieces,
+)
+from iris_triton.collectives.pull import received_nbytes
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
-
-_RUNTIME = (*RUNTIME, "count")
 
 
 @triton.jit
@@ -144,47 +149,35 @@ def _push(
             copy(there, 0, in_sizes, in_strides, inp, first, in_sizes, in_strides, count, 0, IN_DIMS, BLOCK)
 
 
-@triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def push_direct(
     out, inp, control, bases, me, rank, kind, count, timeout_ns, status, in_sizes, in_strides,
     SIZE: tl.constexpr, SHARDED: tl.constexpr, FORM: tl.constexpr, IN_DIMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Push a part to every member's output.
 
-    Args:
+    Args (beside those of `iris_triton.collectives.pull.pull`):
         out, inp: the tensors; the output is dense and on the heap.
-        control: the team's control region (int64).
-        bases: int64[SIZE], the members' heaps.
-        me, rank: the caller's index in the team, and in the world.
-        kind: number of the kind of call; the same on all members.
         count: elements that go to a member.
-        timeout_ns, status: bound of waits, and where they report.
-        in_sizes, in_strides: of the input, IN_DIMS of them; none if it is dense.
-        SIZE: number of members.
         SHARDED: the input has a part for each member; else all get the same.
         FORM: see the beginning of this file; with "divided", SIZE divides the number of programs.
-        BLOCK: elements that a program moves at a time.
     """
     inp = as_words(inp)
     ITEM: tl.constexpr = item_nbytes(inp.dtype)
-    row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE) + 1
-    tell_kind(row, bases, me, kind, SIZE)
-    nothing = members_of(SIZE).to(tl.int64) * 0
+    row, epoch = enter(control, bases, me, kind, SIZE)
+    epoch += 1
     count = tl.cast(count, tl.int64)
-    tell(row, bases, me, nothing + (out.to(tl.int64) - tl.load(bases + me)), nothing, SIZE)
+    tell_all(row, bases, me, out.to(tl.int64) - tl.load(bases + me), 0, SIZE)
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     compare_kinds(row, kind, status, rank, SIZE)
     _push(
         row, bases, me * count * ITEM, inp, count * 0, count, count, me, in_sizes, in_strides,
         True, SHARDED, FORM, SIZE, IN_DIMS, BLOCK
     )  # fmt: skip
-    epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    leave(row, epoch, SIZE)
+    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
-@triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def push_staged(
     out, inp, control, stage, bases, me, rank, kind, count, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
@@ -201,9 +194,7 @@ def push_staged(
     inp = as_words(inp)
     out = as_words(out)
     ITEM: tl.constexpr = item_nbytes(inp.dtype)
-    row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE)
-    tell_kind(row, bases, me, kind, SIZE)
+    row, epoch = enter(control, bases, me, kind, SIZE)
     count = tl.cast(count, tl.int64)
     capacity = tl.cast(capacity, tl.int64)
     place = stage.to(tl.int64) - tl.load(bases + me) + me * capacity * ITEM
@@ -238,12 +229,60 @@ def push_staged(
                 )  # fmt: skip
         done += capacity
         half = SIZE * capacity - half
-    epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    leave(row, epoch, SIZE)
+    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
-@triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+@triton.jit
+def _reduced_slots(slots, apart, index, mask, ALIGNED: tl.constexpr, OP: tl.constexpr, SIZE: tl.constexpr):
+    """Read a block of elements of every slot and reduce them; see `_reduce_slots`."""
+    for i in tl.static_range(SIZE):
+        src = slots + i * apart
+        if ALIGNED:
+            src = tl.multiple_of(src.to(tl.int64).to(slots.dtype), 16)
+        value = widened(tl.load(src + index, mask=mask))
+        if i == 0:
+            total = value
+        else:
+            total = combine(total, value, OP)
+    return finished(total, OP, SIZE).to(slots.dtype.element_ty)
+
+
+@triton.jit
+def _reduce_slots(
+    out, begin, slots, apart, count, sizes, strides,
+    DIMS: tl.constexpr, OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Reduce what came from SIZE members to the linear index `begin` of the own tensor `out`.
+
+    Args:
+        out, begin: the tensor, and where in it.
+        slots: pointer to what came from member 0.
+        apart: elements from one member's to the next one's.
+        count: number of elements.
+        sizes, strides: of `out`, DIMS of them; none if it is dense.
+    """
+    step = tl.num_programs(0).to(tl.int64) * BLOCK
+    lanes = tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * BLOCK
+    if DIMS == 0:
+        out += begin
+        if (out.to(tl.int64) | slots.to(tl.int64) | apart * item_nbytes(slots.dtype)) % 16 == 0:
+            wide = tl.multiple_of(out.to(tl.int64).to(out.dtype), 16)
+            while at + BLOCK <= count:
+                tl.store(wide + at + lanes, _reduced_slots(slots, apart, at + lanes, None, True, OP, SIZE))
+                at += step
+    while at < count:
+        mask = at + lanes < count
+        total = _reduced_slots(slots, apart, at + lanes, mask, False, OP, SIZE)
+        if DIMS == 0:
+            to = at + lanes
+        else:
+            to = strided(begin + at + lanes, sizes, strides, DIMS)
+        tl.store(out + to, total, mask=mask)
+        at += step
+
+
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def push_reduce(
     out, inp, control, stage, bases, me, rank, kind, count, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
@@ -255,9 +294,7 @@ def push_reduce(
         OP: the reduction's name.
     """
     ITEM: tl.constexpr = item_nbytes(inp.dtype)
-    row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE)
-    tell_kind(row, bases, me, kind, SIZE)
+    row, epoch = enter(control, bases, me, kind, SIZE)
     count = tl.cast(count, tl.int64)
     capacity = tl.cast(capacity, tl.int64)
     place = stage.to(tl.int64) - tl.load(bases + me) + me * capacity * ITEM
@@ -274,12 +311,10 @@ def push_reduce(
         meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         if done == 0:
             compare_kinds(row, kind, status, rank, SIZE)
-        reduce_slots(out, done, mine + half, capacity, piece, out_sizes, out_strides, OUT_DIMS, OP, SIZE, BLOCK)
+        _reduce_slots(out, done, mine + half, capacity, piece, out_sizes, out_strides, OUT_DIMS, OP, SIZE, BLOCK)
         done += capacity
         half = SIZE * capacity - half
-    epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    leave(row, epoch, SIZE)
+    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 PUSHED = ("all_gather", "all_to_all")
@@ -292,20 +327,16 @@ _PERSISTENT_SHARE = 1.17  # of the model: all links at the same time
 
 
 class Push(Portable):
-    """all_gather or all_to_all by pushing.
+    """all_gather or all_to_all by pushing; its name is one of `FORMS`."""
 
-    Attributes:
-        measured_only: of "partitioned", which is as fast as "persistent" and not for every number of programs.
+    @property
+    def measured_only(self) -> bool:
+        """Whether it is "partitioned", which is as fast as "persistent" and not for every number of programs."""
+        return self.name == "partitioned"
 
-    Args:
-        op: the operation.
-        name: the algorithm, one of `FORMS`.
-    """
-
-    def __init__(self, op: str, name: str) -> None:
-        super().__init__(op, name)
-        self.measured_only = name == "partitioned"
-        self._form = FORMS[name]
+    @property
+    def _form(self) -> str:
+        return FORMS[self.name]
 
     def supports(self, request: CollectiveRequest) -> Availability:
         """Say whether this algorithm serves a call."""
@@ -323,9 +354,8 @@ class Push(Portable):
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: two meetings, what goes over the links, and an output that is copied out of the staging."""
-        share = 1 if self.op == "all_gather" else 1 / request.group_size
-        copied = 0.0 if request.direct_out else request.nbytes * share * request.group_size
-        moved = request.nbytes * share * (request.group_size - 1)
+        out_nbytes = request.nbytes * (request.group_size if self.op == "all_gather" else 1)
+        moved, copied = received_nbytes(request), 0 if request.direct_out else out_nbytes
         faster = _PERSISTENT_SHARE if self._form == "tiles" else 1
         return self.model(request, meetings=2, moved=moved, copied=copied, link_share=faster)
 
@@ -347,22 +377,13 @@ class Push(Portable):
         blocks = blocks_for(request, team, count, item, reduces=False)
         if self._form == "divided":
             blocks = self._divided(request, team, count, blocks)
-        arguments = {
-            "control": team.control.tensor.view(torch.int64),
-            "bases": team.bases,
-            "me": team.rank,
-            "rank": team.world_rank,
-            "kind": request.options.get("kind", 0),
+        arguments = self.arguments(request, team) | {
             "count": count,
-            "timeout_ns": team.timeout_ns,
-            "status": team.status_ptr,
             "in_sizes": inner.sizes,
             "in_strides": inner.strides,
-            "SIZE": team.size,
             "SHARDED": sharded,
             "FORM": self._form,
             "IN_DIMS": inner.num_dims,
-            "BLOCK": blocks.block,
         }
         kernel = push_direct
         if not request.direct_out:
@@ -376,7 +397,7 @@ class Push(Portable):
                 "out_strides": outer.strides,
                 "OUT_DIMS": outer.num_dims,
             }
-        return Plan(BoundKernel(kernel, blocks.programs, arguments, PER_CALL, team.device, blocks.options), carrier)
+        return self.bind(kernel, team, blocks, arguments, carrier)
 
     @staticmethod
     def _divided(request: CollectiveRequest, team: Team, count: int, blocks: Blocks) -> Blocks:
@@ -395,9 +416,6 @@ class Push(Portable):
 class PushReduce(Reduction):
     """reduce_scatter: every rank pushes its parts to their owners, who reduce them in the group's order."""
 
-    def __init__(self) -> None:
-        super().__init__("reduce_scatter", "push")
-
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: two meetings, what goes over the links, and reading what came."""
         moved = request.nbytes * (request.group_size - 1) / request.group_size
@@ -406,23 +424,10 @@ class PushReduce(Reduction):
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Bind the kernel.  Collective: every member calls it."""
         op, carrier = self.reduction(request)
-        item = getattr(torch, request.dtype).itemsize
+        item = item_of(request)
         count = math.prod(request.shape) // team.size
-        inner = layout_of(request.shape, request.options["in_stride"])
-        outer = layout_of(request.options["out_shape"], request.options["out_stride"])
         region, capacity = pieces(team, count, item, team.size, name="pushed")
         blocks = blocks_for(request, team, count, item, reduces=True)
-        arguments = self.common(request, team, op) | {
-            "stage": region.tensor,
-            "count": count,
-            "capacity": capacity,
-            "in_sizes": inner.sizes,
-            "in_strides": inner.strides,
-            "out_sizes": outer.sizes,
-            "out_strides": outer.strides,
-            "IN_DIMS": inner.num_dims,
-            "OUT_DIMS": outer.num_dims,
-            "BLOCK": blocks.block,
-        }
-        kernel = BoundKernel(push_reduce, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
-        return Plan(kernel, carrier)
+        arguments = self.arguments(request, team) | layout_arguments(*layouts_of(request))
+        arguments |= {"stage": region.tensor, "count": count, "capacity": capacity, "OP": op}
+        return self.bind(push_reduce, team, blocks, arguments, carrier)

@@ -38,24 +38,21 @@ import triton.language as tl
 
 from iris_core.errors import UnsupportedError
 from iris_core.types import Availability, DeviceType
-from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, row_of, tell_kind
+from iris_triton.collectives.parts.barrier import elsewhere, last_epoch, meet_and_leave, publish, row_of, tell_kind
 from iris_triton.collectives.parts.elements import combine, finished, load_block, store_block, wide_type, widened
-from iris_triton.collectives.parts.portable import Plan, Portable
-from iris_triton.collectives.parts.reducing import Reduction
+from iris_triton.collectives.parts.portable import PER_CALL, RUNTIME, Plan, Portable, Reduction
 from iris_triton.collectives.parts.sizes import (
-    _WORD,
     MOST_PROGRAMS,
     VECTOR_NBYTES,
-    _item,
-    _layouts,
-    _wide_of,
+    Blocks,
     blocks_for,
+    item_of,
+    layout_arguments,
+    layouts_of,
     rounded_up,
+    wide_of,
 )
-from iris_triton.collectives.pull import PER_CALL, RUNTIME
-from iris_triton.language.asm import wait_stores
-from iris_triton.language.flags import await_flag, set_flag
-from iris_triton.launcher import BoundKernel
+from iris_triton.language.flags import await_flag
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
@@ -65,14 +62,7 @@ WORDS = 4
 """Words of a program; the last one is not used."""
 
 _ARRIVED, _TAKEN, _NUMBER = (tl.constexpr(n) for n in range(3))
-
-_RUNTIME = (*RUNTIME, "count", "shard", "slots", "rings")
-
-
-@triton.jit
-def _elsewhere(pointer, distance):
-    """The same place in a heap that lies so many bytes further on."""
-    return (pointer.to(tl.int64) + distance).to(pointer.dtype)
+_RUNTIME = (*RUNTIME, "slots", "rings")
 
 
 @triton.jit
@@ -90,9 +80,7 @@ def _send(value, number, left, box, mine, theirs, slots, timeout_ns, status, ran
     await_flag(mine + _TAKEN, number + 1 - slots, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank)
     slot = (box + number % slots * BLOCK).to(tl.pointer_type(value.dtype), bitcast=True)
     store_block(slot, 0, left, (1,), (1,), value, 0, BLOCK)
-    wait_stores()
-    tl.debug_barrier()
-    set_flag(theirs + _ARRIVED, number + 1, "release", "sys")
+    publish(theirs + _ARRIVED, number + 1, "sys")
 
 
 @triton.jit
@@ -101,9 +89,7 @@ def _receive(like, number, left, box, mine, theirs, slots, timeout_ns, status, r
     await_flag(mine + _ARRIVED, number + 1, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank)
     slot = (box + number % slots * BLOCK).to(like.dtype, bitcast=True)
     value = load_block(slot, 0, left, (1,), (1,), 0, BLOCK)
-    wait_stores()
-    tl.debug_barrier()
-    set_flag(theirs + _TAKEN, number + 1, "release", "sys")
+    publish(theirs + _TAKEN, number + 1, "sys")
     return value
 
 
@@ -116,22 +102,14 @@ def ring(
 ):  # fmt: skip
     """Reduce the inputs of all members.
 
-    Args:
-        out, inp: the tensors.
-        control: the team's control region (int64).
+    Args (beside those of `iris_triton.collectives.pull.pull`):
         mail: the mailboxes: for each program `slots` slots of BLOCK elements as wide as those that are added up.
         words: WORDS words for each program (int64).
         steps: int64[rings], how many members further each ring's next neighbour is.
-        bases: int64[SIZE], the members' heaps.
-        me, rank: the caller's index in the team, and in the world.
-        kind: number of the kind of call; the same on all members.
         count: elements of the whole.
         shard: elements of a shard; the last ones may be shorter, or empty.
         slots: of a mailbox; at least SLICES.
         rings: how many.
-        timeout_ns, status: bound of waits, and where they report.
-        in_sizes, in_strides, out_sizes, out_strides: of the tensors, IN_DIMS and OUT_DIMS; none if one is dense.
-        SIZE: number of members.
         OP: the reduction's name.
         SLICES: of a tile.
         BLOCK: elements of a slice.
@@ -144,9 +122,9 @@ def ring(
     after = tl.load(bases + (me + step) % SIZE) - own
     before = tl.load(bases + (me + SIZE - step) % SIZE) - own
     mine = words + program * 4
-    their_taken, their_arrived = _elsewhere(mine, before), _elsewhere(mine, after)
+    their_taken, their_arrived = elsewhere(mine, before), elsewhere(mine, after)
     box = mail.to(wide, bitcast=True) + tl.cast(program, tl.int64) * slots * BLOCK
-    their_box = _elsewhere(box, after)
+    their_box = elsewhere(box, after)
     sent = tl.load(mine + _NUMBER)
     got = sent
     tile = SLICES * BLOCK
@@ -167,13 +145,10 @@ def ring(
                 within = begin + j * BLOCK
                 first = (me + i * (SIZE - step)) % SIZE * shard + within
                 left = tl.minimum(count - first, shard - within)
-                value = _receive(
-                    box, got, left, box, mine, their_taken, slots, timeout_ns, status, rank, BLOCK
-                )  # fmt: skip
+                value = _receive(box, got, left, box, mine, their_taken, slots, timeout_ns, status, rank, BLOCK)
                 got += 1
-                value = combine(
-                    value, widened(load_block(inp, first, left, in_sizes, in_strides, IN_DIMS, BLOCK)), OP
-                )  # fmt: skip
+                ours = widened(load_block(inp, first, left, in_sizes, in_strides, IN_DIMS, BLOCK))
+                value = combine(value, ours, OP)
                 _send(value, sent, left, their_box, mine, their_arrived, slots, timeout_ns, status, rank, BLOCK)
                 sent += 1
         if SIZE > 1:
@@ -181,13 +156,10 @@ def ring(
                 within = begin + j * BLOCK
                 first = (me + step) % SIZE * shard + within
                 left = tl.minimum(count - first, shard - within)
-                value = _receive(
-                    box, got, left, box, mine, their_taken, slots, timeout_ns, status, rank, BLOCK
-                )  # fmt: skip
+                value = _receive(box, got, left, box, mine, their_taken, slots, timeout_ns, status, rank, BLOCK)
                 got += 1
-                value = combine(
-                    value, widened(load_block(inp, first, left, in_sizes, in_strides, IN_DIMS, BLOCK)), OP
-                )  # fmt: skip
+                ours = widened(load_block(inp, first, left, in_sizes, in_strides, IN_DIMS, BLOCK))
+                value = combine(value, ours, OP)
                 result = finished(value, OP, SIZE).to(inp.dtype.element_ty)
                 store_block(out, first, left, out_sizes, out_strides, result, OUT_DIMS, BLOCK)
                 _send(result, sent, left, their_box, mine, their_arrived, slots, timeout_ns, status, rank, BLOCK)
@@ -197,9 +169,7 @@ def ring(
                 within = begin + j * BLOCK
                 first = (me + i * (SIZE - step)) % SIZE * shard + within
                 left = tl.minimum(count - first, shard - within)
-                value = _receive(
-                    inp, got, left, box, mine, their_taken, slots, timeout_ns, status, rank, BLOCK
-                )  # fmt: skip
+                value = _receive(inp, got, left, box, mine, their_taken, slots, timeout_ns, status, rank, BLOCK)
                 got += 1
                 store_block(out, first, left, out_sizes, out_strides, value, OUT_DIMS, BLOCK)
                 if i < SIZE - 2:
@@ -207,9 +177,7 @@ def ring(
                     sent += 1
     tl.store(mine + _NUMBER, sent)
     row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE) + 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    leave(row, epoch, SIZE)
+    meet_and_leave(row, bases, me, last_epoch(row, SIZE), timeout_ns, status, rank, SIZE)
 
 
 _GPU_SLICES = 2  # of a tile, so that one is under way while another one is added up
@@ -225,9 +193,6 @@ class Ring(Reduction):
 
     uses = (*Portable.uses, "all_reduce_num_rings", "all_reduce_ring_slice_n")
 
-    def __init__(self) -> None:
-        super().__init__("all_reduce", "ring")
-
     def supports(self, request: CollectiveRequest) -> Availability:
         """Say whether this algorithm serves a call."""
         answer = super().supports(request)
@@ -241,13 +206,13 @@ class Ring(Reduction):
         """Estimate seconds: twice round the ring and a meeting; partial results are wide, results are not."""
         hops = 2 * (request.group_size - 1)
         once = request.nbytes * (request.group_size - 1) / request.group_size
-        return self.model(request, meetings=1 + hops, moved=once * (_wide_of(request).itemsize / _item(request) + 1))
+        return self.model(request, meetings=1 + hops, moved=once * (wide_of(request).itemsize / item_of(request) + 1))
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Bind the kernel.  Collective: every member calls it."""
         config = request.options["config"]
         op, carrier = self.reduction(request)
-        item, wide = _item(request), _wide_of(request).itemsize
+        item, wide = item_of(request), wide_of(request).itemsize
         count = math.prod(request.shape)
         shard = rounded_up(-(-count // team.size), item)
         blocks = blocks_for(request, team, shard, item, reduces=True)
@@ -268,19 +233,19 @@ class Ring(Reduction):
         while block > least and room < rings * block:
             block //= 2
         programs = min(programs, room // block)
-        arguments = self.common(request, team, op) | {
+        arguments = self.arguments(request, team) | layout_arguments(*layouts_of(request))
+        arguments |= {
+            "OP": op,
             "mail": mail.tensor,
-            "words": team.region("ring words", WORDS * _WORD * team.max_programs).tensor.view(torch.int64),
+            "words": team.region("ring words", WORDS * 8 * team.max_programs).tensor.view(torch.int64),
             "steps": team.constant(ring_steps(team.size, rings)),
             "count": count,
             "shard": shard,
             "slots": min(2 * slices, slices * room // (programs * block)),
             "rings": rings,
             "SLICES": slices,
-            "BLOCK": block,
-            **_layouts(request),
         }
-        return Plan(BoundKernel(ring, programs, arguments, PER_CALL, team.device, blocks.options), carrier)
+        return self.bind(ring, team, Blocks(programs, block, blocks.options), arguments, carrier)
 
     @staticmethod
     def slices(request: CollectiveRequest, block: int) -> tuple[int, int]:

@@ -36,12 +36,19 @@ from iris_core.device.context_words import MismatchCode
 from iris_core.dispatch.team import ELEMENT_TYPES
 from iris_core.errors import UnsupportedError
 from iris_core.types import DeviceType
-from iris_triton.collectives.parts.barrier import count_of, report_difference, report_overlap, take, uses_of
+from iris_triton.collectives.parts.barrier import (
+    count_of,
+    elsewhere,
+    publish,
+    report_difference,
+    report_overlap,
+    take,
+    uses_of,
+)
 from iris_triton.collectives.parts.elements import as_words, copy_part
 from iris_triton.collectives.parts.portable import Plan, Portable
 from iris_triton.collectives.parts.sizes import blocks_for, carrier_of, layout_of
-from iris_triton.language.asm import wait_stores
-from iris_triton.language.flags import await_flag, set_flag
+from iris_triton.language.flags import await_flag
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
@@ -54,9 +61,7 @@ WORDS = 8
 """Words for each peer and part."""
 
 _WORDS = tl.constexpr(WORDS)
-
 _KIND_BITS = tl.constexpr(16)
-
 _MESSAGE = tl.constexpr(int(MismatchCode.MESSAGE))
 
 RUNTIME = ("me", "peer", "apart", "count", "element", "piece", "timeout_ns", "status", "sizes", "strides")
@@ -71,12 +76,6 @@ def _share(count, part, PARTS: tl.constexpr):
     each = (each + 15) // 16 * 16  # so that shares begin at multiples of 16 bytes if the tensor does
     begin = tl.minimum(part * each, count)
     return begin, tl.minimum(begin + each, count)
-
-
-@triton.jit
-def _elsewhere(pointer, distance):
-    """The same place in a heap that lies so many bytes further on."""
-    return (pointer.to(tl.int64) + distance).to(pointer.dtype)
 
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=("inp",))
@@ -105,8 +104,8 @@ def send(
     distance = tl.load(bases + peer) - tl.load(bases + me)
     for part in range(tl.program_id(0), PARTS, tl.num_programs(0)):
         mine = words + (peer * PARTS + part) * _WORDS
-        theirs = _elsewhere(words + (me * PARTS + part) * _WORDS, distance)
-        box = _elsewhere(boxes + (tl.cast(me, tl.int64) * PARTS + part) * apart, distance)
+        theirs = elsewhere(words + (me * PARTS + part) * _WORDS, distance)
+        box = elsewhere(boxes + (tl.cast(me, tl.int64) * PARTS + part) * apart, distance)
         box = box.to(inp.dtype, bitcast=True)
         word = take(mine + SENT)
         report_overlap(uses_of(word), status, me, mine.to(tl.int64), me)
@@ -123,9 +122,7 @@ def send(
             tl.store(theirs + HEADERS + 2 * place, count)
             tl.store(theirs + HEADERS + 2 * place + 1, element + (left << _KIND_BITS))
             number += 1
-            wait_stores()
-            tl.debug_barrier()
-            set_flag(theirs + ARRIVED, number, "release", "sys")
+            publish(theirs + ARRIVED, number, "sys")
             at += piece
         tl.store(mine + SENT, number)
 
@@ -143,7 +140,7 @@ def receive(
     distance = tl.load(bases + peer) - tl.load(bases + me)
     for part in range(tl.program_id(0), PARTS, tl.num_programs(0)):
         mine = words + (peer * PARTS + part) * _WORDS
-        theirs = _elsewhere(words + (me * PARTS + part) * _WORDS, distance)
+        theirs = elsewhere(words + (me * PARTS + part) * _WORDS, distance)
         box = (boxes + (tl.cast(peer, tl.int64) * PARTS + part) * apart).to(out.dtype, bitcast=True)
         word = take(mine + RECEIVED)
         report_overlap(uses_of(word), status, me, mine.to(tl.int64), me)
@@ -166,9 +163,7 @@ def receive(
             else:
                 report_difference(status, me, mine.to(tl.int64), peer, count, sent, element, kind, _MESSAGE)
             number += 1
-            wait_stores()
-            tl.debug_barrier()
-            set_flag(theirs + TAKEN, number, "release", "sys")
+            publish(theirs + TAKEN, number, "sys")
             at += piece
         tl.store(mine + RECEIVED, number)
 
@@ -178,10 +173,6 @@ _GPU_PARTS = 16
 
 class Mail(Portable):
     """send or recv through the receiver's inbox."""
-
-    def __init__(self, op: str) -> None:
-        super().__init__(op, "mailbox")
-        self._kernel = {"send": send, "recv": receive}[op]
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: once over a link, and once within a device."""
@@ -222,9 +213,9 @@ class Mail(Portable):
             "DIMS": layout.num_dims,
             "BLOCK": blocks.block,
         }
-        name = "out" if self.op == "recv" else "inp"
+        kernel, name = (receive, "out") if self.op == "recv" else (send, "inp")
         grid = min(parts, request.options["config"].get("comm_sms", parts))
-        return Plan(BoundKernel(self._kernel, grid, arguments, (name,), team.device, blocks.options), carrier)
+        return Plan(BoundKernel(kernel, grid, arguments, (name,), team.device, blocks.options), carrier)
 
     def launch(self, plan: Plan, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> None:
         """Launch a plan on a stream."""

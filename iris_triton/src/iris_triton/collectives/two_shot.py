@@ -13,29 +13,23 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import torch
 import triton
 import triton.language as tl
 
 from iris_triton.collectives.parts.barrier import (
     compare_kinds,
-    last_epoch,
-    leave,
+    enter,
     meet,
+    meet_and_leave,
     members_of,
-    row_of,
     tell,
-    tell_kind,
+    tell_all,
     told,
     told_second,
 )
-from iris_triton.collectives.parts.elements import are_aligned, copy, item_nbytes
-from iris_triton.collectives.parts.portable import Plan
-from iris_triton.collectives.parts.reducing import Reduction, _reduce_to, _reduced
-from iris_triton.collectives.parts.sizes import blocks_for, layout_of, pieces, rounded_up
-from iris_triton.collectives.pull import PER_CALL
-from iris_triton.collectives.pull_reduce import _RUNTIME
-from iris_triton.launcher import BoundKernel
+from iris_triton.collectives.parts.elements import are_aligned, copy, item_nbytes, reduce_to, reduced
+from iris_triton.collectives.parts.portable import PER_CALL, RUNTIME, Plan, Reduction
+from iris_triton.collectives.parts.sizes import blocks_for, item_of, layout_arguments, layouts_of, pieces, rounded_up
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
@@ -53,21 +47,21 @@ def _reduce_and_push(row, bases, begin, count, like, OP: tl.constexpr, SIZE: tl.
     heaps = tl.load(bases + members) + shift
     if are_aligned(heaps + told(row, members, SIZE) | heaps + told_second(row, members, SIZE)):
         while at + BLOCK <= count:
-            total = _reduced(row, bases, shift, like, at + lanes, None, True, OP, SIZE)
+            total = reduced(row, bases, shift, like, at + lanes, None, True, OP, SIZE)
             for i in tl.static_range(SIZE):
                 to = (tl.load(bases + i) + told_second(row, i, SIZE) + shift).to(like.dtype)
                 tl.store(tl.multiple_of(to, 16) + at + lanes, total)
             at += step
     while at < count:
         mask = at + lanes < count
-        total = _reduced(row, bases, shift, like, at + lanes, mask, False, OP, SIZE)
+        total = reduced(row, bases, shift, like, at + lanes, mask, False, OP, SIZE)
         for i in tl.static_range(SIZE):
             to = (tl.load(bases + i) + told_second(row, i, SIZE) + shift).to(like.dtype)
             tl.store(to + at + lanes, total, mask=mask)
         at += step
 
 
-@triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def two_shot_direct(
     out, inp, control, bases, me, rank, kind, count, shard, timeout_ns, status,
     SIZE: tl.constexpr, OP: tl.constexpr, BLOCK: tl.constexpr
@@ -78,22 +72,18 @@ def two_shot_direct(
         count: elements of the whole.
         shard: elements of a shard; the last ones may be shorter, or empty.
     """
-    row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE) + 1
-    tell_kind(row, bases, me, kind, SIZE)
+    row, epoch = enter(control, bases, me, kind, SIZE)
+    epoch += 1
     own = tl.load(bases + me)
-    nothing = members_of(SIZE).to(tl.int64) * 0
-    tell(row, bases, me, nothing + (inp.to(tl.int64) - own), nothing + (out.to(tl.int64) - own), SIZE)
+    tell_all(row, bases, me, inp.to(tl.int64) - own, out.to(tl.int64) - own, SIZE)
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     compare_kinds(row, kind, status, rank, SIZE)
     begin = tl.cast(me, tl.int64) * shard
     _reduce_and_push(row, bases, begin, tl.minimum(count - begin, shard), inp, OP, SIZE, BLOCK)
-    epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    leave(row, epoch, SIZE)
+    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
-@triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def two_shot_staged(
     out, inp, control, stage, bases, me, rank, kind, count, shard, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
@@ -109,9 +99,7 @@ def two_shot_staged(
         capacity: elements of a piece.
     """
     ITEM: tl.constexpr = item_nbytes(inp.dtype)
-    row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE)
-    tell_kind(row, bases, me, kind, SIZE)
+    row, epoch = enter(control, bases, me, kind, SIZE)
     own = tl.load(bases + me)
     capacity = tl.cast(capacity, tl.int64)
     begin = tl.cast(me, tl.int64) * shard
@@ -141,7 +129,7 @@ def two_shot_staged(
             shift = done * 0
         else:
             shift = done * ITEM
-        _reduce_to(mine, 0, row, bases, shift, piece, out_sizes, out_strides, 0, OP, SIZE, BLOCK)
+        reduce_to(mine, 0, row, bases, shift, piece, out_sizes, out_strides, 0, OP, SIZE, BLOCK)
         epoch += 1
         meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         for i in range(SIZE):
@@ -151,16 +139,11 @@ def two_shot_staged(
             src = (tl.load(bases + member) + (stage.to(tl.int64) - own)).to(inp.dtype)
             copy(out, first, out_sizes, out_strides, src, 0, out_sizes, out_strides, piece, OUT_DIMS, 0, BLOCK)
         done += capacity
-    epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    leave(row, epoch, SIZE)
+    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 class TwoShot(Reduction):
     """all_reduce in two steps."""
-
-    def __init__(self) -> None:
-        super().__init__("all_reduce", "two_shot")
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: shards come, and results go; without an output that peers can address, one meeting more."""
@@ -171,26 +154,17 @@ class TwoShot(Reduction):
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Bind one of the two kernels."""
         op, carrier = self.reduction(request)
-        item = getattr(torch, request.dtype).itemsize
+        item = item_of(request)
         count = math.prod(request.shape)
         shard = rounded_up(-(-count // team.size), item)
         blocks = blocks_for(request, team, shard, item, reduces=True)
-        arguments = self.common(request, team, op) | {"count": count, "shard": shard, "BLOCK": blocks.block}
+        arguments = self.arguments(request, team) | {"count": count, "shard": shard, "OP": op}
         kernel = two_shot_direct
         if not (request.direct_in and request.direct_out):
             kernel = two_shot_staged
             region, capacity = pieces(team, shard, item, 1 + team.size * (not request.direct_in), halves=1)
-            inner = layout_of(request.shape, request.options["in_stride"])
-            outer = layout_of(request.options["out_shape"], request.options["out_stride"])
-            arguments |= {
-                "stage": region.tensor,
-                "capacity": capacity,
-                "in_sizes": inner.sizes,
-                "in_strides": inner.strides,
-                "out_sizes": outer.sizes,
-                "out_strides": outer.strides,
-                "IN_STAGED": not request.direct_in,
-                "IN_DIMS": 0 if request.direct_in else inner.num_dims,
-                "OUT_DIMS": outer.num_dims,
-            }
-        return Plan(BoundKernel(kernel, blocks.programs, arguments, PER_CALL, team.device, blocks.options), carrier)
+            arguments |= {"stage": region.tensor, "capacity": capacity, "IN_STAGED": not request.direct_in}
+            arguments |= layout_arguments(*layouts_of(request))
+            if request.direct_in:
+                arguments["IN_DIMS"] = 0
+        return self.bind(kernel, team, blocks, arguments, carrier)

@@ -21,11 +21,12 @@ import torch
 import triton
 import triton.language as tl
 
+from iris_core.dispatch.products import ROW_NBYTES
 from iris_core.providers.baseline import Unfused, multiply
 from iris_core.providers.model import fixed_s, moving_s, product_s
 from iris_core.types import Availability, DeviceType
 from iris_triton.copies import copies_obstacle
-from iris_triton.gemm.parts.fused import peer_memory, staging, staging_nbytes
+from iris_triton.gemm.parts.fused import staged_memory
 from iris_triton.gemm.parts.shards import COPY_S, WIRE, Shards, Side, Words, shards_of, side_of, words_of
 from iris_triton.gemm.parts.sum_slots import bind_sum
 from iris_triton.info import TRITON_INFO
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
     from iris_core.dispatch.host import Host
     from iris_core.types import FusedRequest, PluginInfo
-
-_ALIGNMENT = 16
 
 
 class _CopyEngine(Unfused):
@@ -298,12 +297,10 @@ class CopyEngineReduce(_CopyEngine):
         dtype: torch.dtype = getattr(torch, request.out_dtype)
         rows_each = -(-request.m // size)
         slot_nbytes = rows_each * request.n * dtype.itemsize
-        slots_nbytes = -(-size * slot_nbytes // _ALIGNMENT) * _ALIGNMENT
+        slots_nbytes = -(-size * slot_nbytes // ROW_NBYTES) * ROW_NBYTES
         two_shot = self.op == "matmul_all_reduce"
         stages = two_shot and not request.reach_out
-        need = slots_nbytes + stages * staging_nbytes(request.m, request.n, request.out_dtype)
-        memory = peer_memory(host, need, f"{self.op} ({self.name})")
-        staged = staging(memory, slots_nbytes, request.m, request.n, request.out_dtype) if stages else None
+        memory, staged = staged_memory(request, host, self.name, slots_nbytes, stages=stages)
         slots = memory[: size * slot_nbytes].view(dtype).view(size, rows_each, request.n)
         whole = host.scratch(request.m * request.n * dtype.itemsize, "product")
         product = whole[: request.m * request.n * dtype.itemsize].view(dtype).view(request.m, request.n)
@@ -343,7 +340,7 @@ class CopyEngineReduce(_CopyEngine):
             meets=not two_shot,
             staged_out=staged,
             tf32=request.options["tf32"],
-            aux_buffer=memory[:need],
+            aux_buffer=memory,
         )
 
     def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:

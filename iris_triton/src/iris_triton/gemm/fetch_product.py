@@ -15,18 +15,17 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core.providers.model import fixed_s, moving_s, product_s
-from iris_core.types import Availability, DeviceType
-from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, row_of
+from iris_core.types import DeviceType
+from iris_triton.collectives.parts.barrier import meet_and_leave, publish
 from iris_triton.collectives.parts.elements import as_words, item_nbytes
-from iris_triton.gemm.parts.fused import Plan, bind, efficiency
+from iris_triton.gemm.parts.fused import Plan
 from iris_triton.gemm.parts.shapes import USED_CONFIG, padded, tiling
 from iris_triton.gemm.parts.tiles import (
     PER_CALL,
     RUNTIME,
-    _announce,
-    _announced,
     add_product,
+    announce_and_meet,
+    announced,
     own_program,
     place,
     store_tile,
@@ -35,8 +34,7 @@ from iris_triton.gemm.parts.tiles import (
     with_bias,
 )
 from iris_triton.gemm.pull_product import _GatherProduct
-from iris_triton.language.asm import wait_stores
-from iris_triton.language.flags import await_flag, set_flag
+from iris_triton.language.flags import await_flag
 
 if TYPE_CHECKING:
     from iris_core.dispatch.host import Host
@@ -49,29 +47,22 @@ def _fetch(
     SIZE: tl.constexpr, FETCHERS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr
 ):  # fmt: skip
     """Copy the shards of the others into local memory, block of rows by block of rows."""
-    row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE) + 1
-    _announce(row, bases, me, a, a_down, SIZE)
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    row, epoch = announce_and_meet(control, bases, me, a, a_down, timeout_ns, status, rank, SIZE)
     blocks = tl.cdiv(rows, BM)
     i = tl.arange(0, BM)
     step = tl.arange(0, BK)
     for number in range(tl.program_id(0), (SIZE - 1) * blocks, FETCHERS):
         shard = (me + 1 + number // blocks) % SIZE
         block = number % blocks
-        theirs, stride = _announced(row, bases, shard, a, SIZE)
+        theirs, stride = announced(row, bases, shard, a, SIZE)
         source = as_words(theirs) + (block * BM + i.to(tl.int64))[:, None] * stride + step[None, :]
         mine = as_words(tl.multiple_of(buffer, 16)) + (tl.cast(shard, tl.int64) * rows + block * BM) * width
         target = mine + i.to(tl.int64)[:, None] * width + step[None, :]
         for k in range(0, inner, BK):
             mask = (block * BM + i[:, None] < rows) & (step[None, :] < inner - k)
             tl.store(target + k, tl.load(source + k, mask=mask, other=0), mask=mask)
-        wait_stores()
-        tl.debug_barrier()
-        set_flag(flags + shard * blocks + block, generation, "release", "gpu")
-    epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    leave(row, epoch, SIZE)
+        publish(flags + shard * blocks + block, generation, "gpu")
+    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 @triton.jit
@@ -150,9 +141,7 @@ def fetch_product(
                         stride, 1, b_down, b_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES,
                     )  # fmt: skip
                 first = me * 0
-            acc = with_bias(
-                acc, bias, first + down * BM, right * BN, first + rows, n, bias_step, BIAS, BM, BN
-            )  # fmt: skip
+            acc = with_bias(acc, bias, first + down * BM, right * BN, first + rows, n, bias_step, BIAS, BM, BN)
             store_tile(
                 wide(out, OUT_ALIGNED), acc, first + down * BM, right * BN, first + rows, n, out_down, out_right, BM, BN
             )
@@ -167,17 +156,6 @@ class Fetch(_GatherProduct):
 
     uses = (*USED_CONFIG, "num_fetch_sms")
 
-    def __init__(self) -> None:
-        super().__init__("all_gather_matmul", "fetch")
-
-    def supports(self, request: FusedRequest) -> Availability:
-        """Say whether this algorithm serves a call."""
-        answer = super().supports(request)
-        config = request.options["config"]
-        if answer and "num_sms" in config and config["num_sms"] <= config.get("num_fetch_sms", 1):
-            return Availability.no("some programs fetch and the others compute: num_sms must be the larger number")
-        return answer
-
     def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
         """Fields of configs: more or fewer programs that fetch."""
         square = {"block_size_m": 128, "block_size_n": 128, "num_warps": 8}
@@ -185,8 +163,7 @@ class Fetch(_GatherProduct):
 
     def cost(self, request: FusedRequest) -> float:
         """Estimate seconds: the product hides the copies, but for the first block."""
-        hidden = max(product_s(request, efficiency(request) * 0.9), moving_s(request))
-        return hidden + fixed_s(request, launches=1, meetings=3)
+        return self.model(request, meetings=3, share=0.9)
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Find memory for the copies, make the flags, bind the kernel."""
@@ -209,7 +186,7 @@ class Fetch(_GatherProduct):
             "width": width,
             "FETCHERS": fetchers,
         }
-        kernel = bind(request, host, fetch_product, fetchers + computing, arguments, tiles)
+        kernel = self.bind(request, host, fetch_product, fetchers + computing, arguments, tiles.options)
         return Plan(kernel, staged_a=staged, aux_buffer=buffer[:need], locks=state[fetchers + computing :])
 
     def _programs(self, request: FusedRequest, host: Host, blocks: int, arguments: dict[str, Any]) -> tuple[int, int]:

@@ -19,73 +19,29 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core.providers.model import fixed_s, moving_s, product_s
+from iris_core.providers.model import moving_s
 from iris_core.types import DeviceType
-from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
-from iris_triton.gemm.parts.fused import (
-    Fused,
-    Plan,
-    bind,
-    common_arguments,
-    efficiency,
-    peer_memory,
-    programs_for,
-    staging,
-    staging_nbytes,
-    tile_shapes,
-)
+from iris_triton.collectives.accumulate import LOCK_WORDS, draw
+from iris_triton.collectives.parts.barrier import at_member, last_epoch, meet, meet_and_leave, publish, row_of
+from iris_triton.gemm.parts.fused import Fused, Plan, programs_for, staged_memory
 from iris_triton.gemm.parts.shapes import tiling
 from iris_triton.gemm.parts.tiles import (
+    PER_CALL,
+    RUNTIME,
     add_product,
+    announce,
     dense_tile,
     own_program,
     place,
-    store_tile,
-    whole_rows,
+    store_to_all,
     wide,
     with_bias,
 )
-from iris_triton.language.asm import wait_stores
-from iris_triton.language.flags import await_flag, set_flag
 
 if TYPE_CHECKING:
     from iris_core.dispatch.host import Host
     from iris_core.types import FusedRequest
     from iris_triton.gemm.parts.shapes import Tiling
-
-PER_CALL = ("out", "a", "b", "bias")
-"""Arguments that may lie anywhere."""
-
-RUNTIME = ("me", "rank", "per_owner", "timeout_ns", "status")
-"""Arguments for whose values kernels are not compiled anew."""
-
-LOCK_WORDS = 2
-"""Words of a program's lock: the number that is drawn next, and the one that is served."""
-
-
-@triton.jit
-def _elsewhere(pointer, bases, me, member):
-    """The same place in a member's heap."""
-    return (pointer.to(tl.int64) + (tl.load(bases + member) - tl.load(bases + me))).to(pointer.dtype)
-
-
-@triton.jit
-def _acquire(lock, timeout_ns, status, rank):
-    """Wait for a ticket lock; returns the ticket.
-
-    Any member draws, and only the holder of a ticket sets the number that is served next: none can serve another's.
-    """
-    ticket = tl.atomic_add(lock, 1, sem="relaxed", scope="sys")
-    await_flag(lock + 1, ticket, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank)
-    return ticket
-
-
-@triton.jit
-def _tell_after_stores(word, value):
-    """Set a flag when everything that this program has stored and loaded is done."""
-    wait_stores()
-    tl.debug_barrier()
-    set_flag(word, value, "release", "sys")
 
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
@@ -108,8 +64,7 @@ def matmul_accumulate(
     """
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE) + 1
-    nothing = members_of(SIZE).to(tl.int64) * 0
-    tell(row, bases, me, nothing + (out.to(tl.int64) - tl.load(bases + me)), nothing + out_down, SIZE)
+    announce(row, bases, me, out, out_down, SIZE)
     program = own_program(0, XCDS, CHUNK)
     programs = tl.num_programs(0)
     total = tiles_m * tiles_n
@@ -117,7 +72,7 @@ def matmul_accumulate(
     lanes = dense_tile(BM, BN)
     for i in range(SIZE):
         owner = (me + i) % SIZE
-        there = tl.multiple_of(_elsewhere(sums, bases, me, owner), 16)
+        there = tl.multiple_of(at_member(sums, bases, me, owner), 16)
         for tile in range(program, tl.minimum(per_owner, total - owner * per_owner), programs):
             down, right = place(owner * per_owner + tile, tiles_m, tiles_n, GROUP)
             acc = add_product(
@@ -128,10 +83,10 @@ def matmul_accumulate(
             if i == 0:
                 tl.store(at, acc)
             elif LOCKED:
-                theirs = _elsewhere(lock, bases, me, owner)
-                ticket = _acquire(theirs, timeout_ns, status, rank)
+                theirs = at_member(lock, bases, me, owner)
+                ticket = draw(theirs, timeout_ns, status, rank)
                 tl.store(at, tl.load(at) + acc)
-                _tell_after_stores(theirs + 1, ticket + 1)
+                publish(theirs + 1, ticket + 1, "sys")
             else:
                 tl.atomic_add(at, acc, sem="relaxed", scope="sys")
         if i == 0:
@@ -142,29 +97,14 @@ def matmul_accumulate(
         down, right = place(me * per_owner + tile, tiles_m, tiles_n, GROUP)
         acc = tl.load(sums + tl.cast(tile, tl.int64) * (BM * BN) + lanes)
         acc = with_bias(acc, bias, down * BM, right * BN, m, n, bias_step, BIAS, BM, BN)
-        for j in range(SIZE):
-            peer = (me + 1 + j) % SIZE
-            target = tl.multiple_of((tl.load(bases + peer) + told(row, peer, SIZE)).to(out.dtype), 16)
-            stride = whole_rows(told_second(row, peer, SIZE), out)
-            store_tile(target, acc, down * BM, right * BN, m, n, stride, 1, BM, BN)
-    epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    leave(row, epoch, SIZE)
-
-
-_WORD = 8
+        store_to_all(row, bases, me, out, acc, down * BM, right * BN, m, n, SIZE, BM, BN)
+    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 class _Variant(Fused):
     """What the other ways to matmul_all_reduce have in common: chosen by name, or where they were measured."""
 
     measured_only = True
-
-    def __init__(self, name: str) -> None:
-        super().__init__("matmul_all_reduce", name)
-
-    def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
-        return tile_shapes(request)
 
     @staticmethod
     def _tiles(request: FusedRequest) -> Tiling:
@@ -174,28 +114,13 @@ class _Variant(Fused):
             request = replace(request, options={**request.options, "config": config})
         return tiling(request, request.m, request.k)
 
-    @staticmethod
-    def _arguments(request: FusedRequest, host: Host, tiles: Tiling) -> dict[str, Any]:
-        tiles_m, tiles_n = tiles.tiles(request.m, request.n)
-        return common_arguments(request, host, tiles) | {
-            "m": request.m,
-            "k": request.k,
-            "a_down": request.a_stride[0],
-            "a_right": request.a_stride[1],
-            "tiles_m": tiles_m,
-            "tiles_n": tiles_n,
-            "per_owner": -(-tiles_m * tiles_n // host.team.size),
-            "A_ALIGNED": request.aligned[0],
-            "B_ALIGNED": request.aligned[1],
-        }
+    def _arguments(self, request: FusedRequest, host: Host, tiles: Tiling) -> dict[str, Any]:
+        arguments = self.product(request, host, tiles, request.m)
+        return arguments | {"per_owner": -(-arguments["tiles_m"] * arguments["tiles_n"] // host.team.size)}
 
 
 class Accumulate(_Variant):
-    """matmul_all_reduce into one sum for each tile: "atomic" or "spinlock".
-
-    The members' products arrive in any order, so the last bits may differ from one run to the next; they are the same
-    on all members.
-    """
+    """matmul_all_reduce into one sum for each tile: "atomic" or "spinlock"."""
 
     repeatable = False
 
@@ -204,21 +129,17 @@ class Accumulate(_Variant):
         item: int = getattr(torch, request.out_dtype).itemsize
         moved = moving_s(request) * 4 / item
         meetings = 3 + (request.group_size if self.name == "spinlock" else 0)
-        hidden = max(product_s(request, efficiency(request)), moved)
-        return hidden + moved + fixed_s(request, launches=1, meetings=meetings)
+        return self.model(request, meetings=meetings, moving=moved, seen=1)
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Find memory for the sums, and the locks, bind the kernel.  Collective."""
         tiles = self._tiles(request)
         arguments = self._arguments(request, host, tiles)
         sums_nbytes = arguments["per_owner"] * tiles.block_m * tiles.block_n * 4
-        stages = not request.reach_out
-        need = sums_nbytes + stages * staging_nbytes(request.m, request.n, request.out_dtype)
-        memory = peer_memory(host, need, f"{self.op} ({self.name})")
-        staged = staging(memory, sums_nbytes, request.m, request.n, request.out_dtype) if stages else None
+        memory, staged = staged_memory(request, host, self.name, sums_nbytes, stages=not request.reach_out)
         locks = host.team.control
         if self.name == "spinlock":
-            locks = host.team.region("ops locks", LOCK_WORDS * _WORD * host.team.max_programs)
+            locks = host.team.region("ops locks", LOCK_WORDS * 8 * host.team.max_programs)
         arguments |= {
             "sums": memory[:sums_nbytes].view(torch.float32),
             "locks": locks.tensor.view(torch.int64),
@@ -226,6 +147,6 @@ class Accumulate(_Variant):
             "LOCKED": self.name == "spinlock",
         }
         programs = programs_for(request, host, arguments["per_owner"], meeting=True)
-        kernel = bind(request, host, matmul_accumulate, programs, arguments, tiles)
+        kernel = self.bind(request, host, matmul_accumulate, programs, arguments, tiles.options)
         held = locks.tensor if self.name == "spinlock" else None
-        return Plan(kernel, staged_out=staged, aux_buffer=memory[:need], locks=held)
+        return Plan(kernel, staged_out=staged, aux_buffer=memory, locks=held)

@@ -20,34 +20,26 @@ outputs are complete.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
-from iris_core.providers.model import fixed_s, moving_s, product_s
-from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
-from iris_triton.gemm.parts.fused import (
-    Fused,
-    Plan,
-    bind,
-    common_arguments,
-    efficiency,
-    peer_memory,
-    programs_for,
-    staging,
-    staging_nbytes,
-    tile_shapes,
-)
+from iris_core.providers.model import moving_s
+from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, row_of
+from iris_triton.gemm.parts.fused import Fused, Plan, programs_for, staged_memory
 from iris_triton.gemm.parts.shapes import tiling
 from iris_triton.gemm.parts.tiles import (
+    PER_CALL,
+    RUNTIME,
     add_product,
+    announce,
     dense_tile,
     own_program,
     place,
     store_tile,
-    whole_rows,
+    store_to_all,
     wide,
     with_bias,
 )
@@ -56,17 +48,11 @@ if TYPE_CHECKING:
     from iris_core.dispatch.host import Host
     from iris_core.types import FusedRequest
 
-PER_CALL = ("out", "a", "b", "bias")
-"""Arguments that may lie anywhere."""
-
-RUNTIME = ("me", "rank", "per_owner", "timeout_ns", "status")
-"""Arguments for whose values kernels are not compiled anew."""
-
 
 @triton.jit
 def _slot(slots, bases, me, owner, source, tile, per_owner, BM: tl.constexpr, BN: tl.constexpr):
     """Where in the owner's memory the tile of a source goes (pointer)."""
-    theirs = slots.to(tl.int64) + (tl.load(bases + owner) - tl.load(bases + me))
+    theirs = slots.to(tl.int64) + (tl.load(bases + owner) - tl.load(bases + me))  # what a call returns has no promise
     index = (tl.cast(source, tl.int64) * per_owner + tile) * (BM * BN)
     return tl.multiple_of(theirs.to(slots.dtype), 16) + index
 
@@ -103,8 +89,7 @@ def matmul_reduce(
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE) + 1
     if FORM == "two_shot":
-        nothing = members_of(SIZE).to(tl.int64) * 0
-        tell(row, bases, me, nothing + (out.to(tl.int64) - tl.load(bases + me)), nothing + out_down, SIZE)
+        announce(row, bases, me, out, out_down, SIZE)
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     program = own_program(0, XCDS, CHUNK)
     programs = tl.num_programs(0)
@@ -161,11 +146,7 @@ def matmul_reduce(
             acc += tl.load(slot + lanes).to(tl.float32)
         acc = with_bias(acc, bias, down * BM, right * BN, rows_each, n, bias_step, BIAS, BM, BN)
         if FORM == "two_shot":
-            for i in range(SIZE):
-                peer = (me + 1 + i) % SIZE
-                theirs = tl.multiple_of((tl.load(bases + peer) + told(row, peer, SIZE)).to(out.dtype), 16)
-                stride = whole_rows(told_second(row, peer, SIZE), out)
-                store_tile(theirs, acc, down * BM, right * BN, m, n, stride, 1, BM, BN)
+            store_to_all(row, bases, me, out, acc, down * BM, right * BN, m, n, SIZE, BM, BN)
         else:
             store_tile(wide(out, OUT_ALIGNED), acc, down * BM, right * BN, rows_each, n, out_down, out_right, BM, BN)
         number += programs
@@ -178,17 +159,13 @@ def matmul_reduce(
 class Reduce(Fused):
     """A product that is added up by tiles: "push", "two_shot" or "one_shot"."""
 
-    def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
-        return tile_shapes(request)
-
     def cost(self, request: FusedRequest) -> float:
         """Estimate seconds: the product hides what is sent, except in one step the sums."""
         moved = moving_s(request)
         if self.name == "one_shot":
             moved *= request.group_size / 2
         meetings = 3 if self.name == "two_shot" else 2
-        hidden = max(product_s(request, efficiency(request)), moved)
-        return hidden + moved / 4 + fixed_s(request, launches=1, meetings=meetings)
+        return self.model(request, meetings=meetings, moving=moved, seen=1 / 4)
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Divide the product into tiles, find memory for the slots, bind the kernel."""
@@ -204,26 +181,16 @@ class Reduce(Fused):
         item = getattr(torch, request.out_dtype).itemsize
         slots_nbytes = size * per_owner * tiles.block_m * tiles.block_n * item
         stages = form == "two_shot" and not request.reach_out
-        need = slots_nbytes + stages * staging_nbytes(request.m, request.n, request.out_dtype)
-        memory = peer_memory(host, need, f"{self.op} ({self.name})")
-        staged = staging(memory, slots_nbytes, request.m, request.n, request.out_dtype) if stages else None
+        memory, staged = staged_memory(request, host, self.name, slots_nbytes, stages=stages)
         down, right = request.out_stride if staged is None else staged.stride()
-        arguments = common_arguments(request, host, tiles) | {
+        arguments = self.product(request, host, tiles, rows) | {
             "slots": memory[:slots_nbytes].view(getattr(torch, request.out_dtype)),
-            "m": request.m,
-            "k": request.k,
-            "a_down": request.a_stride[0],
-            "a_right": request.a_stride[1],
             "out_down": down,
             "out_right": right,
-            "tiles_m": tiles_m,
-            "tiles_n": tiles_n,
             "per_owner": per_owner,
             "FORM": form,
-            "A_ALIGNED": request.aligned[0],
-            "B_ALIGNED": request.aligned[1],
             "OUT_ALIGNED": request.aligned[2],
         }
         programs = programs_for(request, host, per_owner * (1 if form == "one_shot" else size), meeting=True)
-        kernel = bind(request, host, matmul_reduce, programs, arguments, tiles)
-        return Plan(kernel, staged_out=staged, aux_buffer=memory[:need])
+        kernel = self.bind(request, host, matmul_reduce, programs, arguments, tiles.options)
+        return Plan(kernel, staged_out=staged, aux_buffer=memory)

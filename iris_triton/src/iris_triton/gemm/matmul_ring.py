@@ -18,14 +18,24 @@ import triton
 import triton.language as tl
 
 from iris_core.errors import UnsupportedError
-from iris_core.providers.model import fixed_s, moving_s, product_s
+from iris_core.providers.model import moving_s
 from iris_core.types import Availability, DeviceType
-from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, row_of
+from iris_triton.collectives.parts.barrier import at_member, last_epoch, leave, meet, publish, row_of
 from iris_triton.collectives.ring import ring_steps
-from iris_triton.gemm.matmul_accumulate import _WORD, PER_CALL, RUNTIME, _elsewhere, _tell_after_stores, _Variant
-from iris_triton.gemm.parts.fused import Plan, bind, efficiency, peer_memory, programs_for
+from iris_triton.gemm.matmul_accumulate import _Variant
+from iris_triton.gemm.parts.fused import Plan, peer_memory, programs_for
 from iris_triton.gemm.parts.shapes import USED_CONFIG
-from iris_triton.gemm.parts.tiles import add_product, dense_tile, own_program, place, store_tile, wide, with_bias
+from iris_triton.gemm.parts.tiles import (
+    PER_CALL,
+    RUNTIME,
+    add_product,
+    dense_tile,
+    own_program,
+    place,
+    store_tile,
+    wide,
+    with_bias,
+)
 from iris_triton.language.flags import await_flag
 
 if TYPE_CHECKING:
@@ -52,7 +62,7 @@ def _send(value, number, box, mine, theirs, slots, timeout_ns, status, rank, BM:
     await_flag(mine + _TAKEN, number + 1 - slots, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank)
     slot = (box + number % slots * (BM * BN)).to(tl.pointer_type(value.dtype), bitcast=True)
     tl.store(tl.multiple_of(slot, 16) + dense_tile(BM, BN), value)
-    _tell_after_stores(theirs + _ARRIVED, number + 1)
+    publish(theirs + _ARRIVED, number + 1, "sys")
 
 
 @triton.jit
@@ -67,7 +77,7 @@ def _receive(like, number, box, mine, theirs, slots, timeout_ns, status, rank, B
     await_flag(mine + _ARRIVED, number + 1, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank)
     slot = (box + number % slots * (BM * BN)).to(like.dtype, bitcast=True)
     value = tl.load(tl.multiple_of(slot, 16) + dense_tile(BM, BN))
-    _tell_after_stores(theirs + _TAKEN, number + 1)
+    publish(theirs + _TAKEN, number + 1, "sys")
     return value
 
 
@@ -110,10 +120,10 @@ def matmul_ring(
     program = own_program(0, XCDS, CHUNK)
     step = tl.load(steps + program % rings).to(tl.int32)
     mine = words + program * _RING_WORDS
-    before = _elsewhere(mine, bases, me, (me + SIZE - step) % SIZE)
-    after = _elsewhere(mine, bases, me, (me + step) % SIZE)
+    before = at_member(mine, bases, me, (me + SIZE - step) % SIZE)
+    after = at_member(mine, bases, me, (me + step) % SIZE)
     box = mail + tl.cast(program, tl.int64) * slots * (BM * BN)
-    next_box = _elsewhere(box, bases, me, (me + step) % SIZE)
+    next_box = at_member(box, bases, me, (me + step) % SIZE)
     sent = tl.load(mine + _NUMBER)  # what is received next is always the one with the number of the last one sent
     for tile in range(program, per_owner, tl.num_programs(0)):
         for i in range(SIZE):  # the sum of a tile begins behind its owner, and ends there
@@ -155,9 +165,6 @@ class Ring(_Variant):
 
     uses = (*USED_CONFIG, "all_reduce_num_rings")
 
-    def __init__(self) -> None:
-        super().__init__("ring")
-
     def supports(self, request: FusedRequest) -> Availability:
         """Say whether this algorithm serves a call."""
         answer = super().supports(request)
@@ -172,8 +179,7 @@ class Ring(_Variant):
         item: int = getattr(torch, request.out_dtype).itemsize
         size = request.group_size
         moved = moving_s(request) / 2 * (4 / item + 1)
-        hidden = max(product_s(request, efficiency(request)), moved)
-        return hidden + moved / 2 + fixed_s(request, launches=1, meetings=1 + 2 * (size - 1))
+        return self.model(request, meetings=1 + 2 * (size - 1), moving=moved, seen=1 / 2)
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Find memory for the mailboxes, bind the kernel.  Collective."""
@@ -188,7 +194,7 @@ class Ring(_Variant):
             raise UnsupportedError(f"{self.op}: {rings} rings need as many programs, and there can be {programs}")
         need = programs * _SLOTS * tiles.block_m * tiles.block_n * 4
         memory = peer_memory(host, need, f"{self.op} ({self.name})")[:need]
-        words = team.region("ops ring words", RING_WORDS * _WORD * team.max_programs)
+        words = team.region("ops ring words", RING_WORDS * 8 * team.max_programs)
         arguments |= {
             "mail": memory.view(torch.float32),
             "words": words.tensor.view(torch.int64),
@@ -199,5 +205,5 @@ class Ring(_Variant):
             "out_right": request.out_stride[1],
             "OUT_ALIGNED": request.aligned[2],
         }
-        kernel = bind(request, host, matmul_ring, programs, arguments, tiles)
+        kernel = self.bind(request, host, matmul_ring, programs, arguments, tiles.options)
         return Plan(kernel, aux_buffer=memory, locks=words.tensor)

@@ -15,27 +15,17 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core.providers.model import fixed_s, moving_s, product_s
-from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, row_of
-from iris_triton.gemm.parts.fused import (
-    Fused,
-    Plan,
-    bind,
-    common_arguments,
-    efficiency,
-    peer_memory,
-    programs_for,
-    staging,
-    staging_nbytes,
-    tile_shapes,
-)
+from iris_core.dispatch.products import ROW_NBYTES
+from iris_core.providers.model import moving_s
+from iris_triton.collectives.parts.barrier import meet_and_leave
+from iris_triton.gemm.parts.fused import Fused, Plan, peer_memory, programs_for, staging, staging_nbytes
 from iris_triton.gemm.parts.shapes import tiling
 from iris_triton.gemm.parts.tiles import (
     PER_CALL,
     RUNTIME,
-    _announce,
-    _announced,
     add_product,
+    announce_and_meet,
+    announced,
     own_program,
     place,
     store_tile,
@@ -67,10 +57,7 @@ def pull_product(
         tiles_m, tiles_n: tiles below each other and beside each other, of a shard's rows if DIM is 0.
         DIM: 0 if shards are rows of A, 1 if they are columns.
     """
-    row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE) + 1
-    _announce(row, bases, me, a, a_down, SIZE)
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    row, epoch = announce_and_meet(control, bases, me, a, a_down, timeout_ns, status, rank, SIZE)
     per_shard = tiles_m * tiles_n
     total = per_shard
     if DIM == 0:
@@ -78,10 +65,9 @@ def pull_product(
     for i in range(own_program(0, XCDS, CHUNK), total, tl.num_programs(0)):
         acc = tl.zeros((BM, BN), tl.float32)
         down, right = place(i % per_shard, tiles_m, tiles_n, GROUP)
-        to = out
         if DIM == 0:
             shard = (me + i // per_shard) % SIZE
-            theirs, stride = _announced(row, bases, shard, a, SIZE)
+            theirs, stride = announced(row, bases, shard, a, SIZE)
             acc = add_product(
                 acc, theirs, wide(b, B_ALIGNED), down * BM, right * BN, rows, n, inner,
                 stride, 1, b_down, b_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES,
@@ -90,25 +76,18 @@ def pull_product(
         else:
             for j in range(SIZE):
                 shard = (me + j) % SIZE
-                theirs, stride = _announced(row, bases, shard, a, SIZE)
+                theirs, stride = announced(row, bases, shard, a, SIZE)
                 part = b + tl.cast(shard, tl.int64) * inner * b_down
                 acc = add_product(
                     acc, theirs, wide(part, B_ALIGNED), down * BM, right * BN, rows, n, inner,
                     stride, 1, b_down, b_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES,
                 )  # fmt: skip
             first = me * 0
-        acc = with_bias(
-            acc, bias, first + down * BM, right * BN, first + rows, n, bias_step, BIAS, BM, BN
-        )  # fmt: skip
+        acc = with_bias(acc, bias, first + down * BM, right * BN, first + rows, n, bias_step, BIAS, BM, BN)
         store_tile(
-            wide(to, OUT_ALIGNED), acc, first + down * BM, right * BN, first + rows, n, out_down, out_right, BM, BN
+            wide(out, OUT_ALIGNED), acc, first + down * BM, right * BN, first + rows, n, out_down, out_right, BM, BN
         )
-    epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    leave(row, epoch, SIZE)
-
-
-_ROW_NBYTES = 16
+    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 class _GatherProduct(Fused):
@@ -132,18 +111,15 @@ class _GatherProduct(Fused):
         self, request: FusedRequest, host: Host, tiles: Tiling, staged: torch.Tensor | None
     ) -> dict[str, Any]:
         rows, inner = self._shard(request)
-        tiles_m, tiles_n = tiles.tiles(rows, request.n)
         by_rows = request.options["gather_dim"] == 0
         item = getattr(torch, request.dtype).itemsize
-        apart = inner * request.b_stride[0] * item % _ROW_NBYTES == 0  # the parts of B that belong to the shards
-        return common_arguments(request, host, tiles) | {
+        apart = inner * request.b_stride[0] * item % ROW_NBYTES == 0  # the parts of B that belong to the shards
+        return self.common(request, host, tiles, rows) | {
             "rows": rows,
             "inner": inner,
             "a_down": request.a_stride[0] if staged is None else staged.stride(0),
             "out_down": request.out_stride[0],
             "out_right": request.out_stride[1],
-            "tiles_m": tiles_m,
-            "tiles_n": tiles_n,
             "DIM": request.options["gather_dim"],
             "B_ALIGNED": request.aligned[1] and (by_rows or apart),
             "OUT_ALIGNED": request.aligned[2],
@@ -153,18 +129,11 @@ class _GatherProduct(Fused):
 class Pull(_GatherProduct):
     """all_gather_matmul: the kernel reads the shards where they lie."""
 
-    def __init__(self) -> None:
-        super().__init__("all_gather_matmul", "pull")
-
-    def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
-        return tile_shapes(request)
-
     def cost(self, request: FusedRequest) -> float:
         """Estimate seconds: each column of tiles reads the shards again."""
         tiles = tiling(request, *self._shard(request))
         again = -(-request.n // tiles.block_n)
-        hidden = max(product_s(request, efficiency(request)), again * moving_s(request))
-        return hidden + fixed_s(request, launches=1, meetings=2)
+        return self.model(request, meetings=2, moving=again * moving_s(request))
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Find memory where A cannot be reached, bind the kernel."""
@@ -175,5 +144,5 @@ class Pull(_GatherProduct):
         shards = host.team.size if request.options["gather_dim"] == 0 else 1
         number = arguments["tiles_m"] * arguments["tiles_n"] * shards
         programs = programs_for(request, host, number, meeting=True)
-        kernel = bind(request, host, pull_product, programs, arguments, tiles)
+        kernel = self.bind(request, host, pull_product, programs, arguments, tiles.options)
         return Plan(kernel, staged_a=staged, aux_buffer=staged)

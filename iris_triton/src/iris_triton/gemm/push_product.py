@@ -6,32 +6,20 @@ Chosen where a table or the model says so.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
 
-from iris_core.providers.model import fixed_s, moving_s, product_s
-from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, row_of
-from iris_triton.gemm.parts.fused import (
-    Fused,
-    Plan,
-    bind,
-    common_arguments,
-    efficiency,
-    peer_memory,
-    programs_for,
-    staging,
-    staging_nbytes,
-    tile_shapes,
-)
+from iris_triton.collectives.parts.barrier import meet_and_leave
+from iris_triton.gemm.parts.fused import Fused, Plan, programs_for, staged_memory
 from iris_triton.gemm.parts.shapes import tiling
 from iris_triton.gemm.parts.tiles import (
     PER_CALL,
     RUNTIME,
-    _announce,
-    _announced,
     add_product,
+    announce_and_meet,
+    announced,
     own_program,
     place,
     store_tile,
@@ -57,10 +45,7 @@ def push_product(
 
     Two meetings: the outputs may be written to; they are complete.
     """
-    row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE) + 1
-    _announce(row, bases, me, out, out_down, SIZE)
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    row, epoch = announce_and_meet(control, bases, me, out, out_down, timeout_ns, status, rank, SIZE)
     for number in range(own_program(0, XCDS, CHUNK), tiles_m * tiles_n, tl.num_programs(0)):
         down, right = place(number, tiles_m, tiles_n, GROUP)
         acc = add_product(
@@ -70,52 +55,32 @@ def push_product(
         acc = with_bias(acc, bias, down * BM, right * BN, m, n, bias_step, BIAS, BM, BN)
         values = acc.to(out.dtype.element_ty)
         for i in range(SIZE):
-            theirs, stride = _announced(row, bases, (me + 1 + i) % SIZE, out, SIZE)
+            theirs, stride = announced(row, bases, (me + 1 + i) % SIZE, out, SIZE)
             if DIM == 0:
                 theirs += tl.cast(me, tl.int64) * m * stride
             else:
                 theirs += tl.cast(me, tl.int64) * n
             store_tile(theirs, values, down * BM, right * BN, m, n, stride, 1, BM, BN)
-    epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    leave(row, epoch, SIZE)
+    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 class Push(Fused):
     """matmul_all_gather: every tile goes to all members as soon as it is computed."""
 
-    def __init__(self) -> None:
-        super().__init__("matmul_all_gather", "push")
-
-    def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
-        return tile_shapes(request)
-
     def cost(self, request: FusedRequest) -> float:
         """Estimate seconds: the product hides what is sent, or the other way round."""
-        hidden = max(product_s(request, efficiency(request)), moving_s(request))
-        return hidden + fixed_s(request, launches=1, meetings=2)
+        return self.model(request, meetings=2)
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Find memory where the output cannot be reached, bind the kernel."""
         tiles = tiling(request, request.m, request.k)
-        tiles_m, tiles_n = tiles.tiles(request.m, request.n)
         staged = memory = None
         if not request.reach_out:
-            need = staging_nbytes(*request.out_shape, request.out_dtype)
-            memory = peer_memory(host, need, f"{self.op} ({self.name})")[:need]
-            staged = staging(memory, 0, *request.out_shape, request.out_dtype)
-        arguments = common_arguments(request, host, tiles) | {
-            "m": request.m,
-            "k": request.k,
-            "a_down": request.a_stride[0],
-            "a_right": request.a_stride[1],
+            memory, staged = staged_memory(request, host, self.name, 0, stages=True)
+        arguments = self.product(request, host, tiles, request.m) | {
             "out_down": request.out_stride[0] if staged is None else staged.stride(0),
-            "tiles_m": tiles_m,
-            "tiles_n": tiles_n,
             "DIM": request.options["gather_dim"],
-            "A_ALIGNED": request.aligned[0],
-            "B_ALIGNED": request.aligned[1],
         }
-        programs = programs_for(request, host, tiles_m * tiles_n, meeting=True)
-        kernel = bind(request, host, push_product, programs, arguments, tiles)
+        programs = programs_for(request, host, arguments["tiles_m"] * arguments["tiles_n"], meeting=True)
+        kernel = self.bind(request, host, push_product, programs, arguments, tiles.options)
         return Plan(kernel, staged_out=staged, aux_buffer=memory)

@@ -21,7 +21,6 @@ _I64, _U8 = torch.int64, torch.uint8
 _SIZE = 8
 _ADDRESS = 1 << 40
 _ONE, _MATRIX = (1,), (33, 70)
-
 _RELEASE = {_CUDA: r"st\.release\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_swap_x2"}
 _ACQUIRE = {_CUDA: r"ld\.acquire\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_(add|cmpswap)_x2"}
 _FLOAT_ADD = {

@@ -20,7 +20,6 @@ _CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
 _I64 = torch.int64
 _ADDRESS = 1 << 40
 _END = (0, _ADDRESS)  # timeout, status
-
 _PRODUCT = {_CUDA: r"wgmma\.mma_async|mma\.sync", _HIP: r"v_mfma"}
 _COPIES = {_CUDA: r"cp\.async\.c[ag]\.shared\.global.*, 0x10", _HIP: r"(global|flat|buffer)_load_dwordx4"}
 _STORES = {_CUDA: r"st\.global(\.\w+)*\.v4\.b32", _HIP: r"(global|flat|buffer)_store_dwordx4"}

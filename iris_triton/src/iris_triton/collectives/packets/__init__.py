@@ -17,7 +17,8 @@ def fast_collectives(*, emulate: bool = False) -> list[Collective]:
     Args:
         emulate: let them serve ranks on the CPU, too: for tests.
     """
-    from iris_triton.collectives.packets.base import ENCODINGS, PacketCollective
+    from iris_triton.collectives.packets.base import ENCODINGS
+    from iris_triton.collectives.packets.exchange import Exchange
     from iris_triton.collectives.packets.packet_ring import Ring
     from iris_triton.collectives.packets.split import Split
 
@@ -31,7 +32,7 @@ def fast_collectives(*, emulate: bool = False) -> list[Collective]:
     moves = ("all_gather", "all_to_all")  # whose NaNs must keep their bits
     return [
         *(
-            PacketCollective(op, form, encoding, emulate=emulate)
+            Exchange(op, form, encoding, emulate=emulate)
             for op, form in packets
             for encoding in ENCODINGS
             if not (encoding == "sentinel" and op in moves)

@@ -3,47 +3,33 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import triton.language as tl
 
 from iris_core.types import REDUCIBLE, Availability, DeviceType, ReduceOp
-from iris_triton.collectives.packets.exchange import exchange, two_shot
 from iris_triton.collectives.packets.fabric import Fact, known_facts
-from iris_triton.collectives.packets.mailbox import MAX_MEMBERS, PER_CALL
-from iris_triton.collectives.packets.mailbox_sizes import (
-    DATA_RATIO,
-    Mailbox,
-    looks_of,
-    mailbox_for,
-    packets_for,
-    shape_for,
-    tunings_of,
-)
+from iris_triton.collectives.packets.mailbox import MAX_MEMBERS, PACKET, Mailbox, packets_for
 from iris_triton.collectives.packets.packet import alignment
-from iris_triton.collectives.parts.sizes import Carrier, Layout, carrier_of, layout_of
+from iris_triton.collectives.parts.portable import OF_BOOL
+from iris_triton.collectives.parts.sizes import Carrier, item_of, layout_arguments, layouts_of
 from iris_triton.info import TRITON_INFO
-from iris_triton.launcher import BoundKernel, early_launch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest, PluginInfo
+    from iris_triton.launcher import BoundKernel
 
 ENCODINGS = ("ll", "ll128", "sentinel")
-
 _USED_CONFIG = ("comm_sms", "num_warps")
-
 _HOP_S, _LAUNCH_S, _WIRE = 0.8e-6, 1.0e-6, 3.4e11  # of the model: seconds, seconds, bytes per second
-
 _EARLY_NBYTES = 1 << 20  # of data for one member: a launch that comes up early saves time, nothing above
-
 _FLOATS = ("float32", "float16", "bfloat16")
-
 _BITWISE = ("band", "bor", "bxor")
-
-_BOOL = {"sum": "max", "product": "min", "min": "min", "max": "max", "band": "min", "bor": "max", "bxor": "bxor"}
 
 
 @dataclass(slots=True)
@@ -70,7 +56,7 @@ class PacketCollective:
 
     Args:
         op: the operation.
-        form: "one_shot", "two_shot" or "mailbox".
+        form: what it does with them, as the end of its name says.
         encoding: one of ENCODINGS.
         emulate: serve ranks on the CPU, too, however slowly: for tests of the protocol.
     """
@@ -96,12 +82,12 @@ class PacketCollective:
         return self.op in ("all_reduce", "reduce_scatter")
 
     @property
-    def _sharded(self) -> bool:
-        return self.op in ("reduce_scatter", "all_to_all")
+    def _gathers(self) -> bool:
+        return self.op == "all_reduce"
 
     @property
-    def _hops(self) -> int:
-        return 2 if self._form == "two_shot" else 1
+    def _sharded(self) -> bool:
+        return self.op in ("reduce_scatter", "all_to_all")
 
     # -- what it serves -----------------------------------------------------------------------------------------------
     def supports(self, request: CollectiveRequest) -> Availability:
@@ -156,91 +142,46 @@ class PacketCollective:
         return (Fact.WHOLE_LINES,) if self._encoding == "ll128" else ()
 
     def cost(self, request: CollectiveRequest) -> float:
-        """Estimate seconds: a launch, the hops, and what goes over the links."""
-        others, size = request.group_size - 1, request.group_size
-        part = request.nbytes / size if self._sharded or self._form == "two_shot" else request.nbytes
-        sent = self._hops * others * part * DATA_RATIO[self._encoding]
-        return _LAUNCH_S + self._hops * _HOP_S + sent / _WIRE
-
-    def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
-        """Return configs that are worth measuring for a call that this algorithm serves."""
-
-        def shape_of(each: CollectiveRequest) -> Any:
-            shape = shape_for(each, self._packets(each), self._encoding, self._form)
-            return shape.programs, shape.block
-
-        return tunings_of(request, shape_of)
+        """Estimate seconds."""
+        raise NotImplementedError
 
     # -- running ------------------------------------------------------------------------------------------------------
     def prepare(self, request: CollectiveRequest, context: Any) -> Plan:
         """Make a plan.  Collective: every member calls it."""
-        team: Team = context.ccl.team(request.members or tuple(range(request.group_size)))
-        options = request.options
-        carrier = carrier_of(request.dtype)
-        part, packets = self._part_nbytes(request), self._packets(request)
-        shape = shape_for(request, packets, self._encoding, self._form)
-        mailbox = mailbox_for(team, self._encoding, packets, self._hops * team.size, shape.block)
-        inner = layout_of(request.shape, options["in_stride"])
-        outer = layout_of(options["out_shape"], options["out_stride"])
-        arguments = self._common(request, team, mailbox, part, inner, outer) | {
-            "ONCE": mailbox.pieces == 1 and shape.programs * shape.block >= mailbox.cap,
-            "BLOCK": shape.block,
-            "STEP": shape.step,
-            "NAP_NS": shape.nap_ns,
-            "LOOKS": looks_of(shape.programs, shape.options.get("num_warps", 1)),
-        }
-        if self._form == "two_shot":
-            kernel: Any = two_shot
-            arguments |= {"nbytes": request.nbytes, "EVEN": part * team.size == request.nbytes}
-        else:
-            kernel = exchange
-            arguments |= {"SHARDED": self._sharded, "REDUCES": self._reduces}
-        early = early_launch(team.device) if packets <= packets_for(_EARLY_NBYTES, self._encoding) else {}
-        arguments["EARLY"] = bool(early)
-        launches = mailbox.pieces if self._encoding == "sentinel" else 1
-        kernels = [
-            BoundKernel(
-                kernel,
-                shape.programs,
-                arguments | {"first": i * mailbox.cap, "pieces": mailbox.pieces // launches},
-                PER_CALL,
-                team.device,
-                {**shape.options, **early},
-            )
-            for i in range(launches)
-        ]
-        return Plan(tuple(kernels), carrier)
+        return self.plan(request, context.ccl.team(request.members or tuple(range(request.group_size))))
 
-    def _common(
-        self, request: CollectiveRequest, team: Team, mailbox: Mailbox, part: int, inner: Layout, outer: Layout
-    ) -> dict[str, Any]:
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
+        """Make a plan for a team."""
+        raise NotImplementedError
+
+    def _common(self, request: CollectiveRequest, team: Team) -> dict[str, Any]:
         """Arguments of all kernels."""
-        unit = alignment(self._encoding)
+        inner, outer = layouts_of(request)
+        part, unit = self._part_nbytes(request), alignment(self._encoding)
         whole = request.options.get("aligned", False) and part % unit == 0 and request.nbytes % unit == 0
-        return {
-            "counters": mailbox.counters,
+        return layout_arguments(inner, outer) | {
             "peers": tuple(team.base_ptrs[(team.rank + 1 + i) % team.size] for i in range(team.size)),
             "part": part,
             "me": team.rank,
             "rank": team.world_rank,
+            "timeout_ns": team.timeout_ns,
+            "status": team.status_ptr,
+            "N": team.size,
+            "ITEM": item_of(request),
+            "IN_WHOLE": whole and not inner.num_dims,
+            "OUT_WHOLE": whole and not outer.num_dims,
+            **self._reduction(request),
+        }
+
+    def _through(self, mailbox: Mailbox, request: CollectiveRequest, team: Team) -> dict[str, Any]:
+        """Arguments of the kernels that send through a mailbox."""
+        return self._common(request, team) | {
+            "counters": mailbox.counters,
             "kind": request.options.get("kind", 0),
             "cap": mailbox.cap,
             "box": mailbox.offset_bytes,
             "half": mailbox.half_nbytes,
-            "timeout_ns": team.timeout_ns,
-            "status": team.status_ptr,
-            "in_sizes": inner.sizes,
-            "in_strides": inner.strides,
-            "out_sizes": outer.sizes,
-            "out_strides": outer.strides,
-            "N": team.size,
             "ENC": self._encoding,
-            "ITEM": getattr(torch, request.dtype).itemsize,
-            "IN_DIMS": inner.num_dims,
-            "OUT_DIMS": outer.num_dims,
-            "IN_WHOLE": whole and not inner.num_dims,
-            "OUT_WHOLE": whole and not outer.num_dims,
-            **self._reduction(request),
         }
 
     def _packets(self, request: CollectiveRequest) -> int:
@@ -249,18 +190,16 @@ class PacketCollective:
 
     def _part_nbytes(self, request: CollectiveRequest) -> int:
         """Bytes that go to one member, in one hop."""
-        size, item = request.group_size, getattr(torch, request.dtype).itemsize
-        if self._form == "two_shot":  # parts begin at multiples of 16 bytes
-            return max(1, -(-request.nbytes // (size * 16))) * 16
-        count = math.prod(request.shape)
-        return int(count // size * item if self._sharded else count * item)
+        if self.op == "all_reduce" and self._form != "one_shot":  # parts begin at multiples of 16 bytes
+            return max(1, -(-request.nbytes // (request.group_size * PACKET))) * PACKET
+        return math.prod(request.shape) // (request.group_size if self._sharded else 1) * item_of(request)
 
     def _reduction(self, request: CollectiveRequest) -> dict[str, Any]:
         if not self._reduces:
             return {"DT": None, "OP": ""}
         op = request.options["reduction"]
         if request.dtype == "bool":
-            return {"DT": tl.uint8, "OP": _BOOL[op]}
+            return {"DT": tl.uint8, "OP": OF_BOOL[op]}
         return {"DT": getattr(tl, request.dtype), "OP": op}
 
     def launch(self, plan: Plan, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> None:
@@ -289,3 +228,26 @@ def missing_facts(device_index: int | None, needed: tuple[Fact, ...]) -> str:
         f"it needs {', '.join(missing)} of memory between GPUs, which was not probed on {device!r}: run "
         "`python -m iris_triton.collectives.packets.probe`"
     )
+
+
+def tunings_of(
+    request: CollectiveRequest,
+    shape_of: Callable[[CollectiveRequest], Any],
+    tried: Sequence[dict[str, int]],
+) -> list[dict[str, int]]:
+    """Return an algorithm's own choice ({}) and what to try beside it: configs whose launches differ, at most six.
+
+    Args:
+        request: the call.
+        shape_of: the launch of a call, comparable.
+        tried: configs, without the own choice.
+    """
+    if request.target.type is DeviceType.CPU:
+        return [{}]
+    own = request.options["config"]
+    found: dict[Any, dict[str, int]] = {}
+    for config in ({}, *tried):
+        if all(own.get(name, value) == value for name, value in config.items()):
+            options = {**request.options, "config": {**own, **config}}
+            found.setdefault(shape_of(replace(request, options=options)), config)
+    return list(found.values())[:6]

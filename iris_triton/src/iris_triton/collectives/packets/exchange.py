@@ -11,16 +11,45 @@ of a launch, and packets without data fill the last one.
 Sentinel packets are cleared when they have been read.  That a peer's later store comes after the clearing is sure only
 because a kernel has ended in between, so in that encoding every piece is a launch of its own.
 """
-# mypy: ignore-errors
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
 
+from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.packets.arithmetic import reduced
+from iris_triton.collectives.packets.base import PacketCollective, Plan, tunings_of
 from iris_triton.collectives.packets.data import _limit, load_data, store_data
-from iris_triton.collectives.packets.mailbox import PER_CALL, RUNTIME, advance, confirm, end, look, mark_of
+from iris_triton.collectives.packets.mailbox import (
+    DATA_RATIO,
+    MAX_PROGRAMS,
+    PACKET,
+    PER_CALL,
+    RUNTIME,
+    advance,
+    confirm,
+    end,
+    look,
+    looks_of,
+    mailbox_for,
+    mark_of,
+    packets_for,
+    power_of_2,
+)
 from iris_triton.collectives.packets.packet import clear, data_words, decode, encode, poll, push, spot
+from iris_triton.collectives.parts.sizes import carrier_of
 from iris_triton.language.asm import follow, let_next_start
+from iris_triton.launcher import BoundKernel, early_launch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from iris_core.dispatch.team import Team
 
 
 @triton.jit
@@ -330,3 +359,137 @@ def two_shot(
                 _leave(mine, slot, mask, N, ENC)
         end(counters, epoch + pieces)
         confirm(counters, claimed, epoch, me, status, rank)
+
+
+# -- how a launch is divided ------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a launch is divided.
+
+    Attributes:
+        programs: number of programs.
+        block: packets that a program handles at a time.
+        options: num_warps, on GPUs, and maxnreg where more registers would let programs wait for their turn.
+        step: the warps of a program go from peer to peer together.
+        nap_ns: nanoseconds to sleep between two looks at packets.
+    """
+
+    programs: int
+    block: int
+    options: Mapping[str, Any]
+    step: bool = False
+    nap_ns: int = 0
+
+
+_STEP_NBYTES, _NAP_NBYTES = 64 << 10, 2 << 20
+
+
+def shape_for(request: CollectiveRequest, packets: int, encoding: str, form: str) -> Shape:
+    """Return how to divide a launch in which every member sends so many packets to each.
+
+    One packet for each thread, and few warps for each program.  From 64 KB for a
+    member on, it pays to let the warps go from member to member together, and from 2 MB on, polling less often frees
+    issue slots for those that push.
+
+    Args:
+        request: its config counts, "comm_sms" for programs.
+        packets: for one member, in one hop.
+        encoding: of the packets.
+        form: "one_shot", "two_shot" or "mailbox".
+    """
+    config = request.options["config"]
+    if request.target.type is DeviceType.CPU:
+        block = 32 * config["num_warps"] if "num_warps" in config else _CPU_BLOCK
+        most = config.get("comm_sms", _CPU_PROGRAMS)
+        return Shape(max(1, min(most, -(-packets // block))), block, {})
+    warps = config.get("num_warps", _warps_for(packets, encoding, form))
+    block = 32 * warps
+    most = min(config.get("comm_sms", MAX_PROGRAMS), MAX_PROGRAMS)
+    nbytes = packets * PACKET
+    return Shape(
+        programs=max(1, min(most, -(-packets // block))),
+        block=block,
+        options={"num_warps": warps} | ({"maxnreg": 64} if form == "two_shot" and encoding == "sentinel" else {}),
+        step=form != "one_shot" and nbytes >= _STEP_NBYTES,
+        nap_ns=100 if form != "two_shot" and nbytes >= _NAP_NBYTES else 0,
+    )
+
+
+def _warps_for(packets: int, encoding: str, form: str) -> int:
+    """Warps of a program."""
+    usual = 2
+    if form == "two_shot" and encoding == "sentinel":  # about 128 programs, as long as they are small
+        wide = power_of_2(-(-packets // (128 * 32)), 16)
+        usual = wide if wide <= 8 else 4
+    elif form == "mailbox" and packets * PACKET >= _STEP_NBYTES:
+        usual = 4
+    return max(usual, power_of_2(-(-packets // (MAX_PROGRAMS * 32)), 8))
+
+
+_CPU_BLOCK, _CPU_PROGRAMS = 256, 4
+
+_TRIED: tuple[dict[str, int], ...] = (
+    {"num_warps": 2},
+    {"num_warps": 8},
+    {"num_warps": 1},
+    {"comm_sms": 132, "num_warps": 8},
+    {"comm_sms": 32, "num_warps": 16},
+    {"num_warps": 16},
+)
+"""Four warps and 64 programs are not among them: a config with its default values asks for nothing."""
+
+_HOP_S, _LAUNCH_S, _WIRE = 0.8e-6, 1.0e-6, 3.4e11  # of the model: seconds, seconds, bytes per second
+_EARLY_NBYTES = 1 << 20  # of data for one member: a launch that comes up early saves time, nothing above
+
+
+class Exchange(PacketCollective):
+    """One operation in one hop ("one_shot", "mailbox") or in two ("two_shot")."""
+
+    @property
+    def _hops(self) -> int:
+        return 2 if self._form == "two_shot" else 1
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: a launch, the hops, and what goes over the links."""
+        others, size = request.group_size - 1, request.group_size
+        part = request.nbytes / size if self._sharded or self._form == "two_shot" else request.nbytes
+        sent = self._hops * others * part * DATA_RATIO[self._encoding]
+        return _LAUNCH_S + self._hops * _HOP_S + sent / _WIRE
+
+    def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
+        """Return configs that are worth measuring for a call that this algorithm serves."""
+
+        def shape_of(each: CollectiveRequest) -> Any:
+            shape = shape_for(each, self._packets(each), self._encoding, self._form)
+            return shape.programs, shape.block
+
+        return tunings_of(request, shape_of, _TRIED)
+
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
+        """Make a plan.  Collective: every member calls it."""
+        packets = self._packets(request)
+        shape = shape_for(request, packets, self._encoding, self._form)
+        mailbox = mailbox_for(team, self._encoding, packets, self._hops * team.size, shape.block)
+        early = early_launch(team.device) if packets <= packets_for(_EARLY_NBYTES, self._encoding) else {}
+        launches = mailbox.pieces if self._encoding == "sentinel" else 1
+        arguments = self._through(mailbox, request, team) | {
+            "pieces": mailbox.pieces // launches,
+            "ONCE": mailbox.pieces == 1 and shape.programs * shape.block >= mailbox.cap,
+            "BLOCK": shape.block,
+            "STEP": shape.step,
+            "NAP_NS": shape.nap_ns,
+            "EARLY": bool(early),
+            "LOOKS": looks_of(shape.programs, shape.options.get("num_warps", 1)),
+        }
+        if self._form == "two_shot":
+            kernel: Any = two_shot
+            arguments |= {"nbytes": request.nbytes, "EVEN": arguments["part"] * team.size == request.nbytes}
+        else:
+            kernel = exchange
+            arguments |= {"SHARDED": self._sharded, "REDUCES": self._reduces}
+        options = {**shape.options, **early}
+        kernels = [
+            BoundKernel(kernel, shape.programs, arguments | {"first": i * mailbox.cap}, PER_CALL, team.device, options)
+            for i in range(launches)
+        ]
+        return Plan(tuple(kernels), carrier_of(request.dtype))

@@ -1,4 +1,4 @@
-"""Mailboxes: the epochs of their launches.
+"""Mailboxes: the epochs of their launches, and on the host how a message goes through one.
 
 The epoch is counted in device memory, by a counter for each program: whatever the grid of a call, all of them advance.
 What packets carry is `mark_of` the epoch.  Words of a mailbox (int32), in its region of epochs:
@@ -12,13 +12,20 @@ Launches of one mailbox follow each other on every member, and are the same ones
 `advance` see whether that is so.  Nothing waits for what they load: it comes with the epoch, or while packets are on
 their way.
 """
-# mypy: ignore-errors
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
 import triton
 import triton.language as tl
 from triton.language.target_info import is_cuda
 
 from iris_core.device.context_words import MismatchCode
+from iris_core.errors import UnsupportedError
 from iris_triton.collectives.packets.assembly import (
     claim_assembly,
     confirm_assembly,
@@ -27,6 +34,9 @@ from iris_triton.collectives.packets.assembly import (
     look_assembly,
 )
 from iris_triton.collectives.parts.barrier import report_difference, report_overlap
+
+if TYPE_CHECKING:
+    from iris_core.dispatch.team import Team
 
 MAX_PROGRAMS = 1024
 """Counters of a mailbox: no launch has more programs."""
@@ -47,15 +57,10 @@ WORDS = 2 * MAX_PROGRAMS + 4 + 4 * MAX_MEMBERS
 """Words of 32 bits of a mailbox beside its packets."""
 
 _COUNTERS = tl.constexpr(MAX_PROGRAMS)
-
 _MEMBERS = tl.constexpr(MAX_MEMBERS)
-
 _ENDED = tl.constexpr(MAX_PROGRAMS)
-
 _CLAIMED = tl.constexpr(2 * MAX_PROGRAMS)
-
 _KINDS = tl.constexpr(2 * MAX_PROGRAMS + 4)
-
 _KIND = tl.constexpr(int(MismatchCode.KIND))
 
 
@@ -178,3 +183,88 @@ def end(counters, epoch):
     """
     tl.debug_barrier()
     tl.store(counters + _ENDED + tl.program_id(0), epoch)
+
+
+# -- sizes, which depend on nothing that may differ between members ---------------------------------------------------
+PACKET, LINE = 16, 128  # bytes
+_EPOCHS_NBYTES = 4 * WORDS
+_FILL = {"ll": 0, "ll128": 0, "sentinel": 0xFF}  # every byte of sentinel's EMPTY
+
+DATA_RATIO = {"ll": 2.0, "ll128": 128 / 120, "sentinel": 1.0}
+"""Bytes on the wire for a byte of data, by encoding."""
+
+
+def packets_for(nbytes: int, encoding: str) -> int:
+    """Return how many packets carry so many bytes; in "ll128", those of whole lines."""
+    if encoding == "ll128":
+        return -(-nbytes // 120) * 8
+    return -(-nbytes // (8 if encoding == "ll" else PACKET))
+
+
+def power_of_2(number: int, most: int) -> int:
+    """The next power of two, up to `most`."""
+    return min(most, 1 << max(0, number - 1).bit_length())
+
+
+@dataclass(frozen=True, slots=True)
+class Mailbox:
+    """A team's mailbox for one encoding, and how a message goes through it.
+
+    Attributes:
+        counters: int32[WORDS], the epochs, and who uses them.
+        offset_bytes: where the first half begins, from the beginning of each member's heap.
+        half_nbytes: size of a half.
+        cap: packets of a piece, for one member and one hop.
+        pieces: number of pieces.
+    """
+
+    counters: torch.Tensor
+    offset_bytes: int
+    half_nbytes: int
+    cap: int
+    pieces: int
+
+
+def mailbox_for(team: Team, encoding: str, packets: int, slots: int, block: int) -> Mailbox:
+    """Return the mailbox, made or enlarged if it has to be.
+
+    Collective: every member comes here with the same arguments.
+
+    Args:
+        team: whose.
+        encoding: all operations of one encoding share a mailbox.
+        packets: that a member sends to each, in one hop.
+        slots: how many members send so much, in all hops together.
+        block: packets that a program handles at a time; pieces are of whole blocks.
+
+    Raises:
+        UnsupportedError: there is no room for a mailbox in which a message can go in pieces.
+    """
+    least = 2 * slots * block * PACKET
+    whole = 2 * _aligned(slots * packets * PACKET)
+    region = team.workspace(f"mailbox {encoding}", max(whole, least), least, _FILL[encoding])
+    # Beside it, not within: regions have sizes of powers of two, and so have most messages.
+    epochs = team.region(f"epochs of mailbox {encoding} at {region.offset_bytes}", _EPOCHS_NBYTES)
+    counters = epochs.tensor[:_EPOCHS_NBYTES].view(torch.int32)
+    half = region.nbytes // 2 // LINE * LINE
+    most = half // (slots * PACKET)
+    if packets <= most:
+        return Mailbox(counters, region.offset_bytes, half, packets, 1)
+    blocks = most // block
+    if blocks == 0:
+        raise UnsupportedError(
+            f"the mailbox {encoding!r} of ranks {', '.join(map(str, team.members))} has {region.nbytes} bytes, and "
+            f"{least} are needed at least: open the context with a larger heap_size"
+        )
+    pieces = -(-packets // (blocks * block))
+    cap = -(-packets // (pieces * block)) * block
+    return Mailbox(counters, region.offset_bytes, half, cap, pieces)
+
+
+def looks_of(programs: int, warps: int) -> int:
+    """How many times the threads of a launch look at four counters each so that they see all; a power of two."""
+    return power_of_2(-(-MAX_PROGRAMS // (programs * warps * 32 * 4)), MAX_PROGRAMS)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // LINE) * LINE

@@ -30,13 +30,7 @@ from iris_triton.collectives.packets.assembly import (
     store_assembly,
 )
 from iris_triton.language.asm import wait_stores
-from iris_triton.language.flags import (
-    POLLS_PER_CLOCK,
-    TIMED_OUT,
-    WAITING,
-    look_at_clock,
-    report_wait,
-)
+from iris_triton.language.flags import POLLS_PER_CLOCK, TIMED_OUT, WAITING, look_at_clock, report_wait
 
 PACKET_NBYTES = tl.constexpr(16)
 LINE_PACKETS = tl.constexpr(8)

@@ -22,8 +22,7 @@ They only grow, so a captured launch can be replayed.
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -33,15 +32,13 @@ from iris_core.types import Availability, DeviceType
 from iris_triton.collectives.packets.arithmetic import reduced
 from iris_triton.collectives.packets.base import PacketCollective, Plan
 from iris_triton.collectives.packets.data import _limit, load_data, store_data
-from iris_triton.collectives.packets.mailbox import MAX_PROGRAMS, PER_CALL
-from iris_triton.collectives.packets.mailbox_sizes import PACKET, packets_for
+from iris_triton.collectives.packets.mailbox import MAX_PROGRAMS, PACKET, PER_CALL
 from iris_triton.collectives.packets.packet import clear, encode, poll, push, spot
 from iris_triton.collectives.packets.split import _CPU_PAIRS, _GPU_PAIRS, _GPU_WARPS, _START_S
-from iris_triton.collectives.parts.barrier import count_of, report_overlap, take, uses_of
+from iris_triton.collectives.parts.barrier import count_of, publish, report_overlap, take, uses_of
 from iris_triton.collectives.parts.elements import finished
-from iris_triton.collectives.parts.sizes import carrier_of, layout_of
-from iris_triton.language.asm import wait_stores
-from iris_triton.language.flags import await_flag, set_flag
+from iris_triton.collectives.parts.sizes import carrier_of
+from iris_triton.language.flags import await_flag
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
@@ -190,9 +187,7 @@ def packet_ring(
                 to, part * 0, offset, length, flags, out_sizes, out_strides, result, _ENC, OUT_WHOLE, ITEM, OUT_DIMS
             )  # fmt: skip
         rounds += 1
-        wait_stores()
-        tl.debug_barrier()
-        set_flag(before, rounds, "release", "sys")
+        publish(before, rounds, "sys")
     tl.store(own + 1, rounds)
 
 
@@ -214,10 +209,6 @@ class Ring(PacketCollective):
 
     def __init__(self, op: str, *, emulate: bool = False) -> None:
         super().__init__(op, "ring", "sentinel", emulate=emulate)
-
-    @property
-    def _gathers(self) -> bool:
-        return self.op == "all_reduce"
 
     def supports(self, request: CollectiveRequest) -> Availability:
         """Say whether this algorithm serves a call."""
@@ -243,58 +234,29 @@ class Ring(PacketCollective):
             return [{}]
         return [{}, {"comm_sms": 132}, {"comm_sms": 528}]
 
-    def prepare(self, request: CollectiveRequest, context: Any) -> Plan:
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Make a plan.  Collective: every member calls it."""
-        team: Team = context.ccl.team(request.members or tuple(range(request.group_size)))
-        options = request.options
         on_cpu = request.target.type is DeviceType.CPU
-        item = int(getattr(torch, request.dtype).itemsize)
-        part = self._part_nbytes(request)
-        packets = packets_for(part, self._encoding)
+        packets = self._packets(request)
         block = 32 * _GPU_WARPS
         area = 2 * 2 * (team.size - 1) * block * PACKET
-        most = min(options["config"].get("comm_sms", _CPU_PAIRS if on_cpu else 2 * _GPU_PAIRS), MAX_PROGRAMS)
+        most = min(request.options["config"].get("comm_sms", _CPU_PAIRS if on_cpu else 2 * _GPU_PAIRS), MAX_PROGRAMS)
         programs = max(1, min(most, -(-packets // block)))
         mailbox = team.workspace("ring of packets", programs * area, area, fill=0xFF)  # every byte of packets' EMPTY
         words = team.region("words of the ring of packets", WORDS * 8 * MAX_PROGRAMS)
-        inner = layout_of(request.shape, options["in_stride"])
-        outer = layout_of(options["out_shape"], options["out_stride"])
-        whole = options.get("aligned", False) and part % PACKET == 0 and request.nbytes % PACKET == 0
-        arguments = {
+        arguments = self._common(request, team)
+        arguments |= {
             "words": words.tensor.view(torch.int64),
-            "peers": tuple(team.base_ptrs[(team.rank + 1 + i) % team.size] for i in range(team.size)),
-            "me": team.rank,
-            "rank": team.world_rank,
             "nbytes": request.nbytes,
-            "part": part,
             "packets": packets,
             "box": mailbox.offset_bytes,
             "area": area,
-            "timeout_ns": team.timeout_ns,
-            "status": team.status_ptr,
-            "in_sizes": inner.sizes,
-            "in_strides": inner.strides,
-            "out_sizes": outer.sizes,
-            "out_strides": outer.strides,
-            "N": team.size,
             "GATHERS": self._gathers,
-            "ITEM": item,
-            "IN_DIMS": inner.num_dims,
-            "OUT_DIMS": outer.num_dims,
-            "IN_WHOLE": whole and not inner.num_dims,
-            "OUT_WHOLE": whole and not outer.num_dims,
-            "EVEN": part * team.size == request.nbytes,
+            "EVEN": arguments["part"] * team.size == request.nbytes,
             "BLOCK": block,
             "NAP_NS": 0,
-            **self._reduction(request),
         }
         launch_options = {} if on_cpu else {"num_warps": _GPU_WARPS}
         programs = min(programs, mailbox.nbytes // area)
         kernel = BoundKernel(packet_ring, programs, arguments, PER_CALL, team.device, launch_options)
         return Plan((kernel,), carrier_of(request.dtype))
-
-    def _part_nbytes(self, request: CollectiveRequest) -> int:
-        size = request.group_size
-        if self._gathers:
-            return max(1, -(-request.nbytes // (size * PACKET))) * PACKET
-        return int(math.prod(request.shape) // size * getattr(torch, request.dtype).itemsize)

@@ -21,7 +21,6 @@ of sentinel packets are free again because a kernel has ended, not because of th
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,32 +29,25 @@ import triton.language as tl
 
 from iris_core.types import Availability, DeviceType
 from iris_triton.collectives.packets.arithmetic import reduced
-from iris_triton.collectives.packets.base import PacketCollective, Plan
+from iris_triton.collectives.packets.base import PacketCollective, Plan, tunings_of
 from iris_triton.collectives.packets.data import _limit, load_data, store_data
 from iris_triton.collectives.packets.mailbox import (
     MAX_PROGRAMS,
+    PACKET,
     PER_CALL,
     RUNTIME,
     advance,
     confirm,
     end,
     look,
+    looks_of,
+    mailbox_for,
     mark_of,
+    packets_for,
 )
-from iris_triton.collectives.packets.mailbox_sizes import PACKET, looks_of, mailbox_for, packets_for, tunings_of
 from iris_triton.collectives.packets.packet import alignment, clear, data_words, decode, encode, poll, push, spot
-from iris_triton.collectives.parts.barrier import (
-    arrive,
-    await_all,
-    claim,
-    last_epoch,
-    leave,
-    members_of,
-    row_words,
-    tell,
-    told,
-)
-from iris_triton.collectives.parts.sizes import carrier_of, layout_of
+from iris_triton.collectives.parts.barrier import arrive, await_all, claim, last_epoch, leave, row_words, tell_all, told
+from iris_triton.collectives.parts.sizes import carrier_of
 from iris_triton.language.flags import await_flag, set_flag
 from iris_triton.launcher import BoundKernel
 
@@ -129,8 +121,7 @@ def split(
     if program % 2 == 0:
         if GATHERS:
             meeting = last_epoch(row, N)
-            nothing = members_of(N).to(tl.int64) * 0
-            tell(row, bases, me, nothing + (to - own), nothing, N)
+            tell_all(row, bases, me, to - own, 0, N)
             meeting += 1
             arrive(row, bases, me, meeting, N)
             claim(row, me, meeting, status, rank, N)
@@ -213,19 +204,12 @@ def split(
 
 
 _CPU_BLOCK, _CPU_PAIRS = 256, 3
-
 _GPU_WARPS, _GPU_PAIRS = 8, 132
-
 _TRIED = ({"comm_sms": 128}, {"num_warps": 16}, {"comm_sms": 132, "num_warps": 16})
-
 _ITERATIONS = 4  # packets of a thread in a chunk
-
 _FEW_NBYTES, _MANY_NBYTES = 1 << 20, 4 << 20  # of a part
-
 _NAP_NS, _FIRST_NAP_NS = 100, 500
-
 _START_S, _MEETING_S = 4e-6, 2.5e-6  # of the model, like those below
-
 _WIRE = 3.4e11
 
 
@@ -244,10 +228,6 @@ class Split(PacketCollective):
     def __init__(self, op: str, encoding: str, *, emulate: bool = False) -> None:
         super().__init__(op, "split", encoding, emulate=emulate)
 
-    @property
-    def _gathers(self) -> bool:
-        return self.op == "all_reduce"
-
     def supports(self, request: CollectiveRequest) -> Availability:
         """Say whether this algorithm serves a call."""
         answer = super().supports(request)
@@ -265,23 +245,19 @@ class Split(PacketCollective):
         sent = part * (packets_for(1 << 20, self._encoding) * PACKET / (1 << 20) + self._gathers)
         return _START_S + _MEETING_S * self._gathers + sent / _WIRE
 
-    def prepare(self, request: CollectiveRequest, context: Any) -> Plan:
+    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Make a plan.  Collective: every member calls it."""
-        team: Team = context.ccl.team(request.members or tuple(range(request.group_size)))
-        options = request.options
-        part = self._part_nbytes(request)
         warps, sub, several, iterations = self._stretch(request)
         mailbox = mailbox_for(team, self._encoding, self._packets(request), team.size - 1, sub)
         pairs = self._pairs(request, mailbox.cap, sub * several, team.max_programs)
         local = team.region("split", 4 * MAX_PROGRAMS)
-        inner = layout_of(request.shape, options["in_stride"])
-        outer = layout_of(options["out_shape"], options["out_stride"])
-        arguments = self._common(request, team, mailbox, part, inner, outer) | {
+        arguments = self._through(mailbox, request, team)
+        arguments |= {
             "control": team.control.tensor.view(torch.int64),
             "local": local.tensor.view(torch.int32),
             "bases": team.bases,
             "nbytes": request.nbytes,
-            "EVEN": part * team.size == request.nbytes,
+            "EVEN": arguments["part"] * team.size == request.nbytes,
             "slots": mailbox.cap,
             "GATHERS": self._gathers,
             "BLOCK": sub * several,
@@ -330,9 +306,3 @@ class Split(PacketCollective):
         usual = 2 * (_CPU_PAIRS if request.target.type is DeviceType.CPU else _GPU_PAIRS)
         wanted = int(request.options["config"].get("comm_sms", usual)) // 2
         return max(1, min(wanted, most, MAX_PROGRAMS // 2, -(-packets // block)))
-
-    def _part_nbytes(self, request: CollectiveRequest) -> int:
-        size = request.group_size
-        if self._gathers:
-            return max(1, -(-request.nbytes // (size * PACKET))) * PACKET
-        return int(math.prod(request.shape) // size * getattr(torch, request.dtype).itemsize)

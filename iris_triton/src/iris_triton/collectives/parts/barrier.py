@@ -14,19 +14,27 @@ the second one finds the row in use, and reports it.
 Epochs only grow, so nothing has to be reset, and a captured launch can be replayed.  A member can be one epoch ahead,
 never two: the next one needs everybody.
 """
-# mypy: ignore-errors
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
 import triton
 import triton.language as tl
 
 from iris_core.device.context_words import Mismatch, MismatchCode
 from iris_triton.language.asm import wait_stores
-from iris_triton.language.flags import await_flags, begin_report, lanes_for, publish_report, set_flags
+from iris_triton.language.flags import await_flags, begin_report, lanes_for, publish_report, set_flag, set_flags
+from iris_triton.launcher import BoundKernel
+
+if TYPE_CHECKING:
+    from iris_core.dispatch.team import Team
 
 _PART, _RANK, _PEER, _ADDRESS, _OURS, _THEIRS, _OUR_KIND, _THEIR_KIND = (tl.constexpr(int(n)) for n in Mismatch)
 _KIND = tl.constexpr(int(MismatchCode.KIND))
 _OVERLAP = tl.constexpr(int(MismatchCode.OVERLAP))
-
 _COUNT_BITS = tl.constexpr(48)
 
 
@@ -79,18 +87,30 @@ def members_of(SIZE: tl.constexpr):
 
 
 @triton.jit
-def _at_peers(pointer, bases, me, SIZE: tl.constexpr):
-    """Where a word of the own heap lies on every member (block of pointers)."""
-    distance = tl.load(bases + members_of(SIZE)) - tl.load(bases + me)
+def elsewhere(pointer, distance):
+    """The same place in a heap that lies so many bytes further on (scalar or block)."""
     return (pointer.to(tl.int64) + distance).to(pointer.dtype)
+
+
+@triton.jit
+def at_member(pointer, bases, me, member):
+    """The same place in the heap of a member, or of those of a block."""
+    return elsewhere(pointer, tl.load(bases + member) - tl.load(bases + me))
 
 
 @triton.jit
 def tell(row, bases, me, first, second, SIZE: tl.constexpr):
     """Tell each member two words (blocks over `members_of`); they are there when the next meeting is over."""
     lanes = lanes_for(SIZE)
-    tl.store(_at_peers(row + SIZE + me, bases, me, SIZE), first, mask=lanes < SIZE)
-    tl.store(_at_peers(row + 2 * SIZE + me, bases, me, SIZE), second, mask=lanes < SIZE)
+    tl.store(at_member(row + SIZE + me, bases, me, members_of(SIZE)), first, mask=lanes < SIZE)
+    tl.store(at_member(row + 2 * SIZE + me, bases, me, members_of(SIZE)), second, mask=lanes < SIZE)
+
+
+@triton.jit
+def tell_all(row, bases, me, first, second, SIZE: tl.constexpr):
+    """Tell all members the same two words (scalars)."""
+    nothing = members_of(SIZE).to(tl.int64) * 0
+    tell(row, bases, me, nothing + first, nothing + second, SIZE)
 
 
 @triton.jit
@@ -141,7 +161,16 @@ def tell_kind(row, bases, me, kind, SIZE: tl.constexpr):
     if tl.program_id(0) == 0:
         lanes = lanes_for(SIZE)
         number = members_of(SIZE).to(tl.int64) * 0 + kind
-        tl.store(_at_peers(row + 3 * SIZE + me, bases, me, SIZE), number, mask=lanes < SIZE)
+        tl.store(at_member(row + 3 * SIZE + me, bases, me, members_of(SIZE)), number, mask=lanes < SIZE)
+
+
+@triton.jit
+def enter(control, bases, me, kind, SIZE: tl.constexpr):
+    """Begin a call: returns this program's row, and the epoch of the last meeting; all members are told the kind."""
+    row = row_of(control, SIZE)
+    epoch = last_epoch(row, SIZE)
+    tell_kind(row, bases, me, kind, SIZE)
+    return row, epoch
 
 
 @triton.jit
@@ -196,7 +225,7 @@ def arrive(row, bases, me, epoch, SIZE: tl.constexpr):
     lanes = lanes_for(SIZE)
     wait_stores()
     tl.debug_barrier()
-    set_flags(_at_peers(row + me, bases, me, SIZE), epoch, lanes < SIZE, "release", "sys")
+    set_flags(at_member(row + me, bases, me, members_of(SIZE)), epoch, lanes < SIZE, "release", "sys")
 
 
 @triton.jit
@@ -235,6 +264,22 @@ def meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
     await_all(row, epoch, timeout_ns, status, rank, SIZE)
 
 
+@triton.jit
+def meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
+    """Meet a last time; `epoch` is that of the last meeting."""
+    epoch += 1
+    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    leave(row, epoch, SIZE)
+
+
+@triton.jit
+def publish(word, value, scope: tl.constexpr):
+    """Set a flag when everything that this program has stored and loaded is done."""
+    wait_stores()
+    tl.debug_barrier()
+    set_flag(word, value, "release", scope)
+
+
 @triton.jit(do_not_specialize=("me", "rank", "timeout_ns", "status"))
 def meet_alone(control, bases, me, rank, timeout_ns, status, SIZE: tl.constexpr):
     """A kernel of one program that does nothing but meet, between operations of the stream that are no kernels.
@@ -244,6 +289,23 @@ def meet_alone(control, bases, me, rank, timeout_ns, status, SIZE: tl.constexpr)
         bases, me, timeout_ns, status, rank, SIZE: see `meet`.
     """
     row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE) + 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    leave(row, epoch, SIZE)
+    meet_and_leave(row, bases, me, last_epoch(row, SIZE), timeout_ns, status, rank, SIZE)
+
+
+def meeting_arguments(team: Team) -> dict[str, Any]:
+    """Arguments of every kernel that meets."""
+    return {
+        "control": team.control.tensor.view(torch.int64),
+        "bases": team.bases,
+        "me": team.rank,
+        "rank": team.world_rank,
+        "timeout_ns": team.timeout_ns,
+        "status": team.status_ptr,
+        "SIZE": team.size,
+    }
+
+
+def bind_meeting(team: Team) -> BoundKernel:
+    """Return a kernel by which members meet between things on a stream that are no kernels; it takes no tensors."""
+    options = {} if team.device == "cpu" else {"num_warps": 1}
+    return BoundKernel(meet_alone, 1, meeting_arguments(team), (), team.device, options)

@@ -4,6 +4,8 @@
 import triton
 import triton.language as tl
 
+from iris_triton.collectives.parts.barrier import members_of, told
+
 
 @triton.constexpr_function
 def _word_type(element):
@@ -243,3 +245,85 @@ def finished(value, OP: tl.constexpr, SIZE: tl.constexpr):
             return value // divisor
     else:
         return value
+
+
+@triton.jit
+def reduced(row, bases, shift, like, index, mask, ALIGNED: tl.constexpr, OP: tl.constexpr, SIZE: tl.constexpr):
+    """Read a block of elements of every member and reduce them.
+
+    Args:
+        row, bases: each member's elements begin where it has told, in its heap;
+        shift: and so many bytes behind that.
+        like: a pointer of the elements' type.
+        index: elements between there and the block (block).
+        mask: which of them there are (block).
+        ALIGNED: they begin at multiples of 16 bytes.
+    """
+    for i in tl.static_range(SIZE):
+        src = (tl.load(bases + i) + told(row, i, SIZE) + shift).to(like.dtype)
+        if ALIGNED:
+            src = tl.multiple_of(src, 16)
+        value = widened(tl.load(src + index, mask=mask))
+        if i == 0:
+            total = value
+        else:
+            total = combine(total, value, OP)
+    return finished(total, OP, SIZE).to(like.dtype.element_ty)
+
+
+@triton.jit
+def _owner(index, tiles, STRIDING: tl.constexpr, SIZE: tl.constexpr):
+    """The member that gets the elements of a matrix with these linear indices, where each one gets some tiles.
+
+    Tiles are numbered down `swizzle` rows of them, then to the right, then the next rows.
+
+    Args:
+        index: linear indices (block).
+        tiles: (columns, rows of a tile, columns of a tile, tiles below each other, tiles beside each other, swizzle).
+        STRIDING: whether a member gets every SIZE-th tile; else it gets as many in a row.
+    """
+    down = index // tiles[0] // tiles[1]
+    right = index % tiles[0] // tiles[2]
+    first = down // tiles[5] * tiles[5]
+    height = tl.minimum(tiles[3] - first, tiles[5])
+    number = first * tiles[4] + right * height + (down - first)
+    if STRIDING:
+        return number % SIZE
+    else:
+        return number // ((tiles[3] * tiles[4] + SIZE - 1) // SIZE)
+
+
+@triton.jit
+def reduce_to(
+    out, begin, row, bases, shift, count, sizes, strides,
+    DIMS: tl.constexpr, OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    tiles=None, me=0, STRIDING: tl.constexpr = False
+):  # fmt: skip
+    """Reduce `count` elements to the linear index `begin` of the own tensor `out`; see `reduced`.
+
+    With `tiles`, only those that belong to the member `me`; see `_owner`.
+    """
+    step = tl.num_programs(0).to(tl.int64) * BLOCK
+    lanes = tl.arange(0, BLOCK)
+    members = members_of(SIZE)
+    at = tl.program_id(0).to(tl.int64) * BLOCK
+    if DIMS == 0:
+        out += begin
+    if DIMS == 0 and tiles is None:  # noqa: SIM102 - decided at compile time
+        if are_aligned(tl.load(bases + members) + told(row, members, SIZE) + shift | out.to(tl.int64)):
+            wide = tl.multiple_of(out.to(tl.int64).to(out.dtype), 16)
+            while at + BLOCK <= count:
+                total = reduced(row, bases, shift, out, at + lanes, None, True, OP, SIZE)
+                tl.store(wide + at + lanes, total)
+                at += step
+    while at < count:
+        mask = at + lanes < count
+        if tiles is not None:
+            mask = mask & (_owner(begin + at + lanes, tiles, STRIDING, SIZE) == me)
+        total = reduced(row, bases, shift, out, at + lanes, mask, False, OP, SIZE)
+        if DIMS == 0:
+            to = at + lanes
+        else:
+            to = strided(begin + at + lanes, sizes, strides, DIMS)
+        tl.store(out + to, total, mask=mask)
+        at += step

@@ -5,22 +5,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from iris_core.dispatch.requests import REDUCING
 from iris_core.types import REDUCIBLE, Availability, DeviceType, ReduceOp
-from iris_triton.collectives.parts.sizes import MOVABLE, USED_CONFIG, block_problem
+from iris_triton.collectives.parts.barrier import meeting_arguments
+from iris_triton.collectives.parts.sizes import MOVABLE, USED_CONFIG, Carrier, block_problem
 from iris_triton.info import TRITON_INFO
+from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
-    import torch
-
     from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest, PluginInfo
-    from iris_triton.collectives.parts.sizes import Carrier
-    from iris_triton.launcher import BoundKernel
+    from iris_triton.collectives.parts.sizes import Blocks
 
+RUNTIME = (
+    "me", "rank", "kind", "capacity", "timeout_ns", "status", "in_sizes", "in_strides", "out_sizes", "out_strides",
+    "count", "shard",
+)  # fmt: skip
+"""Arguments for whose values kernels are not compiled anew."""
+
+PER_CALL = ("out", "inp")
+"""Arguments that may lie anywhere."""
 
 _TUNED_NBYTES = 1 << 20
 _TRIED: tuple[dict[str, int], ...] = ({"comm_sms": 132}, {"comm_sms": 132, "num_warps": 16}, {"comm_sms": 32})
+
+OF_BOOL = {"sum": "max", "product": "min", "min": "min", "max": "max", "band": "min", "bor": "max", "bxor": "bxor"}
+"""Reductions of bool, as those of bytes that are 0 or 1."""
 
 _REDUCTIONS = tuple(op.name.lower() for op in ReduceOp)
 
@@ -59,20 +71,19 @@ class Portable:
     Args:
         op: the operation.
         name: the algorithm.
+        layouts: that it serves, if it is not torch's alone.
     """
 
     uses: tuple[str, ...] = USED_CONFIG
     """Fields of the config that it fulfils."""
 
-    layouts: tuple[str, ...] = ("torch",)
-    """Layouts that it serves."""
-
     drops_plans = True
     """A plan has no memory of its own but `Plan.memory`, so it can be dropped and made again."""
 
-    def __init__(self, op: str, name: str) -> None:
+    def __init__(self, op: str, name: str, layouts: tuple[str, ...] = ("torch",)) -> None:
         self.op = op
         self.name = name
+        self.layouts = layouts
 
     @property
     def info(self) -> PluginInfo:
@@ -113,6 +124,25 @@ class Portable:
         return [{}, *(config for config in _TRIED if all(name in self.uses for name in config))]
 
     @staticmethod
+    def arguments(request: CollectiveRequest, team: Team) -> dict[str, Any]:
+        """Arguments that all kernels take that compare the kinds of calls."""
+        return meeting_arguments(team) | {"kind": request.options.get("kind", 0)}
+
+    @staticmethod
+    def bind(
+        kernel: Any,
+        team: Team,
+        blocks: Blocks,
+        arguments: dict[str, Any],
+        carrier: Carrier | None,
+        memory: torch.Tensor | None = None,
+    ) -> Plan:
+        """Make a plan of a kernel that takes all arguments but the tensors."""
+        arguments["BLOCK"] = blocks.block
+        bound = BoundKernel(kernel, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
+        return Plan(bound, carrier, memory)
+
+    @staticmethod
     def model(
         request: CollectiveRequest, *, meetings: int, moved: float, copied: float = 0, link_share: float = 1
     ) -> float:
@@ -143,3 +173,15 @@ class Portable:
         if carrier is not None and not kernel.is_ready:  # a ready one looks at the addresses only
             target, source = carrier.view(target), carrier.view(source)
         kernel(stream, target, source)
+
+
+class Reduction(Portable):
+    """What all reductions have in common."""
+
+    @staticmethod
+    def reduction(request: CollectiveRequest) -> tuple[str, Carrier | None]:
+        """Return the reduction's name for the kernel, and as what it takes the elements."""
+        op = request.options["reduction"]
+        if request.dtype == "bool":
+            return OF_BOOL[op], Carrier(torch.uint8)
+        return op, None

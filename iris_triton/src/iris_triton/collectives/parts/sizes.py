@@ -28,7 +28,6 @@ MOST_PROGRAMS = 64
 """Programs of a launch on a GPU, if the config does not say how many."""
 
 _GPU_WARPS = 8
-
 _THREAD_NBYTES_MOVE, _THREAD_NBYTES_REDUCE = 64, 32  # a thread that reduces holds as much of every member
 
 USED_CONFIG = ("comm_sms", "num_warps", "num_stages", "block_size_m", "block_size_n")
@@ -195,15 +194,8 @@ def pieces(
     return region, region.nbytes // (halves * number * item) // unit * unit
 
 
-_HALVES = ("float16", "bfloat16")
-
-_WORD = 8
-
-
-def _layouts(request: CollectiveRequest) -> dict[str, Any]:
-    """What kernels are told of the tensors."""
-    inner = layout_of(request.shape, request.options["in_stride"])
-    outer = layout_of(request.options["out_shape"], request.options["out_stride"])
+def layout_arguments(inner: Layout, outer: Layout) -> dict[str, Any]:
+    """What kernels are told of where the elements of the input and of the output lie."""
     return {
         "in_sizes": inner.sizes,
         "in_strides": inner.strides,
@@ -214,11 +206,18 @@ def _layouts(request: CollectiveRequest) -> dict[str, Any]:
     }
 
 
-def _item(request: CollectiveRequest) -> int:
+def layouts_of(request: CollectiveRequest) -> tuple[Layout, Layout]:
+    """Return the layouts of the input and of the output; where a rank has no output, that of a dense one."""
+    inner, options = layout_of(request.shape, request.options["in_stride"]), request.options
+    return inner, layout_of(options["out_shape"], options["out_stride"]) if "out_shape" in options else Layout()
+
+
+def item_of(request: CollectiveRequest) -> int:
+    """Bytes of an element."""
     return int(getattr(torch, request.dtype).itemsize)
 
 
-def _wide_of(request: CollectiveRequest) -> torch.dtype:
+def wide_of(request: CollectiveRequest) -> torch.dtype:
     """In which type elements are added up."""
     own: torch.dtype = torch.uint8 if request.dtype == "bool" else getattr(torch, request.dtype)
-    return torch.float32 if request.dtype in _HALVES else own
+    return torch.float32 if request.dtype in ("float16", "bfloat16") else own

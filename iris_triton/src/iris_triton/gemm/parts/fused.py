@@ -8,23 +8,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.errors import UnsupportedError
+from iris_core.providers.model import fixed_s, moving_s, product_s
 from iris_core.types import Availability, DeviceType
+from iris_triton.collectives.parts.barrier import meeting_arguments
 from iris_triton.gemm.parts.shapes import USED_CONFIG, config_problem, dtype_problem, padded
 from iris_triton.info import TRITON_INFO
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from iris_core.dispatch.host import Host
     from iris_core.types import FusedRequest, PluginInfo
     from iris_triton.gemm.parts.shapes import Tiling
 
-EFFICIENCY_GPU, EFFICIENCY_CPU = 0.5, 0.02
+_EFFICIENCY_GPU, _EFFICIENCY_CPU = 0.5, 0.02
 """Of plain Triton's products in relation to a library's, for the model: careful where nothing was measured."""
 
 _MEASURED_EFFICIENCY = {"sm_90": 0.8}
 """Large products on H200s, with what they wait for."""
-
-_PROGRAMS_CPU = 1
 
 _XCDS = 8
 """Dies of an MI300X and its successors."""
@@ -59,6 +61,8 @@ class Fused:
     uses: tuple[str, ...] = USED_CONFIG
     """Fields of the config that it fulfils."""
 
+    launcher = BoundKernel
+
     def __init__(self, op: str, name: str) -> None:
         self.op = op
         self.name = name
@@ -81,6 +85,36 @@ class Fused:
         """Estimate seconds."""
         raise NotImplementedError
 
+    @staticmethod
+    def efficiency(request: FusedRequest) -> float:
+        """Of the kernels' products on the device."""
+        if request.target.type is DeviceType.CPU:
+            return _EFFICIENCY_CPU
+        return _MEASURED_EFFICIENCY.get(request.target.arch, _EFFICIENCY_GPU)
+
+    def model(
+        self,
+        request: FusedRequest,
+        *,
+        meetings: int,
+        launches: int = 1,
+        moving: float | None = None,
+        seen: float = 0.0,
+        share: float = 1.0,
+    ) -> float:
+        """Seconds of a product and of what it sends, of which the longer one hides the other.
+
+        Args:
+            request: the call.
+            meetings, launches: how many.
+            moving: seconds for what is sent, if it is not the operands or results once.
+            seen: the part of that time that nothing hides.
+            share: of the multiprocessors that multiply.
+        """
+        moving = moving_s(request) if moving is None else moving
+        hidden = max(product_s(request, self.efficiency(request) * share), moving)
+        return hidden + moving * seen + fixed_s(request, launches=launches, meetings=meetings)
+
     def tunings(self, request: FusedRequest) -> list[dict[str, Any]]:
         """Return launches that are worth measuring, the own choice first.  The CPU executor's times say nothing."""
         offered = [] if request.target.type is DeviceType.CPU else self._offered(request)
@@ -93,12 +127,65 @@ class Fused:
         return [{}, *configs]
 
     def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
-        """Fields of configs, at most five, that may be faster than the own choice; impossible ones are left out."""
-        return []
+        """Fields of configs, at most five, that may be faster than the own choice; impossible ones are left out.
+
+        Here: tiles that keep more or fewer programs busy.
+        """
+        if request.options["layout"] == "tiles":  # the shape of tiles belongs to the result
+            return []
+        square = {"block_size_m": 128, "block_size_n": 128}
+        on_amd = request.target.type is DeviceType.HIP
+        deep = {} if on_amd else {"num_stages": 4}  # there is less shared memory
+        found = [
+            {**square, "num_warps": 8},
+            {**square, "num_warps": 4, **deep},
+            {"block_size_m": 64, "block_size_n": 256, "num_warps": 8},
+            {"block_size_m": 64, "block_size_n": 128, "num_warps": 4},
+        ]
+        return [*found, {"num_xcds": _XCDS, "chunk_size": 4}] if on_amd else found
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Make a plan.  Collective: every member calls it."""
         raise NotImplementedError
+
+    @staticmethod
+    def common(request: FusedRequest, host: Host, tiles: Tiling, rows: int) -> dict[str, Any]:
+        """Arguments that all kernels have; tiles do not reach over so many rows."""
+        tiles_m, tiles_n = tiles.tiles(rows, request.n)
+        return meeting_arguments(host.team) | {
+            "n": request.n,
+            "a_down": request.a_stride[0],
+            "b_down": request.b_stride[0],
+            "b_right": request.b_stride[1],
+            "tiles_m": tiles_m,
+            "tiles_n": tiles_n,
+            "bias_step": bias_step_of(request),
+            "BIAS": request.options["bias"],
+            "B_ALIGNED": request.aligned[1],
+            **tiles.constants,
+        }
+
+    def product(self, request: FusedRequest, host: Host, tiles: Tiling, rows: int) -> dict[str, Any]:
+        """Arguments that the kernels have whose A is a matrix of this rank."""
+        return self.common(request, host, tiles, rows) | {
+            "m": request.m,
+            "k": request.k,
+            "a_right": request.a_stride[1],
+            "A_ALIGNED": request.aligned[0],
+        }
+
+    def bind(
+        self,
+        request: FusedRequest,
+        host: Host,
+        kernel: Any,
+        programs: int,
+        arguments: dict[str, Any],
+        options: Mapping[str, Any],
+    ) -> BoundKernel:
+        """Bind a kernel to all but the tensors of a call."""
+        names = per_call(request, arguments, "out", "a", "b")
+        return self.launcher(kernel, programs, arguments, names, host.team.device, options)
 
     def launch(
         self, plan: Plan, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
@@ -115,29 +202,6 @@ class Fused:
             out.detach().copy_(plan.staged_out)
 
 
-def tile_shapes(request: FusedRequest) -> list[dict[str, Any]]:
-    """Fields of configs: tiles that keep more or fewer programs busy than the own choice."""
-    if request.options["layout"] == "tiles":  # the shape of tiles belongs to the result
-        return []
-    square = {"block_size_m": 128, "block_size_n": 128}
-    on_amd = request.target.type is DeviceType.HIP
-    deep = {} if on_amd else {"num_stages": 4}  # there is less shared memory
-    found = [
-        {**square, "num_warps": 8},
-        {**square, "num_warps": 4, **deep},
-        {"block_size_m": 64, "block_size_n": 256, "num_warps": 8},
-        {"block_size_m": 64, "block_size_n": 128, "num_warps": 4},
-    ]
-    return [*found, {"num_xcds": _XCDS, "chunk_size": 4}] if on_amd else found
-
-
-def efficiency(request: FusedRequest) -> float:
-    """Of the kernels' products on the device."""
-    if request.target.type is DeviceType.CPU:
-        return EFFICIENCY_CPU
-    return _MEASURED_EFFICIENCY.get(request.target.arch, EFFICIENCY_GPU)
-
-
 def programs_for(request: FusedRequest, host: Host, tiles: int, *, meeting: bool) -> int:
     """Number of programs: never more than can be there at the same time.
 
@@ -147,7 +211,7 @@ def programs_for(request: FusedRequest, host: Host, tiles: int, *, meeting: bool
         tiles: tiles of one rank.
         meeting: whether all of them meet those of the other members.
     """
-    default = _PROGRAMS_CPU if request.target.type is DeviceType.CPU else host.processors
+    default = 1 if request.target.type is DeviceType.CPU else host.processors
     most: int = request.options["config"].get("num_sms", default)
     if request.target.type is not DeviceType.CPU:
         most = min(most, host.processors)
@@ -185,39 +249,23 @@ def staging_nbytes(rows: int, columns: int, dtype: str) -> int:
     return rows * padded(columns, item) * item
 
 
-def common_arguments(request: FusedRequest, host: Host, tiles: Tiling) -> dict[str, Any]:
-    """Arguments that all kernels have."""
-    team = host.team
-    along = request.options["bias"]
-    return {
-        "control": team.control.tensor.view(torch.int64),
-        "bases": team.bases,
-        "me": team.rank,
-        "rank": team.world_rank,
-        "n": request.n,
-        "b_down": request.b_stride[0],
-        "b_right": request.b_stride[1],
-        "bias_step": 0 if request.bias_stride is None else request.bias_stride[along == "columns"],
-        "BIAS": along,
-        "timeout_ns": team.timeout_ns,
-        "status": team.status_ptr,
-        "SIZE": team.size,
-        **tiles.constants,
-    }
+def staged_memory(
+    request: FusedRequest, host: Host, name: str, nbytes: int, *, stages: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """So many bytes that peers reach and, behind them, a matrix like the output if it `stages`, as `peer_memory`."""
+    need = nbytes + stages * staging_nbytes(*request.out_shape, request.out_dtype)
+    memory = peer_memory(host, need, f"{request.op} ({name})")[:need]
+    return memory, staging(memory, nbytes, *request.out_shape, request.out_dtype) if stages else None
 
 
-def bind(
-    request: FusedRequest,
-    host: Host,
-    kernel: Any,
-    programs: int,
-    arguments: dict[str, Any],
-    tiles: Tiling,
-) -> BoundKernel:
-    """Bind a kernel to all but the tensors of a call."""
-    names: tuple[str, ...] = ("out", "a", "b")
-    if request.bias_stride is None:
-        arguments = {**arguments, "bias": None}
-    else:
-        names = (*names, "bias")
-    return BoundKernel(kernel, programs, arguments, names, host.team.device, tiles.options)
+def bias_step_of(request: FusedRequest) -> int:
+    """Elements from one value of the bias to the next."""
+    return 0 if request.bias_stride is None else request.bias_stride[request.options["bias"] == "columns"]
+
+
+def per_call(request: FusedRequest, arguments: dict[str, Any], *names: str) -> tuple[str, ...]:
+    """Names of the arguments that change from call to call; the bias is one of them if there is one."""
+    if request.bias_stride is not None:
+        return (*names, "bias")
+    arguments["bias"] = None
+    return names

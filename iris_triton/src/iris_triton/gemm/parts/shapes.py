@@ -19,18 +19,9 @@ if TYPE_CHECKING:
     from iris_core.types import FusedRequest
 
 USED_CONFIG = (
-    "block_size_m",
-    "block_size_n",
-    "block_size_k",
-    "group_size_m",
-    "num_sms",
-    "cache_modifier_a",
-    "cache_modifier_b",
-    "num_xcds",
-    "chunk_size",
-    "num_warps",
-    "num_stages",
-)
+    "block_size_m", "block_size_n", "block_size_k", "group_size_m", "num_sms", "cache_modifier_a", "cache_modifier_b",
+    "num_xcds", "chunk_size", "num_warps", "num_stages",
+)  # fmt: skip
 """Fields of the config that every kernel makes use of."""
 
 LEAST_BLOCK = 16
@@ -141,6 +132,8 @@ def config_problem(request: FusedRequest, used: tuple[str, ...]) -> str:
         value = config.get(name, LEAST_BLOCK)
         if value < LEAST_BLOCK or value & (value - 1):
             return f"{name} is {value}, and tl.dot takes powers of two from {LEAST_BLOCK} on"
+    if "num_fetch_sms" in used and "num_sms" in config and config["num_sms"] <= config.get("num_fetch_sms", 1):
+        return "some programs fetch and the others compute: num_sms must be the larger number"
     warps = config.get("num_warps", 4)
     if warps & (warps - 1):
         return f"num_warps is {warps}, which is no power of two"

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from iris_core.dispatch.products import ROW_NBYTES
 from iris_core.types import DeviceType
-from iris_triton.collectives.copy_engine import bind_meeting
+from iris_triton.collectives.parts.barrier import bind_meeting
 from iris_triton.copies import copier, flag_writer, handles
 from iris_triton.gemm.parts.fused import peer_memory
 
@@ -40,7 +41,6 @@ _WORD = 4
 _WORDS_NBYTES = 256
 """Memory for words is asked for in multiples of it, so that few sizes are there."""
 
-_ALIGNMENT = 16
 
 _FIRST = -1
 """Priority of the second stream: before all that say nothing."""
@@ -182,7 +182,7 @@ class Shards:
 
 def own_rows(a: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
     """Return A if its rows are dense and begin at a multiple of 16 bytes; else copy it to a place that is such."""
-    if a.is_contiguous() and a.data_ptr() % _ALIGNMENT == 0:
+    if a.is_contiguous() and a.data_ptr() % ROW_NBYTES == 0:
         return a
     return place.copy_(a.detach())
 

@@ -19,18 +19,16 @@ import torch
 import triton
 import triton.language as tl
 
+from iris_core.dispatch.products import ROW_NBYTES
 from iris_core.types import DeviceType
-from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
-from iris_triton.gemm.parts.fused import programs_for
-from iris_triton.gemm.parts.tiles import store_tile, whole_rows, wide, with_bias
+from iris_triton.collectives.parts.barrier import last_epoch, meet, meet_and_leave, meeting_arguments, row_of
+from iris_triton.gemm.parts.fused import bias_step_of, per_call, programs_for
+from iris_triton.gemm.parts.tiles import PER_CALL, announce, store_tile, store_to_all, whole_rows, wide, with_bias
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
     from iris_core.dispatch.host import Host
     from iris_core.types import FusedRequest
-
-PER_CALL = ("out", "bias")
-"""Arguments that may lie anywhere."""
 
 RUNTIME = ("me", "rank", "rows", "rows_each", "first", "tiles_n", "timeout_ns", "status")
 """Arguments for whose values kernels are not compiled anew."""
@@ -45,22 +43,17 @@ def sum_slots(
 ):  # fmt: skip
     """Add up the slots.
 
-    Args:
+    Args (beside those of `iris_triton.collectives.pull.pull`):
         out: with FORM "two_shot", peers write to it, and its rows are dense and aligned.  Without TELLS, the programs 0
             of the launch before have told where it is; see `iris_triton.collectives.parts.barrier.tell`.
         bias: or None.
         slots: SIZE matrices of rows_each x n dense elements.
-        control: the team's control region (int64).
-        bases: int64[SIZE], the members' heaps.
-        me, rank: the caller's index in the team, and in the world.
         rows: how many of the rows are there; 0 or less for none.
         n: columns.
         rows_each: rows of a slot.
         first: the own rows' place in `out` and in the bias: 0 with FORM "rows".
         out_down, out_right, bias_step: strides in elements.
         tiles_n: tiles beside each other.
-        timeout_ns, status: bound of waits, and where they report.
-        SIZE: number of members.
         FORM, TELLS: see above.
         BIAS: what the bias lies along: "columns", "rows" (those of `out`) or "none".
         SLOTS_WIDE: rows of the slots begin at multiples of 16 bytes.
@@ -73,8 +66,7 @@ def sum_slots(
     places = control
     if TELLS:
         places = row
-        nothing = members_of(SIZE).to(tl.int64) * 0
-        tell(row, bases, me, nothing + (out.to(tl.int64) - tl.load(bases + me)), nothing + out_down, SIZE)
+        announce(row, bases, me, out, out_down, SIZE)
         epoch += 1
         meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     width = n
@@ -92,11 +84,7 @@ def sum_slots(
             total += tl.load(at + source * apart, mask=mask, other=0.0).to(tl.float32)
         total = with_bias(total, bias, first + down, column, first + rows, n, bias_step, BIAS, BM, BN)
         if FORM == "two_shot":
-            for step in range(SIZE):
-                peer = (me + 1 + step) % SIZE
-                theirs = tl.multiple_of((tl.load(bases + peer) + told(places, peer, SIZE)).to(out.dtype), 16)
-                stride = whole_rows(told_second(places, peer, SIZE), out)
-                store_tile(theirs, total, first + down, column, first + rows, width, stride, 1, BM, BN)
+            store_to_all(places, bases, me, out, total, first + down, column, first + rows, width, SIZE, BM, BN)
         else:
             target = wide(out, OUT_WIDE)
             if OUT_WIDE:
@@ -104,9 +92,7 @@ def sum_slots(
             else:
                 store_tile(target, total, down, column, rows, width, out_down, out_right, BM, BN)
     if FORM == "two_shot":
-        epoch += 1
-        meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-        leave(row, epoch, SIZE)
+        meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 _WARPS = {DeviceType.CUDA: 8, DeviceType.HIP: 4}
@@ -116,8 +102,6 @@ _TILE_GPU, _TILE_CPU = 2048, 16384
 """Elements of a tile: on a GPU 8 of each thread; on the CPU an operation on a block costs the same for 1 and 1000."""
 
 _MOST_COLUMNS = 1024
-
-_ROW_NBYTES = 16
 
 
 def bind_sum(
@@ -140,7 +124,7 @@ def bind_sum(
         tells: matmul_all_reduce: members meet in front of the sums, and say where their outputs are; else a launch
             before has done so.
     """
-    team, along = host.team, request.options["bias"]
+    team = host.team
     two_shot = request.op == "matmul_all_reduce"
     on_cpu = request.target.type is DeviceType.CPU
     total = request.m if two_shot else request.m // team.size
@@ -155,33 +139,23 @@ def bind_sum(
         programs = programs_for(request, host, tiles, meeting=two_shot)
     else:
         programs = min(tiles, request.options["config"].get("num_sms", tiles))
-    names: tuple[str, ...] = ("out",) if along == "none" else ("out", "bias")
-    arguments = {
+    arguments = meeting_arguments(team) | {
         "slots": slots,
-        "control": team.control.tensor.view(torch.int64),
-        "bases": team.bases,
-        "me": team.rank,
-        "rank": team.world_rank,
         "rows": min(rows_each, total - first),
         "n": request.n,
         "rows_each": rows_each,
         "first": first,
         "out_down": out_stride[0],
         "out_right": out_stride[1],
-        "bias_step": 0 if request.bias_stride is None else request.bias_stride[along == "columns"],
+        "bias_step": bias_step_of(request),
         "tiles_n": tiles_n,
-        "timeout_ns": team.timeout_ns,
-        "status": team.status_ptr,
-        "SIZE": team.size,
         "FORM": "two_shot" if two_shot else "rows",
         "TELLS": tells,
-        "BIAS": along,
-        "SLOTS_WIDE": request.n * item % _ROW_NBYTES == 0,
-        "OUT_WIDE": request.aligned[2] and out_stride[1] == 1 and out_stride[0] * item % _ROW_NBYTES == 0,
+        "BIAS": request.options["bias"],
+        "SLOTS_WIDE": request.n * item % ROW_NBYTES == 0,
+        "OUT_WIDE": request.aligned[2] and out_stride[1] == 1 and out_stride[0] * item % ROW_NBYTES == 0,
         "BM": down,
         "BN": columns,
     }
-    if along == "none":
-        arguments["bias"] = None
     options = {} if on_cpu else {"num_warps": _WARPS[request.target.type]}
-    return BoundKernel(sum_slots, programs, arguments, names, team.device, options)
+    return BoundKernel(sum_slots, programs, arguments, per_call(request, arguments, "out"), team.device, options)

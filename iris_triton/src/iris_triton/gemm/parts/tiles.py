@@ -4,18 +4,15 @@
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.parts.barrier import members_of, tell, told, told_second
+from iris_triton.collectives.parts.barrier import last_epoch, meet, row_of, tell_all, told, told_second
 from iris_triton.collectives.parts.elements import item_nbytes
-
-ROW_NBYTES = tl.constexpr(16)
-"""Rows that peers work on begin at multiples of it."""
 
 
 @triton.jit
 def wide(pointer, ALIGNED: tl.constexpr):
     """A pointer that the compiler knows to be a multiple of 16 bytes, if it is one."""
     if ALIGNED:  # made anew from numbers, for inlining drops what is promised of an argument
-        return tl.multiple_of(pointer.to(tl.int64).to(pointer.dtype), ROW_NBYTES)
+        return tl.multiple_of(pointer.to(tl.int64).to(pointer.dtype), 16)
     else:
         return pointer
 
@@ -138,19 +135,38 @@ def dense_tile(BM: tl.constexpr, BN: tl.constexpr):
 PER_CALL = ("out", "a", "b", "bias")
 """Arguments that may lie anywhere."""
 
-RUNTIME = ("me", "rank", "timeout_ns", "status")
+RUNTIME = ("me", "rank", "per_owner", "timeout_ns", "status")
 """Arguments for whose values kernels are not compiled anew."""
 
 
 @triton.jit
-def _announce(row, bases, me, matrix, down, SIZE: tl.constexpr):
+def announce(row, bases, me, matrix, down, SIZE: tl.constexpr):
     """Tell the members where a matrix of this rank lies, and how far its rows are apart."""
-    nothing = members_of(SIZE).to(tl.int64) * 0
-    tell(row, bases, me, nothing + (matrix.to(tl.int64) - tl.load(bases + me)), nothing + down, SIZE)
+    tell_all(row, bases, me, matrix.to(tl.int64) - tl.load(bases + me), down, SIZE)
 
 
 @triton.jit
-def _announced(row, bases, peer, like, SIZE: tl.constexpr):
+def announce_and_meet(control, bases, me, matrix, down, timeout_ns, status, rank, SIZE: tl.constexpr):
+    """Begin a call: as `announce`, and meet; returns this program's row, and the epoch of the meeting."""
+    row = row_of(control, SIZE)
+    epoch = last_epoch(row, SIZE) + 1
+    announce(row, bases, me, matrix, down, SIZE)
+    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    return row, epoch
+
+
+@triton.jit
+def announced(row, bases, peer, like, SIZE: tl.constexpr):
     """(pointer, stride of rows) of what a member has announced."""
     theirs = (tl.load(bases + peer) + told(row, peer, SIZE)).to(like.dtype)
     return tl.multiple_of(theirs, 16), whole_rows(told_second(row, peer, SIZE), like)
+
+
+@triton.jit
+def store_to_all(
+    row, bases, me, like, values, first, column, rows, columns, SIZE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    """Store a tile to its place in the matrices that all members have announced, the own one last; see `store_tile`."""
+    for i in range(SIZE):
+        theirs, stride = announced(row, bases, (me + 1 + i) % SIZE, like, SIZE)
+        store_tile(theirs, values, first, column, rows, columns, stride, 1, BM, BN)
