@@ -312,6 +312,20 @@ def test_what_is_forbidden_is_broken(monkeypatch, call, subject):
     assert "Operation not permitted; a seccomp profile" in finding.text
 
 
+def test_a_descriptor_that_does_not_arrive_is_broken(monkeypatch):
+    monkeypatch.setattr("socket.send_fds", lambda sock, buffers, fds: sock.send(buffers[0]))
+    finding = by_subject(doctor.examine_host())["descriptors"]
+    assert finding.verdict is Verdict.BROKEN
+    assert "did not arrive" in finding.text
+
+
+def test_another_system_is_broken(monkeypatch):
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    found = by_subject(doctor.examine_host())
+    assert list(found) == ["python", "platform"]
+    assert found["platform"].verdict is Verdict.BROKEN
+
+
 # -- which self-tests there are ---------------------------------------------------------------------------------------
 @pytest.fixture
 def registry(site):

@@ -144,11 +144,13 @@ def read_survey(records: Iterable[dict[str, Any]], problem: str) -> tuple[dict[s
 # -- the machine and the installation ---------------------------------------------------------------------------------
 def examine_host() -> list[Finding]:
     """Say what Iris runs on, and try what processes need in order to share memory."""
+    python = Finding("python", Verdict.OK, f"{platform.python_version()} at {sys.executable}")
+    if platform.system() != "Linux":
+        return [python, Finding("platform", Verdict.BROKEN, f"{platform.platform()}: Iris needs Linux")]
     nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    linux = platform.system() == "Linux"
     return [
-        Finding("python", Verdict.OK, f"{platform.python_version()} at {sys.executable}"),
-        Finding("platform", Verdict.OK if linux else Verdict.BROKEN, f"{platform.platform()} (Iris needs Linux)"),
+        python,
+        Finding("platform", Verdict.OK, platform.platform()),
         Finding("CPUs", Verdict.OK, f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}"),
         Finding("memory", Verdict.OK, f"{nbytes / (1 << 30):.1f} GiB", {"nbytes": nbytes}),
         _sharing(),
@@ -167,8 +169,10 @@ def _sharing() -> Finding:
     with os.fdopen(memory), one, other:
         try:
             socket.send_fds(one, [b"x"], [memory])
-            for received in socket.recv_fds(other, 1, 1)[1]:
-                os.close(received)
+            received = socket.recv_fds(other, 1, 1)[1]
+            if not received:  # some policies take it out of the message
+                raise OSError(0, "it did not arrive")
+            os.close(received[0])
         except OSError as error:
             text = f"cannot be sent between processes, as 'host' and 'vmem' do: {error.strerror}{forbidden}"
             return Finding("descriptors", Verdict.BROKEN, text)
@@ -343,13 +347,7 @@ def _pairs(ranks: int) -> list[tuple[int, int]]:
 def plan(registry: Registry, gpus: int, hip: bool) -> list[SelfTest]:
     """Return the self-tests for this machine: every usable allocator is in one, and every usable backend.
 
-    With two GPUs or more they run on GPUs, a rank on each; with one, on that GPU alone and on CPU ranks; without any,
-    on CPU ranks.
-
-    Args:
-        registry: the plugins.
-        gpus: number of GPUs.
-        hip: whether they are AMD's.
+    With two GPUs or more (AMD's if `hip`) they run there, a rank on each; with fewer on CPU ranks, and on the one GPU.
     """
     from iris_core.registry.select import select
     from iris_core.settings import IrisSettings
