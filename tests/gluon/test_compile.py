@@ -3,7 +3,6 @@
 import re
 
 import gluon_kernels
-import gluon_programs
 import pytest
 import torch
 from jobs_sync import BLOCK
@@ -17,7 +16,6 @@ from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 CASES = {case.name: case for case in compile_cases()}
 KINDS = {"cuda": DeviceType.CUDA, "hip": DeviceType.HIP}
 INT32, INT64 = torch.int32, torch.int64
-FUNCTIONS = {name: getattr(language, name) for name in language.__all__}
 
 
 @pytest.mark.parametrize(
@@ -43,8 +41,6 @@ def test_methods_are_the_device_functions():
     assert methods >= set(language.__all__) | {"initialize"}
 
 
-SENT = (INT32, INT32, INT32, INT64, 3, 3, INT64, INT64)
-
 # What the tests launch on GPUs compiles for those, so that no time there is lost with that.
 LAUNCHED = {
     "ring": (gluon_kernels.ring, (INT32, INT64, INT32, INT64, 1, 4, 5, "store"), {"BLOCK": BLOCK}),
@@ -60,42 +56,6 @@ LAUNCHED = {
     "nothing": (gluon_kernels.wait_for_nothing, (INT64, INT64, 0, 2), {}),
     "hammer": (gluon_kernels.hammer, (torch.bfloat16, INT64, 0, 2, 8), {}),
     "lock": (gluon_kernels.locked_increment, (INT32, INT32, INT64, 0, 2, 8), {}),
-    "kit ring": (
-        gluon_programs._ring,
-        (*(FUNCTIONS[name] for name in ("put", "signal", "wait")), INT32, INT32, INT32, INT64, 3, 1003, 0, 1, INT64, 9),
-        {},
-    ),
-    "kit all_to_all": (gluon_programs._all_to_all, (FUNCTIONS["store"], INT32, INT32, 1003, 1, INT64), {}),
-    "kit move": (
-        gluon_programs._move,
-        (FUNCTIONS["copy"], IrisDeviceCtx, "copy", INT32, INT32, INT32, 7, INT64, INT64, 0, 1, 1),
-        {"masked": True, "LANES": 64, "W": 2},
-    ),
-    "kit change": (
-        gluon_programs._change,
-        (FUNCTIONS["atomic_cas"], None, "atomic_cas", *(INT64,) * 7, 0, 1),
-        {"masked": False, "sem": None, "scope": None, "LANES": 16, "W": 2},
-    ),
-    "kit contend": (
-        gluon_programs._contend,
-        (FUNCTIONS["atomic_add"], IrisDeviceCtx, "atomic_add", *(INT64,) * 6, 0),
-        {"W": 2},
-    ),
-    "kit send": (
-        gluon_programs._send,
-        (FUNCTIONS["put_signal"], FUNCTIONS["wait"], None, "put_signal", "add", *SENT, 0, 1, 10**9),
-        {"LANES": 64, "W": 2},
-    ),
-    "kit await": (
-        gluon_programs._await_flag,
-        (FUNCTIONS["signal"], FUNCTIONS["wait"], IrisDeviceCtx, "lt", INT64, 3, 3, INT64, INT64, INT64, 0, 1, 10**9),
-        {"W": 2},
-    ),
-    "kit meet": (
-        gluon_programs._meet,
-        (FUNCTIONS["store"], FUNCTIONS["barrier"], None, *(INT64,) * 3, 7, INT64, INT64, 1, 10**9, True, 0, 1, 3),
-        {"W": 3, "LANES": 4},
-    ),
 }
 
 

@@ -14,7 +14,6 @@ class OnOurRanks(StackConformance):
     """The suites make rank processes of their own; those of the other tests are there already."""
 
     backend = "gluon"
-    programs = "gluon_programs"
 
     @pytest.fixture
     def pool(self, pool):

@@ -1,38 +1,28 @@
 """The stack suite's own kernels, in Triton and in Gluon, compile for GPUs, where they cannot run here."""
 
-import importlib.util
-import pathlib
-import sys
-
 import pytest
 import torch
 
 import iris_gluon.language
 import iris_triton.language
-from iris_core.testing.conformance import device_functions, triton_programs
+from iris_core.testing.conformance import device_functions
 from iris_gluon import IrisDeviceCtx
 from iris_triton import DeviceContext
+from iris_triton.testing import kit_programs as programs
 from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
+from iris_triton.testing.languages import in_gluon
 
 INT32, INT64 = torch.int32, torch.int64
 NS = 10**9
 
 
-def load_gluon_programs():
-    path = pathlib.Path(__file__).parents[1] / "gluon" / "gluon_programs.py"
-    spec = importlib.util.spec_from_file_location("gluon_programs", path)
-    module = sys.modules.setdefault("gluon_programs", importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
-
-
 DIALECTS = {
-    "triton": (triton_programs, iris_triton.language, DeviceContext),
-    "gluon": (load_gluon_programs(), iris_gluon.language, IrisDeviceCtx),
+    "triton": (iris_triton.language, DeviceContext),
+    "gluon": (iris_gluon.language, IrisDeviceCtx),
 }
 
 
-def launches(programs, language, context):
+def launches(language, context):
     """(kernel, arguments, keyword arguments) of each program, with a context for methods or None for functions."""
     put, signal, wait, store = language.put, language.signal, language.wait, language.store
     if context is None:
@@ -69,10 +59,11 @@ def launches(programs, language, context):
 @pytest.mark.parametrize("form", device_functions.FORMS)
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_all_compile(dialect, form, target, some):
-    programs, language, context = DIALECTS[dialect]
-    cases = list(launches(programs, language, context if form == "method" else None))
+    language, context = DIALECTS[dialect]
+    cases = list(launches(language, context if form == "method" else None))
     assert len(cases) > 35
     # each combination takes other ones; together all kernels
     start = list(TARGETS).index(target) + 3 * (device_functions.FORMS.index(form) + (dialect == "gluon"))
     for kernel, args, kwargs in some(cases, 8, start):
+        kernel = in_gluon(kernel) if dialect == "gluon" else kernel
         assert "global" in assembly(compile_for(kernel, args, kwargs, target))

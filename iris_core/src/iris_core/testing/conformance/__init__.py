@@ -6,9 +6,8 @@
     collective  a collective: what it says of itself, and calls of every kind on several ranks
     stack       an allocator and a backend together: kernels on several ranks, on the CPU and on GPUs
 
-    jobs, oracle, signatures, triton_programs
-                what runs on ranks; reading and writing memory without the code under test; comparing signatures;
-                the kernels of the stack suite for backends of Triton
+    jobs, oracle, signatures
+                what runs on ranks; reading and writing memory without the code under test; comparing signatures
     device_functions, device_jobs
                 what the stack suite calls each device function with, and what must come of it; what it runs on ranks
     collective_cases, collective_jobs

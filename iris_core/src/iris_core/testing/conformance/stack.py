@@ -215,7 +215,7 @@ class StackConformance:
 
     allocator: ClassVar[str]
     backend: ClassVar[str]
-    programs: ClassVar[str] = "iris_core.testing.conformance.triton_programs"
+    programs: ClassVar[str] = "iris_triton.testing.kit_programs"
     num_ranks: ClassVar[int] = 3
     numel: ClassVar[int] = 1003
     timeout_s: ClassVar[float] = 20.0
