@@ -137,8 +137,6 @@ def test_nothing_to_draw(tmp_path):
         plot(report(result()), tmp_path)
     with pytest.raises(BenchmarkError, match="nothing to draw against 'm'"):
         plot(report(*curve("a")), tmp_path, axis="m")
-    with pytest.raises(BenchmarkError, match="'gif' is no format"):
-        plot(report(*curve("a")), tmp_path, style="gif")
 
 
 def test_the_plot_command(tmp_path, capsys):

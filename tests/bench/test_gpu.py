@@ -10,6 +10,7 @@ import torch
 
 from iris_core import bench
 from iris_core.bench import timers
+from iris_core.bench.state import Provider
 
 CYCLES, MOST_HZ = 2_000_000, 4e9  # about a millisecond
 CALLS = 5
@@ -34,7 +35,7 @@ def test_device_time(timer):
         calls.append(1)
         spin()
 
-    batch = timers.Batch(timer, call, warmup=1, align=align, graph_calls=CALLS)
+    batch = timers.Batch(Provider("a", timer, call), 1, align, graph_calls=CALLS)
     assert batch.calls_per_unit == (CALLS if timer == "graph" else 1)
     batch.once()
     calls.clear()
@@ -49,7 +50,7 @@ def test_device_time(timer):
 @pytest.mark.gpu
 def test_a_replay_runs_the_calls_that_were_captured():
     x = torch.zeros((), device="cuda")
-    batch = timers.Batch("graph", lambda: x.add_(1), warmup=1, align=align, graph_calls=CALLS)
+    batch = timers.Batch(Provider("a", "graph", lambda: x.add_(1)), 1, align, graph_calls=CALLS)
     assert x.item() == 0  # capturing runs nothing
     batch.once()
     assert x.item() == CALLS
@@ -62,7 +63,7 @@ def test_a_replay_runs_the_calls_that_were_captured():
 def test_an_idle_rank_joins_the_alignment_only():
     joined = []
     for timer in timers.GPU_TIMERS:
-        batch = timers.Batch(timer, None, warmup=1, align=lambda: joined.append(1), graph_calls=CALLS)
+        batch = timers.Batch(Provider("a", timer), 1, lambda: joined.append(1), graph_calls=CALLS)
         batch.once()
         assert batch.time(5) == 0
     assert len(joined) == 2

@@ -4,6 +4,7 @@ import pytest
 
 from iris_core import bench
 from iris_core.bench import runner, timers
+from iris_core.bench.state import Provider
 
 from .fakes import FakeGPU, PretendedWorld
 
@@ -20,7 +21,7 @@ def test_only_the_calls_behind_the_alignment_are_timed(gpu, timer, warm, timed):
     def align():
         gpu.log.append(gpu.launches)
 
-    batch = timers.Batch(timer, lambda: gpu.launch(SECONDS), warmup=2, align=align, graph_calls=5)
+    batch = timers.Batch(Provider("a", timer, lambda: gpu.launch(SECONDS)), 2, align, graph_calls=5)
     before = gpu.launches
     assert before == 0  # capturing runs nothing
     assert batch.time(4) == pytest.approx(SECONDS)  # the pause of the device is not part of it
@@ -32,7 +33,7 @@ def test_only_the_calls_behind_the_alignment_are_timed(gpu, timer, warm, timed):
 def test_an_idle_rank_aligns_with_gpu_timers_only():
     aligned = []
     for timer in ("events", "graph", "cpu", "reported"):
-        batch = timers.Batch(timer, None, warmup=1, align=lambda: aligned.append(1), graph_calls=5)
+        batch = timers.Batch(Provider("a", timer), 1, lambda: aligned.append(1), graph_calls=5)
         batch.once()
         assert batch.time(3) == 0
         batch.close()

@@ -29,7 +29,7 @@ FLOORS = (
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
     "iris_core/*.py": 2730,
-    "iris_core/bench": 2155,
+    "iris_core/bench": 2019,
     "iris_core/ccl": 444,
     "iris_core/cli": 1564,
     "iris_core/device": 1596,

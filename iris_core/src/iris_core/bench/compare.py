@@ -14,13 +14,7 @@ VERDICTS = ("slower", "wrong", "gone", "faster", "same", "new")
 
 @dataclass(frozen=True)
 class Change:
-    """A provider at a point, in two reports.
-
-    Attributes:
-        result: the new one, or the old one where there is no new one.
-        verdict: one of VERDICTS.
-        old_us, new_us: times in microseconds; None where there is none.
-    """
+    """A provider at a point, in two reports: its new result (the old one where it is gone), and both times."""
 
     result: Result
     verdict: str
@@ -42,15 +36,7 @@ def compare(old: Report, new: Report, tolerance: float) -> list[Change]:
     """Compare what both reports have measured.
 
     A result counts as slower (faster) if its median is outside the tolerance and outside what its own rounds vary by:
-    its fastest (slowest) round must be slower (faster) than the old median, too.
-
-    Args:
-        old: what one measures against.
-        new: what one measured.
-        tolerance: 0.05 for 5 %.
-
-    Returns:
-        One change for each provider and point of either, those of the new report first, in its order.
+    its fastest (slowest) round must be slower (faster) than the old median, too.  A tolerance of 0.05 is 5 %.
     """
     before = {_key(each): each for each in old.results if each.provider}
     changes = []

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from iris_core.bench.results import Report, Result
 
-FORMATS = ("png", "svg")
 _PANELS = {
     "time_us": "time (us)",
     "bus_gb_per_s": "bus bandwidth (GB/s)",
@@ -26,25 +25,14 @@ _PANELS = {
 def plot(report: Report, folder: str | pathlib.Path, *, axis: str = "", style: str = "png") -> list[pathlib.Path]:
     """Draw a report: a file for each benchmark, number of ranks, and point of the other axes.
 
-    Args:
-        report: the results.
-        folder: for the files; it is made.
-        axis: what to draw against; by default the first axis that has several numbers.
-        style: one of FORMATS.
-
-    Returns:
-        The files.
-
-    Raises:
-        BenchmarkError: matplotlib is not installed, or there is nothing to draw.
+    Results are drawn against `axis`, by default the first one that has several numbers; `style` is a format that
+    matplotlib writes.  Without matplotlib, or with nothing to draw, it is a `BenchmarkError`.
     """
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise BenchmarkError("plots need matplotlib: pip install 'iris-core[plot]'") from None
-    if style not in FORMATS:
-        raise BenchmarkError(f"{style!r} is no format of plots; there are {', '.join(FORMATS)}")
     where = report.machine.get("gpu") if report.run.get("device") == "cuda" else report.machine.get("cpu")
     files = []
     for (benchmark, num_ranks, against, *others), results in _pictures(report, axis).items():

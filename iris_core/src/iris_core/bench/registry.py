@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import itertools
@@ -125,12 +126,8 @@ class Benchmark:
 def axis(name: str, values: Iterable[Any] | Callable[[RunOptions], Iterable[Any]]) -> Callable[[F], F]:
     """Give a benchmark a parameter, which it reads as state[name]; stands below `@register`.
 
-    Args:
-        name: of the parameter.
-        values: its values, or a function of the `RunOptions` that returns them.
-
-    Raises:
-        BenchmarkError: the name is not one, reserved or used twice, there are no values, or `@register` is below.
+    Its values are a list, or a function of the `RunOptions` that returns them.  A name that is none, reserved or used
+    twice, and an axis without values, or above `@register`, are a `BenchmarkError`.
     """
     if not name.isidentifier():
         raise BenchmarkError(f"axis {name!r}: the name must be usable as a name in Python")
@@ -192,14 +189,10 @@ def register(
 
 
 def registered(*, source: str | None = None, pattern: str = "") -> list[Benchmark]:
-    """Return benchmarks in the order of their registration.
+    """Return benchmarks in the order of their registration; only those of the file `source`, where it is given.
 
-    Args:
-        source: only those of this file.
-        pattern: regular expression that is searched in the names; without one, those that run by default.
-
-    Raises:
-        BenchmarkError: the pattern is not a regular expression, or none matches it.
+    They are those that run by default, or, with a pattern, all in whose names the regular expression is found; it is a
+    `BenchmarkError` if there are none.
     """
     home = None if source is None else pathlib.Path(source).resolve()
     here = [each for each in _registry.values() if home is None or pathlib.Path(each.source).resolve() == home]
@@ -230,8 +223,7 @@ def matrices() -> dict[str, tuple[str, ...]]:
 def load(path: str) -> None:
     """Import a file of benchmarks, unless this process has done so; its folder becomes importable, as for a script.
 
-    Raises:
-        BenchmarkError: there is no such file, or importing it raised.
+    A file that does not exist, or cannot be imported, is a `BenchmarkError`.
     """
     file = pathlib.Path(path).resolve()
     if any(pathlib.Path(each.source).resolve() == file for each in _registry.values()):
@@ -298,19 +290,17 @@ def parse_axis(text: str, powers: Callable[[int, int], list[int]] = power_of_two
     name, _, values = text.partition("=")
     if not name.isidentifier() or not values:
         raise BenchmarkError(f"{text!r} is no axis: say NAME=VALUES, such as nbytes=1024,4096")
-    if re.fullmatch(r"pow2:\d+:\d+", values):
-        return name, powers(*map(int, values.split(":")[1:]))
-    if re.fullmatch(r"lin:-?\d+:-?\d+:\d+", values):
-        return name, linear_range(*map(int, values.split(":")[1:]))
+    if found := re.fullmatch(r"pow2:(\d+):(\d+)|lin:(-?\d+):(-?\d+):(\d+)", values):
+        bounds = [int(each) for each in found.groups() if each is not None]
+        return name, powers(*bounds) if len(bounds) == 2 else linear_range(*bounds)
     if values.startswith(("pow2:", "lin:")):
         raise BenchmarkError(f"{text!r}: say pow2:FIRST:LAST or lin:FIRST:LAST:STEP, in whole numbers")
     return name, [_number(each) for each in values.split(",")]
 
 
 def _number(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        return float(text)
     return text

@@ -165,11 +165,7 @@ class Report:
 
     @classmethod
     def read(cls, path: str | pathlib.Path) -> Report:
-        """Read a file that `write` has written as JSON.
-
-        Raises:
-            BenchmarkError: it cannot be read, or is no report, or one of another schema.
-        """
+        """Read a file that `write` has written as JSON; a `BenchmarkError` if it is damaged, or of another schema."""
         try:
             found = read_document(pathlib.Path(path), _DOCUMENT)
         except ValueError as error:
@@ -177,11 +173,7 @@ class Report:
         return cls(found.name, found.machine, found.run, found.results)
 
     def write(self, path: str | pathlib.Path) -> pathlib.Path:
-        """Write the report as JSON, or as CSV if the name ends in .csv; folders are made as needed.
-
-        Returns:
-            The file.
-        """
+        """Write the report as JSON, or as CSV if the name ends in .csv, and return the file; folders are made."""
         file = pathlib.Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(self.to_csv() if file.suffix == ".csv" else self.to_json())

@@ -33,16 +33,9 @@ MAX_UNITS = 100_000
 
 @dataclass
 class Measured:
-    """What all ranks have found out about one provider.
+    """What all ranks have found out about one provider; where there is an error, the times do not count."""
 
-    Attributes:
-        times: seconds of one operation on every rank in every round; empty for a rank that takes no part.
-        calls: calls that were timed together.
-        verified: whether a check passed.
-        error: what was wrong with the data; then the times do not count.
-    """
-
-    times: list[list[float]] = field(default_factory=list)
+    times: list[list[float]] = field(default_factory=list)  # of one operation, in s; empty for a rank without a part
     calls: int = 0
     verified: bool = False
     error: str = ""
@@ -59,25 +52,16 @@ class _Candidate:
     times: list[float] = field(default_factory=list)
     error: str = ""
 
-    @property
-    def on_gpu(self) -> bool:
-        return self.provider.timer in GPU_TIMERS
-
-    @property
-    def reports(self) -> bool:
-        """Whether a call says how long it took: it may take seconds, and is not called only to see how many."""
-        return self.provider.timer == "reported"
+    def __post_init__(self) -> None:
+        self.on_gpu = self.provider.timer in GPU_TIMERS
+        self.reports = self.provider.timer == "reported"  # it may take seconds: no call only to see how many
 
 
 class Runner:
     """Measures benchmarks on this rank.
 
-    Collective: every rank of the world makes one and calls `point` with the same benchmarks and parameters.
-
-    Args:
-        world: the ranks, for exchanges.
-        ctx: the open context that benchmarks get; None for benchmarks without ranks.
-        options: of the run.
+    Collective: every rank of the world makes one and calls `point` with the same benchmarks and parameters.  `ctx` is
+    what the benchmarks get; None for those without ranks.
     """
 
     def __init__(self, world: World, ctx: Iris | None, options: RunOptions) -> None:
@@ -90,11 +74,8 @@ class Runner:
     def point(self, benchmark: Benchmark, params: Mapping[str, Any]) -> list[Result]:
         """Measure all providers of a benchmark at one point of its axes.
 
-        Returns:
-            One result for each provider, the same on every rank but for counters, which are the rank's own.
-
-        Raises:
-            BenchmarkError: the declaration is wrong, or differs between ranks.
+        The results, one for each provider, are the same on every rank but for counters, which are the rank's own.
+        A declaration that is wrong, or differs between ranks, is a `BenchmarkError`.
         """
         num_ranks = 0 if self._ctx is None else self._world.world_size
         state = State(benchmark.name, params, on_gpu=self._on_gpu, rounds=self._options.rounds)
@@ -156,26 +137,22 @@ class Runner:
             call, before = each.provider.call, each.provider.before
             if call is not None and before is not None:
                 barrier = functools.partial(self._finish, each)
-                each.batch = SingleCalls(call, barrier, before, warmup=state.warmup, on_gpu=each.on_gpu)
+                each.batch = SingleCalls(call, barrier, before, each.on_gpu, state.warmup)
                 call = each.batch.once
             for _ in range(2):
                 self._prepare(each)
                 start = time.perf_counter()
                 if call is not None:
                     call()
-                self._wait_for_device(each)
+                if each.on_gpu:
+                    synchronize()
                 each.seconds = time.perf_counter() - start
                 self._world.barrier()
         self._agree_on_seconds(candidates)
         for each in candidates:
             fitting = math.ceil(self._batch_s / each.seconds) if each.seconds else 1
-            each.batch = each.batch or Batch(
-                each.provider.timer,
-                each.provider.call,
-                warmup=state.warmup,
-                align=self._align,
-                graph_calls=min(MAX_GRAPH_CALLS, state.repeat or fitting),
-            )
+            calls = min(MAX_GRAPH_CALLS, state.repeat or fitting)
+            each.batch = each.batch or Batch(each.provider, state.warmup, self._align, graph_calls=calls)
 
     def _verify(self, candidates: list[_Candidate], state: State) -> None:
         """Run each provider as it will be timed, check its data on all ranks, and choose the size of its batch."""
@@ -235,12 +212,9 @@ class Runner:
 
     def _finish(self, each: _Candidate) -> None:
         """Wait for this rank's device, then for the other ranks."""
-        self._wait_for_device(each)
-        self._world.barrier()
-
-    def _wait_for_device(self, each: _Candidate) -> None:
         if each.on_gpu:
             synchronize()
+        self._world.barrier()
 
     def _check(self, each: _Candidate) -> None:
         """Note what is wrong with the data on this rank."""
@@ -253,16 +227,15 @@ class Runner:
 
     def _agree_on_errors(self, candidates: list[_Candidate]) -> None:
         everyone = self._world.all_gather_object([each.error for each in candidates])
-        for index, each in enumerate(candidates):
-            wrong = [(rank, texts[index]) for rank, texts in enumerate(everyone) if texts[index]]
-            if len(everyone) > 1 and wrong:
-                rank, text = wrong[0]
+        for each, texts in zip(candidates, zip(*everyone, strict=True), strict=True):
+            rank, text = next(((rank, text) for rank, text in enumerate(texts) if text), (0, ""))
+            if len(everyone) > 1 and text:
                 each.error = text if text.startswith("rank ") else f"rank {rank}: {text}"
 
     def _agree_on_seconds(self, candidates: list[_Candidate]) -> None:
         everyone = self._world.all_gather_object([each.seconds for each in candidates])
-        for index, each in enumerate(candidates):
-            each.seconds = max(ranks[index] for ranks in everyone)
+        for each, seconds in zip(candidates, zip(*everyone, strict=True), strict=True):
+            each.seconds = max(seconds)
 
     def _align(self) -> None:
         """Put a barrier of the devices on the stream: behind it they go on within microseconds of each other."""
@@ -271,20 +244,8 @@ class Runner:
 
 
 # -- from times to results --------------------------------------------------------------------------------------------
-def summarize(
-    state: State, measured: Mapping[str, Measured], num_ranks: int, counters: Mapping[str, float]
-) -> list[Result]:
-    """Make the results of one point.
-
-    Args:
-        state: what was declared.
-        measured: by provider; those that were skipped are absent.
-        num_ranks: number of ranks, 0 without ranks.
-        counters: further numbers.
-
-    Raises:
-        BenchmarkError: no rank took part in a provider.
-    """
+def summarize(state: State, measured: Mapping[str, Measured], num_ranks: int, counters: Any) -> list[Result]:
+    """Make the results of one point; `measured` is by provider, without those that were skipped."""
     rounds = {name: _slowest(each.times) for name, each in measured.items() if not each.error}
     results = []
     for provider in state.providers.values():

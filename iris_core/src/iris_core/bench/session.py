@@ -26,15 +26,7 @@ def run(benchmarks: Iterable[Benchmark], options: RunOptions, *, name: str = "be
     """Run benchmarks and return their results.
 
     Those without ranks run in this process.  For the others `options.num_ranks` processes are started, which open one
-    context and go through all of them.
-
-    Args:
-        benchmarks: what to run.
-        options: how.
-        name: of the report.
-
-    Returns:
-        The report; a provider whose data was wrong has an error there instead of numbers.
+    context and go through all of them.  A provider whose data was wrong has an error in the report instead of numbers.
 
     Raises:
         BenchmarkError: a benchmark is declared wrongly, or the options name an axis that none has.
@@ -88,15 +80,8 @@ def run_on_this_rank(
 ) -> tuple[dict[str, list[Result]], dict[str, Any]]:
     """Run benchmarks with ranks, as one of them.
 
-    Collective: every rank of the world calls it with the same arguments.
-
-    Args:
-        names: of the benchmarks.
-        sources: their files, which are imported here if they have not been.
-        options: how to run.
-
-    Returns:
-        (results by benchmark, facts about the run: plugins, device, clocks).
+    Collective: every rank of the world calls it with the same arguments, names of benchmarks and their files.  Returns
+    results by benchmark, and facts about the run: plugins, device, clocks.
     """
     from iris_core.world import connect
 
@@ -108,9 +93,8 @@ def run_on_this_rank(
     try:
         for source in sources:
             load(source)
-        with opened(
-            options.heap_size, allocator=options.allocator, backend=options.backend, device=options.device
-        ) as ctx:
+        chosen: dict[str, Any] = {"allocator": options.allocator, "backend": options.backend, "device": options.device}
+        with opened(options.heap_size, **chosen) as ctx:
             world = connect(None, ctx.settings.barrier_timeout)
             try:
                 facts: dict[str, Any] = {**ctx.plugin_names, "device": ctx.device.partition(":")[0]}

@@ -40,6 +40,7 @@ class State:
     """One point of a benchmark: read the axes, say how much work a call is, declare the providers.
 
     Nothing is measured before the benchmark function has returned: then all providers are there, and are taken in turn.
+    Numbers out of range, and names that are taken or unknown, are a `BenchmarkError`.
     """
 
     def __init__(self, benchmark: str, params: Mapping[str, Any], *, on_gpu: bool, rounds: int) -> None:
@@ -115,9 +116,6 @@ class State:
                 "events": events of the GPU around eager calls (default on GPUs).
                 "graph": events around replays of a CUDA graph that holds the calls.
                 "reported": each call returns the seconds that it took.
-
-        Raises:
-            BenchmarkError: there is no such timer, or it needs a GPU and this rank has none.
         """
         if timer not in TIMERS:
             raise BenchmarkError(f"no timer is called {timer!r}; there are: {', '.join(TIMERS)}")
@@ -167,11 +165,9 @@ class State:
             fn: one call.
             preamble_fn: untimed preparation of every call, also of those that warm up.  It is called on every rank
                 when the last call is over on all of them, and the next call begins when all have done it.  Calls are
-                then timed one by one, with cold caches, as `do_bench` does; without a preamble, many together.
+                then timed one by one, with cold caches, as `do_bench` does (timers "cpu" and "events"); without a
+                preamble, many together.
             check: as `check` of `provider`.
-
-        Raises:
-            BenchmarkError: there is a preamble, and the timer is "graph" or "reported".
         """
         if preamble_fn is not None and self._timer not in ("cpu", "events"):
             raise BenchmarkError(f"timer {self._timer!r} takes many calls together: a preamble_fn needs cpu or events")
@@ -188,13 +184,9 @@ class State:
     def target(
         self, provider: str, metric: str, *, at_least: float | None = None, at_most: float | None = None
     ) -> None:
-        """Say what a result should reach; the results say whether it did.
+        """Say what a provider's result should reach, by one of two bounds; the results say whether it did.
 
-        Args:
-            provider: name of a provider of this point.
-            metric: "time_us", "gb_per_s", "bus_gb_per_s", "tflop_per_s", "ratio", "ratio_to_best_peer" or "skew_pct".
-            at_least: lower bound, or
-            at_most: upper bound; exactly one of the two.
+        The metric is "time_us", "gb_per_s", "bus_gb_per_s", "tflop_per_s", "ratio", "ratio_to_best_peer" or "skew_pct".
         """
         self.targets.setdefault(provider, []).append(Target.make(metric, at_least=at_least, at_most=at_most))
 

@@ -86,11 +86,7 @@ class Suite:
         return finish(report, out=args.out or own, enforce=args.enforce, style=args.format)
 
     def options(self, args: argparse.Namespace) -> list[RunOptions]:
-        """Return how to run, once for each number of ranks.
-
-        Raises:
-            BenchmarkError: a value is out of range, or this machine has too few GPUs.
-        """
+        """Return how to run, once for each number of ranks; a `BenchmarkError` if this machine has too few GPUs."""
         device = args.device or self.device
         on_cpu = device == "cpu"
         return [
@@ -133,13 +129,7 @@ class Suite:
 
 
 def suite(name: str, about: str | None, *, source: str, **fields: Any) -> Suite:
-    """Declare what this file of benchmarks runs on; see `Suite`.
-
-    Args:
-        name: of the report.
-        about: `__doc__`.
-        source: `__file__`.
-        **fields: other attributes of `Suite`.
+    """Declare what this file of benchmarks runs on; `about` is its `__doc__`, the fields are others of `Suite`.
 
     Example:
         SUITE = bench.suite("copy", __doc__, source=__file__, device="cuda", min_ranks=2)
@@ -177,16 +167,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def finish(report: Report, *, out: str = "", enforce: bool = False, style: str = "console") -> int:
-    """Print a report, write it to a file, and return the exit status.
-
-    Args:
-        report: the results.
-        out: file of the JSON (CSV if it ends in .csv); empty writes none.
-        enforce: whether a missed target counts as failure.
-        style: what is printed: "console", "json" or "csv".
+    """Print a report as "console", "json" or "csv", write it to the file `out` (as CSV if it ends in .csv).
 
     Returns:
-        1 if a provider's data was wrong, or, with `enforce`, a target was missed or could not be measured; else 0.
+        The exit status: 1 if data was wrong, or, with `enforce`, a target was missed or could not be measured; else 0.
     """
     if style == "console":
         show(report, matrices())

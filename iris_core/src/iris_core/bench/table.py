@@ -19,12 +19,7 @@ _NUMBERS = {
 
 
 def show(report: Report, matrices: Mapping[str, tuple[str, ...]]) -> None:
-    """Print a report.
-
-    Args:
-        report: the results.
-        matrices: two axes by benchmark; these are shown as matrices of GB/s (us where no bytes were set).
-    """
+    """Print a report; benchmarks with two axes in `matrices` as matrices of GB/s (us where no bytes were set)."""
     for name, group in itertools.groupby(report.results, lambda each: each.benchmark):
         results = list(group)
         if axes := matrices.get(name, ()):

@@ -11,6 +11,8 @@ from iris_core.errors import BenchmarkError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from iris_core.bench.state import Provider
+
     _Call = Callable[[], object]
 
 GPU_TIMERS = ("events", "graph")
@@ -34,19 +36,14 @@ _MODES: dict[str, Callable[[list[float]], Any]] = {
 
 
 class Batch:
-    """A provider's calls as they are timed.
+    """A provider's calls as they are timed; its call is None on a rank that takes no part, which still aligns its GPU.
 
-    A graph is captured here, so the call must have been made before: then its kernels are compiled.
-
-    Args:
-        timer: "cpu", "events", "graph" or "reported".
-        call: one call; None for a rank that takes no part, and on a GPU still joins the alignment.
-        warmup: calls before the timed ones.
-        align: puts a step on the stream behind which all ranks' devices go on together.
-        graph_calls: calls in a graph.
+    A graph is captured here, so the call must have been made before: then its kernels are compiled.  `align` puts a
+    step on the stream behind which all ranks' devices go on together.
     """
 
-    def __init__(self, timer: str, call: _Call | None, *, warmup: int, align: _Call, graph_calls: int) -> None:
+    def __init__(self, provider: Provider, warmup: int, align: _Call, *, graph_calls: int) -> None:
+        timer, call = provider.timer, provider.call
         self.calls_per_unit = graph_calls if timer == "graph" else 1
         self._call, self._warmup, self._align = call, warmup, align
         self._on_gpu = timer in GPU_TIMERS
@@ -86,19 +83,14 @@ class Batch:
 
 
 class SingleCalls:
-    """Calls that are timed one by one behind a preparation of their own, in place of a `Batch`.
+    """Calls that are timed one by one, in place of a `Batch`, each behind a barrier of the ranks and a preamble.
 
-    Args:
-        call: one call.
-        barrier: lets the ranks begin together.
-        preamble: untimed preparation of each call.
-        warmup: calls before those that `time` times.
-        on_gpu: whether to time by events of this rank's GPU, with cold caches, or by this process's clock.
+    On a GPU they find cold caches.
     """
 
     calls_per_unit = 1
 
-    def __init__(self, call: _Call, barrier: _Call, preamble: _Call, *, warmup: int = 0, on_gpu: bool) -> None:
+    def __init__(self, call: _Call, barrier: _Call, preamble: _Call, on_gpu: bool, warmup: int = 0) -> None:
         import torch
 
         self._call, self._barrier, self._preamble, self._warmup = call, barrier, preamble, warmup
@@ -169,7 +161,7 @@ def do_bench(
 
     nothing = lambda: None
     barrier = barrier_fn or nothing
-    calls = SingleCalls(fn, barrier, preamble_fn or nothing, on_gpu=torch.cuda.is_available())
+    calls = SingleCalls(fn, barrier, preamble_fn or nothing, torch.cuda.is_available())
     times = [calls.once() * 1e3 for _ in range(1 + n_warmup + n_repeat)][1 + n_warmup :]
     barrier()
     if quantiles is not None:
