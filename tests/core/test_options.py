@@ -8,7 +8,7 @@ from iris_core import Iris
 from iris_core.errors import PluginLoadError, SettingsError
 from iris_core.hooks import hookimpl
 from iris_core.registry import Registry
-from iris_core.registry.plugin_options import check_options
+from iris_core.registry.select import check_options
 from iris_core.settings import IrisSettingsWarning, PluginSettings
 from iris_core.types import Availability, PluginInfo, PluginKind
 

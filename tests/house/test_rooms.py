@@ -28,7 +28,7 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2730,
+    "iris_core/*.py": 2722,
     "iris_core/bench": 2019,
     "iris_core/ccl": 444,
     "iris_core/cli": 1564,
@@ -38,11 +38,11 @@ BUDGETS = {
     "iris_core/nn": 680,
     "iris_core/ops": 510,
     "iris_core/providers": 561,
-    "iris_core/registry": 1205,
+    "iris_core/registry": 1187,
     "iris_core/testing": 3910,
     "iris_core/tracing": 595,
     "iris_core/tuning": 908,
-    "iris_core/world": 1885,
+    "iris_core/world": 1884,
     "iris_allocators/*.py": 720,
     "iris_allocators/driver": 540,
     "iris_allocators/vmem": 880,

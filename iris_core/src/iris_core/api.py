@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import weakref
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from iris_core import open_context, world
@@ -119,9 +119,6 @@ class Iris(TensorFactories):
             )
             undo.callback(binder.close)
             opened.reports.describers.append(binder)
-            self._ccl = self._collectives(binder)
-            self._ops = self._operations(binder)
-            self._tracing = self._tracer(self, self._world)
             self._world.barrier()
             closing = undo.pop_all()
         self._closed = False
@@ -196,20 +193,20 @@ class Iris(TensorFactories):
         """Return why this allocator, backend and device were chosen, and why others were not."""
         return self._plan.explain()
 
-    @property
+    @cached_property
     def tracing(self) -> Tracing:
         """Device tracing; see `iris_core.tracing.recorder.Tracing` and docs/tracing.md."""
-        return self._tracing
+        return self._tracer(self, self._world)
 
-    @property
+    @cached_property
     def ccl(self) -> Collectives:
         """The collectives on this heap; see `iris_core.ccl.api.Collectives` and docs/collectives.md."""
-        return self._ccl
+        return self._collectives(self._binder)
 
-    @property
+    @cached_property
     def ops(self) -> Operations:
         """Products fused with communication; see `iris_core.ops.api.Operations` and docs/ops.md."""
-        return self._ops
+        return self._operations(self._binder)
 
     # -- synchronisation ----------------------------------------------------------------------------------------------
     def barrier(self, stream: Any = None, group: dist.ProcessGroup | None = None) -> None:

@@ -24,7 +24,7 @@ from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.streams import TorchStreams
 from iris_core.logs import rank_logger, set_logger_level
 from iris_core.registry import default_registry, select
-from iris_core.registry.plugin_options import check_options
+from iris_core.registry.select import check_options
 from iris_core.settings import load_plugin_settings, load_settings, warn_unknown_variables
 from iris_core.types import VERSION, ContextSpec, CreateRequest, DeviceType
 from iris_core.world.failures import check_agreement, on_all_ranks

@@ -26,9 +26,18 @@ from iris_core.errors import (
 )
 from iris_core.hooks import OBSERVER_HOOKS
 from iris_core.logs import logger
-from iris_core.registry.checks import check_info, missing_members, validate_hooks, wrong_result
 from iris_core.registry.discovery import discover, import_plugin
-from iris_core.registry.records import REGISTERED, PluginRecord, canonical, load_error, qualified
+from iris_core.registry.records import (
+    REGISTERED,
+    PluginRecord,
+    canonical,
+    check_info,
+    load_error,
+    missing_members,
+    qualified,
+    validate_hooks,
+    wrong_result,
+)
 from iris_core.types import Availability, CreateRequest, DeviceTarget, PluginKind, PluginState
 
 if TYPE_CHECKING:

@@ -1,18 +1,36 @@
-"""The record of one plugin, and how plugins and distributions are named."""
+"""The record of one plugin, how plugins and distributions are named, and what a plugin's object must look like.
+
+Every plugin gets a pluggy manager of its own.  So its hooks are called on it alone (in a broadcast one raising
+implementation aborts the rest), and one that fails validation takes nothing with it: up to 1.6 pluggy leaves a plugin
+half registered after a validation error.
+"""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import re
+import reprlib
+import types
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pluggy
+
 from iris_core.errors import PluginAPIVersionError, PluginLoadError
+from iris_core.hooks import (
+    OBSERVER_HOOKS,
+    OPTIONAL_PROVIDER_HOOKS,
+    PROJECT_NAME,
+    PROVIDER_HOOKS,
+    ObserverHooks,
+    ProviderHooks,
+)
 from iris_core.logs import logger
-from iris_core.types import PluginInfo, PluginKind, PluginState
+from iris_core.protocols import Allocator, Collective, DeviceBackend
+from iris_core.types import PLUGIN_API, Capability, DeviceType, PluginInfo, PluginKind, PluginState
 
 if TYPE_CHECKING:
-    import pluggy
-
     from iris_core.errors import PluginError
 
 REGISTERED = "(registered)"
@@ -128,3 +146,116 @@ def qualified(name: str) -> str:
     """Return `name` or `name@distribution` with the distribution's name made canonical."""
     plain, at, distribution = name.partition("@")
     return plain + at + canonical(distribution)
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+class _Manager(pluggy.PluginManager):
+    """Looks for marked functions without evaluating attributes.
+
+    Up to 1.6 pluggy reads every attribute of a plugin, which would import what a module loads lazily.
+    """
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        static = inspect.getattr_static(plugin, name, None)
+        function = static.__func__ if isinstance(static, (staticmethod, classmethod, types.MethodType)) else static
+        marked = inspect.isfunction(function) and hasattr(function, f"{PROJECT_NAME}_impl")
+        return super().parse_hookimpl_opts(plugin, name) if marked else None
+
+
+def validate_hooks(record: PluginRecord, plugin: Any) -> pluggy.PluginManager:
+    """Return a manager with this plugin alone, after checking which hooks it implements and how.
+
+    Raises:
+        PluginLoadError: it implements none, unknown ones, not all, ones of another kind, or with wrong arguments.
+    """
+    where = f": {record.entry_point!r}"
+    if plugin is None or inspect.isclass(plugin):
+        raise load_error(
+            record, f"{where} is {'a class' if plugin else 'None'}: name an instance with hookimpl methods"
+        )
+    manager = _Manager(PROJECT_NAME)
+    manager.add_hookspecs(ProviderHooks)
+    manager.add_hookspecs(ObserverHooks)
+    try:
+        manager.register(plugin)
+    except pluggy.PluginValidationError as error:
+        raise load_error(record, f"{where} is not valid: {' '.join(str(error).split())}") from error
+    implemented = {caller.name: caller.get_hookimpls() for caller in manager.get_hookcallers(plugin) or ()}
+    if not implemented:
+        raise load_error(record, f"{where} has no method marked with iris_core.hookimpl")
+    observer = record.kind is PluginKind.OBSERVER
+    allowed = (*OBSERVER_HOOKS, "iris_plugin_info") if observer else (*PROVIDER_HOOKS, *OPTIONAL_PROVIDER_HOOKS)
+    for hook, implementations in implemented.items():
+        if any(each.wrapper or each.hookwrapper for each in implementations):
+            raise load_error(record, f"{where} implements {hook} as a wrapper; hooks of Iris are plain methods")
+        if hook not in allowed and not all(each.optionalhook for each in implementations):
+            raise load_error(record, f"{where} implements {_complaint(hook, allowed, record.kind)}")
+    if not observer and (missing := [hook for hook in PROVIDER_HOOKS if hook not in implemented]):
+        raise load_error(record, f"{where} does not implement {', '.join(missing)}")
+    return manager
+
+
+def _complaint(hook: str, allowed: tuple[str, ...], kind: PluginKind) -> str:
+    if hook in OBSERVER_HOOKS:
+        return f"{hook}, which is called on observers only: they stand in the group {PluginKind.OBSERVER.group!r}"
+    if hook in (*PROVIDER_HOOKS, *OPTIONAL_PROVIDER_HOOKS):
+        return f"{hook}, which is never called on plugins of kind {kind}"
+    close = difflib.get_close_matches(hook, allowed, n=1)
+    return f"the unknown hook {hook!r}; " + (
+        f"did you mean {close[0]}?" if close else f"known hooks are {', '.join(allowed)}"
+    )
+
+
+def check_info(record: PluginRecord, info: Any) -> PluginInfo:
+    """Check what a plugin says about itself; the API first, because the rest may depend on it.
+
+    Raises:
+        PluginAPIVersionError: it was written for another plugin API.
+        PluginLoadError: name, kind or another field is wrong.
+    """
+    if not isinstance(info, PluginInfo):
+        raise wrong_result(record, "iris_plugin_info", "a PluginInfo", info)
+    api = info.api
+    if not (isinstance(api, tuple) and len(api) == 2 and all(isinstance(number, int) for number in api)):
+        raise wrong_result(record, "iris_plugin_info", "api as (major, minor)", api)
+    if api[0] != PLUGIN_API[0] or api[1] > PLUGIN_API[1]:
+        older = "iris-core" if api > PLUGIN_API else record.distribution
+        raise PluginAPIVersionError(
+            f"{record.label} was written for plugin API {dotted(api)}, this iris-core has {dotted(PLUGIN_API)}: "
+            f"upgrade {older}"
+        )
+    if info.kind is not record.kind:
+        raise load_error(
+            record, f" says that it is of kind {info.kind!s}, but stands in the group {record.kind.group!r}"
+        )
+    if not isinstance(info.name, str) or not re.fullmatch(r"[A-Za-z0-9][\w.-]*", info.name) or info.name == "auto":
+        raise wrong_result(record, "iris_plugin_info", "a name of letters, digits, - _ . (not 'auto')", info.name)
+    if record.name and info.name != record.name:
+        raise load_error(
+            record, f" says that its name is {info.name!r}: PluginInfo.name and the entry point's must be equal"
+        )
+    for attribute, member in (("devices", DeviceType), ("provides", Capability), ("requires", Capability)):
+        value = getattr(info, attribute)
+        if not (isinstance(value, frozenset) and all(isinstance(each, member) for each in value)):
+            raise wrong_result(record, "iris_plugin_info", f"{attribute} as a frozenset of {member.__name__}", value)
+    if isinstance(info.priority, bool) or not isinstance(info.priority, int):
+        raise wrong_result(record, "iris_plugin_info", "priority as an integer", info.priority)
+    if not isinstance(info.summary, str):
+        raise wrong_result(record, "iris_plugin_info", "a summary as text", info.summary)
+    if not info.devices and record.kind in (PluginKind.ALLOCATOR, PluginKind.BACKEND):
+        raise load_error(record, " names no device type that it works on (PluginInfo.devices)")
+    return info
+
+
+_PROTOCOLS = {PluginKind.ALLOCATOR: Allocator, PluginKind.BACKEND: DeviceBackend, PluginKind.COLLECTIVE: Collective}
+
+
+def missing_members(kind: PluginKind, created: Any) -> list[str]:
+    """Return what a plugin's allocator, backend or algorithm lacks of its protocol; properties are not evaluated."""
+    names = [name for name in vars(_PROTOCOLS[kind]) if not name.startswith("_")]
+    return [name for name in names if not (hasattr(type(created), name) or hasattr(created, name))]
+
+
+def wrong_result(record: PluginRecord, hook: str, expected: str, got: Any) -> PluginLoadError:
+    """The error for a hook that returned something else than it must."""
+    return load_error(record, f": {hook} must return {expected}, not {reprlib.repr(got)}")

@@ -97,12 +97,12 @@ class Iris(api.Iris):
     @property
     def ccl(self) -> PortedCollectives:
         """The collectives, with the reference system's layouts; see `iris_triton.rocm_iris.collectives`."""
-        return cast("PortedCollectives", self._ccl)
+        return cast("PortedCollectives", super().ccl)
 
     @property
     def ops(self) -> PortedOperations:
         """Products fused with communication; see `iris_triton.rocm_iris.operations`."""
-        return cast("PortedOperations", self._ops)
+        return cast("PortedOperations", super().ops)
 
     zeros, ones, empty, rand, randn = map(_without_sizes, ("zeros", "ones", "empty", "rand", "randn"))
 
