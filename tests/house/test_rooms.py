@@ -31,7 +31,7 @@ BUDGETS = {
     "iris_core/*.py": 2722,
     "iris_core/bench": 2019,
     "iris_core/ccl": 444,
-    "iris_core/cli": 1564,
+    "iris_core/cli": 1552,
     "iris_core/device": 1596,
     "iris_core/dispatch": 3045,
     "iris_core/heap": 3278,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import argparse
 
-    from rich.progress import Progress, TaskID
+    from rich.progress import TaskID
 
 DEFAULT_RANKS = 4
 
@@ -200,13 +200,10 @@ class _Display:
             tasks: dict[str, TaskID] = {}
             while (message := self._messages.get()) is not None:
                 progress.update(first, visible=False)
-                self._bar(progress, tasks, *message)
-
-    @staticmethod
-    def _bar(progress: Progress, tasks: dict[str, TaskID], title: str, done: float) -> None:
-        if title not in tasks:
-            tasks[title] = progress.add_task(title, total=1.0)
-        progress.update(tasks[title], completed=done)
+                title, done = message
+                if title not in tasks:
+                    tasks[title] = progress.add_task(title, total=1.0)
+                progress.update(tasks[title], completed=done)
 
     def _plain(self) -> None:
         seen = set()
@@ -220,21 +217,18 @@ class _Display:
 
 
 def _print(rows: list[Row], seconds: float, explanation: str, note: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from iris_core.cli._output import print_table
 
-    console = Console() if sys.stdout.isatty() else Console(width=160)
-    table = Table(title="iris demo", title_justify="left")
-    for heading in ("demo", "ranks", "backend", "allocator", "device", "time", "error", "allowed", "result"):
-        table.add_column(heading, justify="right" if heading in ("ranks", "time", "error", "allowed") else "left")
-    for row in rows:
-        verdict = "[green]right[/green]" if row.ok else "[bold red]WRONG[/bold red]"
-        table.add_row(
-            f"{row.title}\n[dim]{row.detail}[/dim]", str(row.ranks), row.backend, row.allocator, row.device,
-            f"{row.time_s:.2f} s", f"{row.error:.1e}", f"{row.tolerance:.0e}", verdict,
-        )  # fmt: skip
-    console.print(table)
-    console.print(f"every result was checked against torch on one process; {seconds:.1f} s in all, start included")
-    console.print(explanation, markup=False, highlight=False)
+    headings = ("DEMO", "ABOUT", "RANKS", "BACKEND", "ALLOCATOR", "DEVICE", "TIME", "ERROR", "ALLOWED", "RESULT")
+    table = [
+        (
+            row.title, row.detail, str(row.ranks), row.backend, row.allocator, row.device, f"{row.time_s:.2f} s",
+            f"{row.error:.1e}", f"{row.tolerance:.0e}", "right" if row.ok else "WRONG",
+        )
+        for row in rows
+    ]  # fmt: skip
+    print_table(headings, table, title="iris demo")
+    print(f"every result was checked against torch on one process; {seconds:.1f} s in all, start included")
+    print(explanation)
     if note:
-        console.print(f"note: {note}", markup=False)
+        print(f"note: {note}")

@@ -241,32 +241,28 @@ def _versions() -> dict[str, str]:
     return {name: version for name, version in machine.versions().items() if version}
 
 
-def _config(entry: Entry) -> str:
-    return json.dumps(dict(entry.config)) if entry.config else ""
-
-
 def _print_collectives(entries: Sequence[Entry]) -> None:
-    from iris_core.cli._output import print_table
-
-    seen = set()
-    rows = []
-    for entry in sorted(entries, key=lambda e: (e.op, e.dtype, e.max_nbytes, e.seconds)):
-        if (entry.op, entry.dtype, entry.max_nbytes) not in seen:  # the fastest
-            seen.add((entry.op, entry.dtype, entry.max_nbytes))
-            bound = "any" if entry.max_nbytes == float("inf") else str(entry.max_nbytes)
-            rows.append((entry.op, entry.dtype, bound, entry.algorithm, f"{entry.seconds * 1e6:.2f}", _config(entry)))
-    print_table(("OPERATION", "DTYPE", "BYTES UP TO", "ALGORITHM", "US", "CONFIG"), rows)
+    _print_fastest(("OPERATION", "DTYPE", "BYTES UP TO"), entries, lambda e: (e.op, e.dtype, e.max_nbytes))
 
 
 def _print_operations(entries: Sequence[Entry]) -> None:
+    headings = "OPERATION", "DIM", "DTYPE", "M x N x K OF A RANK"
+    _print_fastest(headings, entries, lambda e: (e.op, -1 if e.gather_dim is None else e.gather_dim, e.dtype, e.shape))
+
+
+def _print_fastest(
+    headings: Sequence[str], entries: Sequence[Entry], point: Callable[[Entry], tuple[Any, ...]]
+) -> None:
+    """Print the fastest algorithm of each point."""
     from iris_core.cli._output import print_table
 
-    seen = set()
+    shown: dict[Any, str] = {float("inf"): "any", -1: ""}
+    fastest: dict[tuple[Any, ...], Entry] = {}
+    for entry in sorted(entries, key=lambda each: each.seconds):
+        fastest.setdefault(point(entry), entry)
     rows = []
-    for row in sorted(entries, key=lambda r: (r.op, r.gather_dim or 0, r.dtype, r.shape, r.seconds)):
-        kind = row.op, row.gather_dim, row.dtype, row.shape
-        if kind not in seen:  # the fastest
-            seen.add(kind)
-            dim, product = "" if row.gather_dim is None else str(row.gather_dim), "x".join(map(str, row.shape))
-            rows.append((row.op, dim, row.dtype, product, row.algorithm, f"{row.seconds * 1e6:.2f}", _config(row)))
-    print_table(("OPERATION", "DIM", "DTYPE", "M x N x K OF A RANK", "ALGORITHM", "US", "CONFIG"), rows)
+    for at, entry in sorted(fastest.items()):
+        where = ("x".join(map(str, each)) if isinstance(each, tuple) else shown.get(each, str(each)) for each in at)
+        config = json.dumps(dict(entry.config)) if entry.config else ""
+        rows.append((*where, entry.algorithm, f"{entry.seconds * 1e6:.2f}", config))
+    print_table((*headings, "ALGORITHM", "US", "CONFIG"), rows)
