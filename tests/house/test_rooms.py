@@ -41,7 +41,7 @@ BUDGETS = {
     "iris_core/registry": 1187,
     "iris_core/testing": 3910,
     "iris_core/tracing": 595,
-    "iris_core/tuning": 908,
+    "iris_core/tuning": 905,
     "iris_core/world": 1884,
     "iris_allocators/*.py": 720,
     "iris_allocators/driver": 540,

@@ -402,10 +402,7 @@ class Algorithm(Protocol[R]):
         """Estimated seconds, for a choice where no measured table covers the request; grows with its bytes."""
 
     def prepare(self, request: R, host: Any, /) -> Any:
-        """Make a plan with its memory.  Collective: every member of the group calls it, and nobody else.
-
-        A collective prepares with the context, a fused operation with an `iris_core.dispatch.host.Host`.
-        """
+        """Make a plan with its memory.  Collective: every member of the group calls it, and nobody else."""
 
     def launch(self, plan: Any, /, *tensors: Any, **options: Any) -> Work | None:
         """Run the plan on a stream; as often as one likes.  Collective: every member of the group calls it.
@@ -425,6 +422,9 @@ class Algorithm(Protocol[R]):
 
 class Collective(Algorithm[CollectiveRequest], Protocol):
     """An algorithm of `ctx.ccl`; docs/collectives.md says what it must keep to."""
+
+    def prepare(self, request: CollectiveRequest, context: Any, /) -> Any:
+        """Make a plan, with the open `Iris`; see `Algorithm`."""
 
     def launch(
         self, plan: Any, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None, /

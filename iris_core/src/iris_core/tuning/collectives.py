@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 """Operations that have samples; those with a root have rank 0."""
 
-MAX_RANKS = 40
-"""Sums over more could be inexact in bfloat16, and too large for int8."""
-
 SPOILED = 101
 """No element of any input or result, and exact in every type."""
 
