@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 
+PRODUCT = ("iris_core/", "iris_allocators/", "iris_triton/", "iris_gluon/")
 DEVICE = ("iris_triton/interpreter/", "iris_triton/language/", "iris_gluon/interpreter/")
 """What runs kernels on CPU ranks stands for a device."""
 
@@ -22,7 +23,7 @@ def files_of(call: Callable[[], object]) -> set[str]:
     finally:
         sys.setprofile(None)
     found = {name.split("/src/")[1] for name in files}
-    return {name for name in found if not name.startswith(DEVICE)}
+    return {name for name in found if name.startswith(PRODUCT) and not name.startswith(DEVICE)}
 
 
 def _is_imported(frame) -> bool:
