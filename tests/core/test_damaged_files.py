@@ -21,7 +21,7 @@ from iris_core.bench import Report
 from iris_core.cli import main
 from iris_core.dispatch import tables as ccl_tables
 from iris_core.dispatch.choice import Chooser
-from iris_core.dispatch.tables import Tables, read_table
+from iris_core.dispatch.tables import Tables, read_table, write_table
 from iris_core.errors import BenchmarkError, SettingsError
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType, FusedRequest
 
@@ -303,3 +303,23 @@ def test_what_a_config_would_refuse_is_refused_in_tables(tmp_path):
         path.write_text(json.dumps(content))
         with pytest.raises(SettingsError, match=next(iter(config))):
             read_table(path)
+
+
+def test_one_file_has_lines_of_both_kinds(tmp_path):
+    both = COLLECTIVES["entries"] + OPERATIONS["entries"]
+    (tmp_path / "t.json").write_text(json.dumps(HEAD | {"entries": both}))
+    tables = Tables([tmp_path], "cpu")
+    assert [entry.algorithm for entry in tables.lookup(REQUESTS[2])] == ["slow", "fast"]  # 4 ranks, no bytes
+    assert {entry.algorithm for entry in tables.lookup(fused_request(4))} == {"slow"}
+    again = tmp_path / "again.json"
+    write_table(again, "cpu", 4, {}, read_table(tmp_path / "t.json").entries)
+    assert len(read_table(again).entries) == len(both)
+    for wrong in (
+        ROW,
+        ROW | {"max_nbytes": 1, "m": 8},
+        ROW | {"m": 8, "n": 8},
+        ROW | {"max_nbytes": 1, "gather_dim": 0},
+    ):
+        again.write_text(json.dumps(HEAD | {"entries": [wrong]}))
+        with pytest.raises(SettingsError, match="a line has `max_nbytes`, or `m`, `n` and `k`"):
+            read_table(again)
