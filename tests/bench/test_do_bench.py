@@ -2,7 +2,7 @@
 
 import pytest
 
-from iris_core.bench import RunOptions, do_bench, timers
+from iris_core.bench import do_bench, timers
 from iris_core.errors import BenchmarkError
 
 
@@ -55,9 +55,3 @@ def test_refuses(calls, options):
     with pytest.raises(BenchmarkError, match=next(iter(options))):
         bench(calls, **options)
     assert calls == []
-
-
-@pytest.mark.parametrize("options", [{"warmup": -1}, {"repeat": 0}], ids=str)
-def test_options_refuse(options):
-    with pytest.raises(BenchmarkError, match=next(iter(options))):
-        RunOptions(**options)

@@ -59,16 +59,6 @@ def test_a_replay_runs_the_calls_that_were_captured():
     batch.close()
 
 
-@pytest.mark.gpu
-def test_an_idle_rank_joins_the_alignment_only():
-    joined = []
-    for timer in timers.GPU_TIMERS:
-        batch = timers.Batch(Provider("a", timer), 1, lambda: joined.append(1), graph_calls=CALLS)
-        batch.once()
-        assert batch.time(5) == 0
-    assert len(joined) == 2
-
-
 @pytest.mark.multigpu
 def test_two_gpus(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))

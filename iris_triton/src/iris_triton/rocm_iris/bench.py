@@ -174,10 +174,7 @@ def _run(
     numbers: Sequence[int] | None = axes.pop(_RANKS, None)
     without = skipped.pop(_RANKS, [])
     world = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
-    known = {each.name for benchmark in chosen for each in benchmark.axes}
-    for name in (*axes, *skipped):
-        if name not in known:
-            raise BenchmarkError(f"no chosen benchmark has an axis {name!r}; there are: {', '.join(sorted(known))}")
+    registry.check_axes(chosen, {**axes, **skipped})
     for benchmark in chosen:
         wanted: Sequence[int] = numbers or getattr(benchmark.function, _WANTED, None) or [_usual_ranks()]
         for ranks in _possible([each for each in wanted if each not in without], world, benchmark):
