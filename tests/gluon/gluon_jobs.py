@@ -3,20 +3,14 @@
 import importlib
 from unittest import mock
 
-import gluon_kernels
 import jobs_atomics
 import torch
+from gluon_kernels import kernels_of
 from jobs_common import environment
 
 from iris_core import Iris
 from iris_gluon.backend import GluonBackend
 
-KERNELS = {
-    "jobs_rma": ("rma",),
-    "jobs_atomics": ("atomic", "hammer", "locked_increment"),
-    "jobs_sync": ("ring", "count_signals", "compare", "handshake", "barriers", "serve", "wait_for_nothing"),
-}
-"""The kernels of each module of jobs; no other is launched by what `in_gluon` runs."""
 SOME_ORDERS = (("relaxed", "gpu"), ("acquire", "sys"), ("release", "cta"), ("acq_rel", "sys"))
 """sem and scope; all of them are tried by run_atomic."""
 
@@ -24,8 +18,7 @@ SOME_ORDERS = (("relaxed", "gpu"), ("acquire", "sys"), ("release", "cta"), ("acq
 def in_gluon(module: str, job: str, *args):
     """Run a job of tests/multirank with the Gluon backend and Gluon's kernels."""
     jobs = importlib.import_module(module)
-    kernels = {name: getattr(gluon_kernels, name) for name in KERNELS[module]}
-    with mock.patch.multiple(jobs, **kernels), environment(IRIS_BACKEND="gluon"):
+    with mock.patch.multiple(jobs, **kernels_of(jobs)), environment(IRIS_BACKEND="gluon"):
         return getattr(jobs, job)(*args)
 
 
@@ -45,7 +38,7 @@ def same_atomics(op: str, device: str) -> list[str]:
         cases += [(jobs_atomics.LEGAL[op][0], *order) for order in SOME_ORDERS]
         for dtype, sem, scope in cases:
             results = {}
-            for language, kernel in (("triton", jobs_atomics.atomic), ("gluon", gluon_kernels.atomic)):
+            for language, kernel in (("triton", jobs_atomics.atomic), ("gluon", kernels_of(jobs_atomics)["atomic"])):
                 cells, operands = (_noise(ctx, lanes, dtype, seed) for seed in (rank, 100 + rank))
                 old = _noise(ctx, lanes, dtype, 200 + rank)
                 ctx.barrier()

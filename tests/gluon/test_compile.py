@@ -2,9 +2,11 @@
 
 import re
 
-import gluon_kernels
+import jobs_atomics
+import jobs_sync
 import pytest
 import torch
+from gluon_kernels import kernels_of
 from jobs_sync import BLOCK
 from targets import case_targets
 
@@ -41,21 +43,23 @@ def test_methods_are_the_device_functions():
     assert methods >= set(language.__all__) | {"initialize"}
 
 
+KERNELS = kernels_of(jobs_sync) | kernels_of(jobs_atomics)
+
 # What the tests launch on GPUs compiles for those, so that no time there is lost with that.
 LAUNCHED = {
-    "ring": (gluon_kernels.ring, (INT32, INT64, INT32, INT64, 1, 4, 5, "store"), {"BLOCK": BLOCK}),
-    "ring put_signal": (gluon_kernels.ring, (INT32, INT64, INT32, INT64, 0, 4, 5, "put_signal"), {"BLOCK": BLOCK}),
-    "count": (gluon_kernels.count_signals, (INT64, INT64, 0, 4, 5), {}),
-    "compare": (gluon_kernels.compare, (INT32, 5, INT32, 10**9), {"cmp": "ne"}),
+    "ring": (KERNELS["ring"], (INT32, INT64, INT32, INT64, 1, 4, 5, "store"), {"BLOCK": BLOCK}),
+    "ring put_signal": (KERNELS["ring"], (INT32, INT64, INT32, INT64, 0, 4, 5, "put_signal"), {"BLOCK": BLOCK}),
+    "count": (KERNELS["count_signals"], (INT64, INT64, 0, 4, 5), {}),
+    "compare": (KERNELS["compare"], (INT32, 5, INT32, 10**9), {"cmp": "ne"}),
     "handshake": (
-        gluon_kernels.handshake,
+        KERNELS["handshake"],
         (INT32, INT32, INT64, INT64, INT64, INT64, INT64, 0, 1, 2, 100, "put_signal", True, "add", "relaxed"),
         {"wait_sem": "acquire", "scope": "gpu", "BLOCK": BLOCK},
     ),
-    "barriers": (gluon_kernels.barriers, (INT64, INT32, INT32, INT64, 1, 4, 5, 0, 2, 2), {}),
-    "nothing": (gluon_kernels.wait_for_nothing, (INT64, INT64, 0, 2), {}),
-    "hammer": (gluon_kernels.hammer, (torch.bfloat16, INT64, 0, 2, 8), {}),
-    "lock": (gluon_kernels.locked_increment, (INT32, INT32, INT64, 0, 2, 8), {}),
+    "barriers": (KERNELS["barriers"], (INT64, INT32, INT32, INT64, 1, 4, 5, 0, 2, 2), {}),
+    "nothing": (KERNELS["wait_for_nothing"], (INT64, INT64, 0, 2), {}),
+    "hammer": (KERNELS["hammer"], (torch.bfloat16, INT64, 0, 2, 8), {}),
+    "lock": (KERNELS["locked_increment"], (INT32, INT32, INT64, 0, 2, 8), {}),
 }
 
 

@@ -1,11 +1,7 @@
 """The device functions between ranks: the jobs and expectations of tests/multirank, with Gluon's kernels."""
 
-import ast
-import inspect
-
-import gluon_kernels
 import pytest
-from gluon_jobs import KERNELS, backend_name, in_gluon, same_atomics
+from gluon_jobs import backend_name, in_gluon, same_atomics
 from jobs_atomics import LEGAL
 from jobs_sync import COMPARE_TIMEOUT_S, COMPARISONS, check_served, run_handshake
 from rank_counts import rank_counts
@@ -121,17 +117,3 @@ def test_signals_waits_and_barriers_leave_the_same_bytes_as_in_triton(pool, num_
 
 def test_the_backend_is_gluon(pool):
     assert pool.run(backend_name, 1, "cpu") == ["gluon"]
-
-
-@pytest.mark.parametrize("module", KERNELS)
-def test_no_kernel_of_a_job_is_forgotten(module):
-    """Every Triton kernel of the module has its counterpart here, with the same parameters."""
-    source = inspect.getsource(__import__(module))
-    kernels = {
-        node.name: [argument.arg for argument in node.args.args]
-        for node in ast.parse(source).body
-        if isinstance(node, ast.FunctionDef) and any("triton.jit" in ast.unparse(d) for d in node.decorator_list)
-    }
-    assert set(kernels) == set(KERNELS[module])
-    for name, parameters in kernels.items():
-        assert getattr(gluon_kernels, name).arg_names == parameters

@@ -63,7 +63,7 @@ BUDGETS = {
 
 # What does not keep to the rules yet: only ever shorter.
 CROWDED = {
-    "iris_core/src/iris_core/testing/conformance": 14,
+    "iris_core/src/iris_core/testing/conformance": 13,
     "iris_triton/src/iris_triton/rocm_iris": 17,
 }
 LONG = {

@@ -8,6 +8,7 @@ from jobs_common import compile_together
 import iris_triton as iris
 from iris_core import Iris
 from iris_triton import DeviceContext
+from iris_triton.language.blocks import lanes  # so that Gluon can compile the kernels, too: tests/gluon
 
 LANES = 32
 MAX_TRIES = tl.constexpr(1 << 20)  # a second or more, of a single try to get a lock
@@ -42,7 +43,7 @@ def atomic(
 
     The functional form needs no `world`, and is given none, so that worlds of all sizes share its binaries.
     """
-    i = tl.arange(0, LANES)
+    i = lanes(LANES)
     v = tl.load(operands + i)
     p = cells + i
     if masked:

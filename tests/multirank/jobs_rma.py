@@ -8,6 +8,7 @@ from jobs_common import compile_together
 import iris_triton as iris
 from iris_core import Iris
 from iris_triton import DeviceContext
+from iris_triton.language.blocks import lanes  # so that Gluon can compile the kernels, too: tests/gluon
 
 BLOCK = 256
 NUMEL = 4 * BLOCK - 19  # the last program is partly masked
@@ -27,7 +28,7 @@ def rma(
 
     The functional form needs no `world`, and is given none, so that worlds of all sizes share its binaries.
     """
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(0) * BLOCK + lanes(BLOCK, vector=2)
     if masked:
         mask = i < n
         other = 7

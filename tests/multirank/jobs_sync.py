@@ -16,6 +16,9 @@ import iris_triton as iris
 from iris_core import Iris
 from iris_core.errors import DeviceTimeoutError, PeerLostError
 from iris_triton import DeviceContext
+from iris_triton.language.blocks import lanes  # so that Gluon can compile the kernels, too: tests/gluon
+
+threads_meet = tl.debug_barrier
 
 BLOCK = 128
 ORDERS = (("release", "acquire"), ("relaxed", "acquire"), ("release", "relaxed"), ("relaxed", "relaxed"))
@@ -31,11 +34,11 @@ def ring(
 ):
     """Pass a block around the ring `rounds` times; every rank adds one."""
     ctx = DeviceContext.initialize(context, rank, world)
-    i = tl.arange(0, BLOCK)
+    i = lanes(BLOCK)
     succ = (rank + 1) % world
     for r in range(rounds):
         if rank == 0:
-            value = tl.zeros((BLOCK,), tl.int32) + r
+            value = i * 0 + r
         else:
             ctx.wait(flag, r + 1)
             value = tl.load(data + i)
@@ -45,7 +48,7 @@ def ring(
                 ctx.signal(flag, r + 1, succ)
         else:
             tl.store(out + i, value + 1)
-            tl.debug_barrier()
+            threads_meet()
             if rank < world - 1:
                 ctx.put_signal(out + i, data + i, flag, r + 1, succ)
         if rank == world - 1:  # the end of the ring hands the token back, so that round r + 1 cannot overtake
@@ -78,7 +81,7 @@ def handshake(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Copy a block to `peer`, signal, await the own flag, meet; `out` is what the wait and then the memory said."""
-    i = tl.arange(0, BLOCK)
+    i = lanes(BLOCK)
     ctx = DeviceContext.from_tensor(context, world)
     if form == "signal":
         iris.put(x + i, y + i, rank, peer, bases, i < n)
@@ -125,7 +128,7 @@ def serve(
 ):  # fmt: skip
     """Rank 0 takes from whoever has sent, and lets that rank send again."""
     ctx = DeviceContext.initialize(context, rank, world)
-    i = tl.arange(0, BLOCK)
+    i = lanes(BLOCK)
     if rank > 0:
         for r in range(rounds):
             ctx.store(inbox + rank * BLOCK + i, 1000 * (r + 1) + rank, 0)
@@ -133,7 +136,7 @@ def serve(
             ctx.wait(granted, r + 1)
     else:
         for taken in range(rounds * (world - 1)):
-            sender = ctx.wait_any(arrived + tl.arange(0, LANES), 0, "gt")
+            sender = ctx.wait_any(arrived + lanes(LANES), 0, "gt")
             turn = ctx.load_acquire(arrived + sender)
             holds = ctx.test(arrived + sender, turn, "eq") & ~ctx.test(arrived + sender, turn + 1)
             tl.store(out + taken * BLOCK + i, tl.load(inbox + sender * BLOCK + i) * holds.to(tl.int32))
