@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_gluon.collectives.base import _LANDING, _Gluon
+from iris_gluon.collectives.base import LANDING, GluonCollective
 from iris_gluon.collectives.elements import copy, reduce_to
 from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, row_of, tell_all, told, told_second
 from iris_triton.collectives.parts.elements import item_nbytes
@@ -187,7 +187,7 @@ def two_shot(
 
 
 # -- reducing ---------------------------------------------------------------------------------------------------------
-class _Reduction(_Gluon):
+class _Reduction(GluonCollective):
     """all_reduce in one of two forms."""
 
     def _bind(
@@ -225,7 +225,7 @@ class OneShot(_Reduction):
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Bind the kernel."""
         count, item = math.prod(request.shape), item_of(request)
-        landing, capacity = pieces(team, count, item, team.size, name=_LANDING)
+        landing, capacity = pieces(team, count, item, team.size, name=LANDING)
         return self._bind(request, team, one_shot, landing, capacity, count)
 
 
@@ -248,7 +248,7 @@ class TwoShot(_Reduction):
         landing, capacity = team.control, shard
         if not (direct_in and direct_out):
             number = team.size * ((not direct_in) + (not direct_out))
-            landing, capacity = pieces(team, shard, item, number, halves=2 if direct_in else 1, name=_LANDING)
+            landing, capacity = pieces(team, shard, item, number, halves=2 if direct_in else 1, name=LANDING)
         return self._bind(
             request, team, two_shot, landing, capacity, shard, shard=shard, IN_DIRECT=direct_in, OUT_DIRECT=direct_out
         )

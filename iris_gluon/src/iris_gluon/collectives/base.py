@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from iris_core.dispatch.team import Region, Team
     from iris_core.types import CollectiveRequest, PluginInfo
 
-_LANDING = "gluon landing"
+LANDING = "gluon landing"
 """Name of the region into which others store what their peers cannot address; all algorithms here meet before they do,
 so they share it."""
 
@@ -48,7 +48,7 @@ def _reach(layout: Layout) -> int:
     )
 
 
-class _Gluon(Portable):
+class GluonCollective(Portable):
     """What the algorithms here have in common.  Gluon does not pipeline loops, so there are no stages to choose."""
 
     uses: tuple[str, ...] = (

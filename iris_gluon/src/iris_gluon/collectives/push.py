@@ -22,7 +22,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_gluon.collectives.base import _LANDING, _Gluon
+from iris_gluon.collectives.base import LANDING, GluonCollective
 from iris_gluon.collectives.elements import copy
 from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
 from iris_triton.collectives.parts.elements import as_words, item_nbytes
@@ -153,7 +153,7 @@ def push(
     leave(row, epoch, SIZE)
 
 
-class Push(_Gluon):
+class Push(GluonCollective):
     """all_gather or all_to_all by stores into the others' memory."""
 
     variants = ("persistent",)
@@ -171,7 +171,7 @@ class Push(_Gluon):
         table, part = _table(request, carrier.parts)
         landing, capacity = team.control, 1
         if request.options["uneven"] or not request.direct_out:  # of uneven calls, all members need it if one does
-            landing, capacity = pieces(team, part, item, team.size, name=_LANDING)
+            landing, capacity = pieces(team, part, item, team.size, name=LANDING)
         blocks = self._blocks(request, team, None if part is None else part * team.size, item, reduces=False)
         words = torch.tensor(table, dtype=torch.int64, device=team.device)
         arguments = self._arguments(team, landing, capacity, *moved_layouts(request, carrier), item)

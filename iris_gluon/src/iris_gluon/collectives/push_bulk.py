@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from iris_core.types import Availability, DeviceType
 from iris_gluon import _compat
 from iris_gluon.bulk import put_bulk
-from iris_gluon.collectives.base import _Gluon
+from iris_gluon.collectives.base import GluonCollective
 from iris_triton.collectives.parts.barrier import (
     last_epoch,
     meet,
@@ -82,7 +82,7 @@ _CHUNK_NBYTES, _STAGES = 16 << 10, 4  # the best of benchmarks/results/gluon_bul
 _HOPPER = 90
 
 
-class PushBulk(_Gluon):
+class PushBulk(GluonCollective):
     """all_gather or all_to_all of large messages by Hopper's copy unit, which leaves multiprocessors to others."""
 
     uses = ("comm_sms", "num_warps", "threads_per_warp")

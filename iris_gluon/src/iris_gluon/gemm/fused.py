@@ -35,7 +35,7 @@ RUNTIME = (
 
 
 @gluon.jit
-def _matrix(address, like, rows, columns, down, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+def matrix_at(address, like, rows, columns, down, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Describe a matrix at an address (int64) for TMA, with elements like those of a pointer."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_N], like.dtype.element_ty)
     pointer = gl.multiple_of(address.to(like.dtype), 16)
@@ -43,18 +43,18 @@ def _matrix(address, like, rows, columns, down, BLOCK_M: gl.constexpr, BLOCK_N: 
 
 
 @gluon.jit
-def _operand(
+def operand(
     matrix, rows, columns, down, BLOCK_ROWS: gl.constexpr, BLOCK_COLUMNS: gl.constexpr, TURNED: gl.constexpr
 ):  # fmt: skip
     """Describe an operand for TMA, by rows or, TURNED, by columns."""
     if TURNED:
-        return _matrix(matrix.to(gl.int64), matrix, columns, rows, gl.cast(down, gl.int64), BLOCK_COLUMNS, BLOCK_ROWS)
+        return matrix_at(matrix.to(gl.int64), matrix, columns, rows, gl.cast(down, gl.int64), BLOCK_COLUMNS, BLOCK_ROWS)
     else:
-        return _matrix(matrix.to(gl.int64), matrix, rows, columns, gl.cast(down, gl.int64), BLOCK_ROWS, BLOCK_COLUMNS)
+        return matrix_at(matrix.to(gl.int64), matrix, rows, columns, gl.cast(down, gl.int64), BLOCK_ROWS, BLOCK_COLUMNS)
 
 
 @gluon.jit
-def _with_bias(sink, bias, step, m, n, BIAS: gl.constexpr):
+def biased(sink, bias, step, m, n, BIAS: gl.constexpr):
     """Add the bias, if there is one, before the tiles go to the sink."""
     if BIAS == "none":
         return sink
@@ -65,21 +65,18 @@ def _with_bias(sink, bias, step, m, n, BIAS: gl.constexpr):
         return AddBias(sink, bias, gl.cast(step, gl.int64), limit, BIAS)
 
 
-_USED = ("block_size_m", "block_size_n", "block_size_k", "group_size_m", "num_sms", "num_stages", "num_warps")
+USED_CONFIG = ("block_size_m", "block_size_n", "block_size_k", "group_size_m", "num_sms", "num_stages", "num_warps")
 
 _FIELDS = {f"block_size_{side}": f"block_{side}" for side in "mnk"} | {"num_stages": "stages", "num_warps": "num_warps"}
 """Fields of a config that the core has, and their names there."""
 
-_UNIT = 8
+UNIT = 8
 """Elements in 16 bytes: of what TMA wants multiples."""
 
 _PROCESSORS = 132
 """Of an H200, for what is worth measuring."""
 
-_RUN = 1 << 20
-"""Tiles in a row of one owner: all that it has."""
-
-_FULL_BLOCK, _HALF_BLOCK = 128, 64
+FULL_BLOCK, _HALF_BLOCK = 128, 64
 """Rows of a tile: the usual ones, and where members own other rows than multiples of them."""
 
 _WAITING = 0.5
@@ -94,10 +91,10 @@ def _down(stride: tuple[int, ...]) -> int:
     return stride[0] if stride[1] == 1 else stride[1]
 
 
-class _Hopper(Fused):
+class Hopper(Fused):
     """What they have in common: the core multiplies matrices of 16-bit floats that lie by rows or by columns."""
 
-    uses: tuple[str, ...] = _USED
+    uses: tuple[str, ...] = USED_CONFIG
     launcher = WithScratch
 
     measured_only = True
@@ -119,9 +116,9 @@ class _Hopper(Fused):
         if request.dtype not in ("bfloat16", "float16") or request.out_dtype != request.dtype:
             return Availability.no(f"its core multiplies bfloat16 and float16, not {request.dtype}")
         for name, stride, aligned in zip("AB", (request.a_stride, request.b_stride), request.aligned[:2], strict=True):
-            if 1 not in stride or _down(stride) <= 0 or _down(stride) % _UNIT or not aligned:
+            if 1 not in stride or _down(stride) <= 0 or _down(stride) % UNIT or not aligned:
                 return Availability.no(f"TMA needs dense rows, or columns, of {name} at multiples of 16 bytes")
-        if request.n % _UNIT:
+        if request.n % UNIT:
             return Availability.no(f"rows of the product must be multiples of 16 bytes, and N is {request.n}")
         try:
             self._gemm(request, 1)
@@ -145,7 +142,7 @@ class _Hopper(Fused):
 
     def _block_m(self, request: FusedRequest) -> int:
         """Rows of a tile, where the config does not say."""
-        return _FULL_BLOCK
+        return FULL_BLOCK
 
     def _gemm(self, request: FusedRequest, processors: int) -> GemmConfig:
         """How the core is launched: the choice by shape, with what the config says.
@@ -206,11 +203,11 @@ class _Hopper(Fused):
         return _EFFICIENCY_CPU if request.target.type is DeviceType.CPU else _EFFICIENCY_GPU
 
 
-class _RowsOwned(_Hopper):
+class RowsOwned(Hopper):
     """What is common where members own rows of the product: tiles do not reach over them."""
 
     def _block_m(self, request: FusedRequest) -> int:
-        return _HALF_BLOCK if request.m // request.group_size % _FULL_BLOCK else _FULL_BLOCK
+        return _HALF_BLOCK if request.m // request.group_size % FULL_BLOCK else FULL_BLOCK
 
     def _rows_problem(self, request: FusedRequest) -> str:
         rows, block = request.m // request.group_size, self._gemm(request, 1).block_m

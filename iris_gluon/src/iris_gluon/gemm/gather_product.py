@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 from iris_core.providers.model import moving_s
 from iris_core.types import Availability, DeviceType
 from iris_gluon.bulk import put_bulk
-from iris_gluon.gemm.fused import _UNIT, _USED, RUNTIME, _matrix, _operand, _RowsOwned, _with_bias
+from iris_gluon.gemm.fused import RUNTIME, UNIT, USED_CONFIG, RowsOwned, biased, matrix_at, operand
 from iris_gluon.gemm.hopper import multiply_tiles
 from iris_gluon.gemm.order import ShardsInTurn
 from iris_gluon.gemm.sinks import StoreTile
@@ -99,11 +99,11 @@ def _multiply_shards(
         gl.cast(status, gl.int64), rank, GROUP, SIZE,
     )  # fmt: skip
     rows = rows_each * SIZE
-    sink = StoreTile(_matrix(out.to(gl.int64), out, rows, n, gl.cast(out_down, gl.int64), BLOCK_M, BLOCK_N // PARTS))
+    sink = StoreTile(matrix_at(out.to(gl.int64), out, rows, n, gl.cast(out_down, gl.int64), BLOCK_M, BLOCK_N // PARTS))
     multiply_tiles(
-        _operand(gathered, rows, k, k, BLOCK_M, BLOCK_K, False), _operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
-        order, _with_bias(sink, bias, bias_step, rows, n, BIAS), tiles_each * SIZE * tiles_n, k_tiles, STAGES, PARTS,
-        NUM_WARPS, ASIDE, False, TURNED_B, _operand(own, rows_each, k, k, BLOCK_M, BLOCK_K, False),
+        operand(gathered, rows, k, k, BLOCK_M, BLOCK_K, False), operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
+        order, biased(sink, bias, bias_step, rows, n, BIAS), tiles_each * SIZE * tiles_n, k_tiles, STAGES, PARTS,
+        NUM_WARPS, ASIDE, False, TURNED_B, operand(own, rows_each, k, k, BLOCK_M, BLOCK_K, False),
     )  # fmt: skip
     _clear(flags, rows // BLOCK_M // tiles_per_flag, gl.num_programs(0) - ASIDE)
 
@@ -167,7 +167,7 @@ _BESIDE_MEETING = {8: 160, 4: 240}
 members can meet while the product runs, even if other kernels have taken the one that it leaves."""
 
 
-class _HopperGather(_RowsOwned):
+class _HopperGather(RowsOwned):
     """What is common to all_gather_matmul with gather_dim 0: A of the others is brought into a matrix of all rows.
 
     Args:
@@ -180,14 +180,14 @@ class _HopperGather(_RowsOwned):
     def supports(self, request: FusedRequest) -> Availability:
         """Say whether this algorithm serves a call."""
         # Where its rows are not dense, A is copied before, so neither its strides nor its place matter.
-        answer = super().supports(replace(request, a_stride=(_UNIT, 1), aligned=(True, *request.aligned[1:])))
+        answer = super().supports(replace(request, a_stride=(UNIT, 1), aligned=(True, *request.aligned[1:])))
         if not answer:
             return answer
         if request.options["gather_dim"] != 0:
             return Availability.no("it gathers rows of A (gather_dim=0)")
-        if request.k % _UNIT:
+        if request.k % UNIT:
             return Availability.no(f"rows of A must be multiples of 16 bytes, and K is {request.k}")
-        if request.out_stride[1] != 1 or request.out_stride[0] % _UNIT or not request.aligned[2]:
+        if request.out_stride[1] != 1 or request.out_stride[0] % UNIT or not request.aligned[2]:
             return Availability.no("TMA needs dense rows of the output that begin at multiples of 16 bytes")
         problem = self._rows_problem(request)
         return Availability.no(problem) if problem else answer
@@ -211,7 +211,7 @@ class _PutPlan(Plan):
 class HopperFetch(_HopperGather):
     """Some programs (`num_fetch_sms`) put the own rows to the others, the others compute."""
 
-    uses = (*_USED, "num_fetch_sms")
+    uses = (*USED_CONFIG, "num_fetch_sms")
 
     def __init__(self) -> None:
         super().__init__("hopper_fetch")

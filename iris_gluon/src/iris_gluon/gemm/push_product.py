@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_gluon.gemm.fused import RUNTIME, _Hopper, _matrix, _operand, _with_bias
+from iris_gluon.gemm.fused import RUNTIME, Hopper, biased, matrix_at, operand
 from iris_gluon.gemm.hopper import multiply_tiles
 from iris_gluon.gemm.order import RowGroups
 from iris_gluon.gemm.sinks import ScatterTile
@@ -66,16 +66,16 @@ def push_product(
             address += gl.cast(me, gl.int64) * m * stride * ITEM
         else:
             address += gl.cast(me, gl.int64) * n * ITEM
-        matrices = matrices + (_matrix(address, out, m, n, stride, BLOCK_M, BLOCK_N // PARTS),)  # noqa: RUF005
+        matrices = matrices + (matrix_at(address, out, m, n, stride, BLOCK_M, BLOCK_N // PARTS),)  # noqa: RUF005
     multiply_tiles(
-        _operand(a, m, k, a_down, BLOCK_M, BLOCK_K, TURNED_A), _operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
-        RowGroups(tiles_m, tiles_n, GROUP), _with_bias(ScatterTile(matrices), bias, bias_step, m, n, BIAS),
+        operand(a, m, k, a_down, BLOCK_M, BLOCK_K, TURNED_A), operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
+        RowGroups(tiles_m, tiles_n, GROUP), biased(ScatterTile(matrices), bias, bias_step, m, n, BIAS),
         tiles_m * tiles_n, k_tiles, STAGES, PARTS, NUM_WARPS, 0, TURNED_A, TURNED_B,
     )  # fmt: skip
     meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
-class HopperPush(_Hopper):
+class HopperPush(Hopper):
     """matmul_all_gather: every tile goes to all members by TMA."""
 
     def cost(self, request: FusedRequest) -> float:

@@ -17,7 +17,7 @@ from triton.experimental.gluon import language as gl
 
 from iris_core.types import Availability
 from iris_gluon.collectives.push_bulk import WithScratch
-from iris_gluon.gemm.fused import _FULL_BLOCK, _RUN, _USED, RUNTIME, _matrix, _operand, _RowsOwned
+from iris_gluon.gemm.fused import FULL_BLOCK, RUNTIME, USED_CONFIG, RowsOwned, matrix_at, operand
 from iris_gluon.gemm.hopper import multiply_tiles
 from iris_gluon.gemm.order import OwnersInTurn
 from iris_gluon.gemm.sinks import OwnersSlot
@@ -64,17 +64,20 @@ def reduce_product(
     matrices = ()
     for i in gl.static_range(SIZE):
         address = gl.load(bases + i) + mine
-        part = _matrix(address, out, rows_each, n, gl.cast(n, gl.int64), BLOCK_M, BLOCK_N // PARTS)
+        part = matrix_at(address, out, rows_each, n, gl.cast(n, gl.int64), BLOCK_M, BLOCK_N // PARTS)
         matrices = matrices + (part,)  # noqa: RUF005
     tiles_each = rows_each // BLOCK_M
     order = OwnersInTurn(tiles_each, tiles_n, me, chunk, GROUP, SIZE)
     multiply_tiles(
-        _operand(a, m, k, a_down, BLOCK_M, BLOCK_K, TURNED_A), _operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
+        operand(a, m, k, a_down, BLOCK_M, BLOCK_K, TURNED_A), operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
         order, OwnersSlot(matrices, rows_each), tiles_each * tiles_n * SIZE, k_tiles, STAGES, PARTS, NUM_WARPS, 0,
         TURNED_A, TURNED_B,
     )  # fmt: skip
     meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
+
+_RUN = 1 << 20
+"""Tiles in a row of one owner: all that it has."""
 
 _RUN_FLOPS = 2.4e11
 """From so many multiplications on, the owners' tiles are sent in runs: between both sizes at which it was measured."""
@@ -87,7 +90,7 @@ class _ReducePlan(Plan):
     add: BoundKernel
 
 
-class HopperReduce(_RowsOwned):
+class HopperReduce(RowsOwned):
     """matmul_reduce_scatter or matmul_all_reduce: tiles go to slots of their owners by TMA, who add them up.
 
     `chunk_size` tiles in a row go to the same owner, then as many to the next one.
@@ -96,7 +99,7 @@ class HopperReduce(_RowsOwned):
         op: which of the two.
     """
 
-    uses: tuple[str, ...] = (*_USED, "chunk_size")
+    uses: tuple[str, ...] = (*USED_CONFIG, "chunk_size")
 
     def __init__(self, op: str) -> None:
         super().__init__(op, "hopper_push" if op == "matmul_reduce_scatter" else "hopper_two_shot")
@@ -113,7 +116,7 @@ class HopperReduce(_RowsOwned):
 
     def _block_m(self, request: FusedRequest) -> int:
         # the last members may own fewer rows of a product that all get
-        return _FULL_BLOCK if self.op == "matmul_all_reduce" else super()._block_m(request)
+        return FULL_BLOCK if self.op == "matmul_all_reduce" else super()._block_m(request)
 
     def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
         other, *more = super()._offered(request)

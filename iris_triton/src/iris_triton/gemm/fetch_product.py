@@ -33,7 +33,7 @@ from iris_triton.gemm.parts.tiles import (
     wide,
     with_bias,
 )
-from iris_triton.gemm.pull_product import _GatherProduct
+from iris_triton.gemm.pull_product import GatherProduct
 from iris_triton.language.flags import await_flag
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def fetch_product(
 _FETCHERS_GPU, _FETCHERS_CPU = 16, 1
 
 
-class Fetch(_GatherProduct):
+class Fetch(GatherProduct):
     """all_gather_matmul: some programs copy the shards, the others compute."""
 
     uses = (*USED_CONFIG, "num_fetch_sms")

@@ -101,7 +101,7 @@ def matmul_accumulate(
     meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
-class _Variant(Fused):
+class AllReduce(Fused):
     """What the other ways to matmul_all_reduce have in common: chosen by name, or where they were measured."""
 
     measured_only = True
@@ -119,7 +119,7 @@ class _Variant(Fused):
         return arguments | {"per_owner": -(-arguments["tiles_m"] * arguments["tiles_n"] // host.team.size)}
 
 
-class Accumulate(_Variant):
+class Accumulate(AllReduce):
     """matmul_all_reduce into one sum for each tile: "atomic" or "spinlock"."""
 
     repeatable = False

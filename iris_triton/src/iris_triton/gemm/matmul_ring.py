@@ -22,7 +22,7 @@ from iris_core.providers.model import moving_s
 from iris_core.types import Availability, DeviceType
 from iris_triton.collectives.parts.barrier import at_member, last_epoch, leave, meet, publish, row_of
 from iris_triton.collectives.ring import ring_steps
-from iris_triton.gemm.matmul_accumulate import _Variant
+from iris_triton.gemm.matmul_accumulate import AllReduce
 from iris_triton.gemm.parts.fused import Plan, peer_memory, programs_for
 from iris_triton.gemm.parts.shapes import USED_CONFIG
 from iris_triton.gemm.parts.tiles import (
@@ -160,7 +160,7 @@ _SLOTS = 2
 """Of a mailbox: one is filled while the other one is read."""
 
 
-class Ring(_Variant):
+class Ring(AllReduce):
     """matmul_all_reduce round a ring, or `all_reduce_num_rings` of them."""
 
     uses = (*USED_CONFIG, "all_reduce_num_rings")

@@ -90,7 +90,7 @@ def pull_product(
     meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
-class _GatherProduct(Fused):
+class GatherProduct(Fused):
     """What the two ways to all_gather_matmul have in common."""
 
     def _shard(self, request: FusedRequest) -> tuple[int, int]:
@@ -126,7 +126,7 @@ class _GatherProduct(Fused):
         }
 
 
-class Pull(_GatherProduct):
+class Pull(GatherProduct):
     """all_gather_matmul: the kernel reads the shards where they lie."""
 
     def cost(self, request: FusedRequest) -> float:

@@ -123,7 +123,7 @@ def store_data(
 
 
 @triton.jit
-def _limit(total, part, member, EVEN: tl.constexpr):
+def limit_of(total, part, member, EVEN: tl.constexpr):
     """Bytes of a member's part, where parts are equal but the last ones may be short; EVEN: none is."""
     if EVEN:
         return part

@@ -24,7 +24,7 @@ import triton.language as tl
 from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.packets.arithmetic import reduced
 from iris_triton.collectives.packets.base import PacketCollective, Plan, tunings_of
-from iris_triton.collectives.packets.data import _limit, load_data, store_data
+from iris_triton.collectives.packets.data import limit_of, load_data, store_data
 from iris_triton.collectives.packets.mailbox import (
     DATA_RATIO,
     MAX_PROGRAMS,
@@ -68,7 +68,7 @@ def _load_part(
 ):  # fmt: skip
     """The data for the member that is k + 1 places behind."""
     member = (me + 1 + k) % N
-    limit = _limit(total, part, member, EVEN)
+    limit = limit_of(total, part, member, EVEN)
     return load_data(base, member * part, offset, limit, flags, sizes, strides, ENC, WHOLE, ITEM, DIMS)
 
 
@@ -116,7 +116,7 @@ def _store_parts(
     """What came from each member to its own part of the output."""
     W: tl.constexpr = data_words(ENC)
     for i in tl.static_range(N):
-        limit = _limit(total, part, i, EVEN)
+        limit = limit_of(total, part, i, EVEN)
         store_data(
             base, i * part, offset, limit, flags, sizes, strides, _packet_of(words, i, W), ENC, WHOLE, ITEM, DIMS
         )  # fmt: skip

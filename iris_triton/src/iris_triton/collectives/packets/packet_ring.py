@@ -31,10 +31,10 @@ import triton.language as tl
 from iris_core.types import Availability, DeviceType
 from iris_triton.collectives.packets.arithmetic import reduced
 from iris_triton.collectives.packets.base import PacketCollective, Plan
-from iris_triton.collectives.packets.data import _limit, load_data, store_data
+from iris_triton.collectives.packets.data import limit_of, load_data, store_data
 from iris_triton.collectives.packets.mailbox import MAX_PROGRAMS, PACKET, PER_CALL
 from iris_triton.collectives.packets.packet import clear, encode, poll, push, spot
-from iris_triton.collectives.packets.split import _CPU_PAIRS, _GPU_PAIRS, _GPU_WARPS, _START_S
+from iris_triton.collectives.packets.split import CPU_PAIRS, GPU_PAIRS, GPU_WARPS, START_S
 from iris_triton.collectives.parts.barrier import count_of, publish, report_overlap, take, uses_of
 from iris_triton.collectives.parts.elements import finished
 from iris_triton.collectives.parts.sizes import carrier_of
@@ -143,20 +143,20 @@ def packet_ring(
         at = lane.to(tl.int64) * 16 + (tl.cast(box, tl.int64) + program.to(tl.int64) * area + (rounds & 1) * half)
         mine, there = peers[N - 1] + at, peers[0] + at
         member = (me + N - 1) % N
-        length = _limit(total, part, member, EVEN)
+        length = limit_of(total, part, member, EVEN)
         value = load_data(
             origin, member * part, offset, length, flags, in_sizes, in_strides, _ENC, IN_WHOLE, ITEM, IN_DIMS
         )  # fmt: skip
         push(there, encode(value, 0, flags, _ENC), mask, flags, _ENC)
         for t in tl.range(1, N - 1, loop_unroll_factor=1):
             member = (me + N - 1 - t) % N
-            length = _limit(total, part, member, EVEN)
+            length = limit_of(total, part, member, EVEN)
             value = load_data(
                 origin, member * part, offset, length, flags, in_sizes, in_strides, _ENC, IN_WHOLE, ITEM, IN_DIMS
             )  # fmt: skip
             came = _take(mine + (t - 1) * slot, mark, mask, flags, timeout_ns, status, rank, NAP_NS)
             push(there + t * slot, encode(_added(value, came, OP, DT), 0, flags, _ENC), mask, flags, _ENC)
-        length = _limit(total, part, me, EVEN)
+        length = limit_of(total, part, me, EVEN)
         value = load_data(
             origin, me * part, offset, length, flags, in_sizes, in_strides, _ENC, IN_WHOLE, ITEM, IN_DIMS
         )  # fmt: skip
@@ -169,7 +169,7 @@ def packet_ring(
             )  # fmt: skip
             for t in tl.range(0, N - 2, loop_unroll_factor=1):
                 member = (me + N - 1 - t) % N
-                length = _limit(total, part, member, EVEN)
+                length = limit_of(total, part, member, EVEN)
                 came = _take(mine + (N - 1 + t) * slot, mark, mask, flags, timeout_ns, status, rank, NAP_NS)
                 push(there + (N + t) * slot, came, mask, flags, _ENC)
                 store_data(
@@ -177,7 +177,7 @@ def packet_ring(
                     OUT_DIMS
                 )  # fmt: skip
             member = (me + 1) % N
-            length = _limit(total, part, member, EVEN)
+            length = limit_of(total, part, member, EVEN)
             came = _take(mine + (2 * N - 3) * slot, mark, mask, flags, timeout_ns, status, rank, NAP_NS)
             store_data(
                 to, member * part, offset, length, flags, out_sizes, out_strides, came, _ENC, OUT_WHOLE, ITEM, OUT_DIMS
@@ -226,7 +226,7 @@ class Ring(PacketCollective):
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: once round the ring, or twice."""
         hops = (request.group_size - 1) * (1 + self._gathers)
-        return _START_S + hops * (_HOP_S + request.nbytes / request.group_size / _RING_WIRE)
+        return START_S + hops * (_HOP_S + request.nbytes / request.group_size / _RING_WIRE)
 
     def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
         """Return configs that are worth measuring for a call that this algorithm serves."""
@@ -238,9 +238,9 @@ class Ring(PacketCollective):
         """Make a plan.  Collective: every member calls it."""
         on_cpu = request.target.type is DeviceType.CPU
         packets = self._packets(request)
-        block = 32 * _GPU_WARPS
+        block = 32 * GPU_WARPS
         area = 2 * 2 * (team.size - 1) * block * PACKET
-        most = min(request.options["config"].get("comm_sms", _CPU_PAIRS if on_cpu else 2 * _GPU_PAIRS), MAX_PROGRAMS)
+        most = min(request.options["config"].get("comm_sms", CPU_PAIRS if on_cpu else 2 * GPU_PAIRS), MAX_PROGRAMS)
         programs = max(1, min(most, -(-packets // block)))
         mailbox = team.workspace("ring of packets", programs * area, area, fill=0xFF)  # every byte of packets' EMPTY
         words = team.region("words of the ring of packets", WORDS * 8 * MAX_PROGRAMS)
@@ -256,7 +256,7 @@ class Ring(PacketCollective):
             "BLOCK": block,
             "NAP_NS": 0,
         }
-        launch_options = {} if on_cpu else {"num_warps": _GPU_WARPS}
+        launch_options = {} if on_cpu else {"num_warps": GPU_WARPS}
         programs = min(programs, mailbox.nbytes // area)
         kernel = BoundKernel(packet_ring, programs, arguments, PER_CALL, team.device, launch_options)
         return Plan((kernel,), carrier_of(request.dtype))

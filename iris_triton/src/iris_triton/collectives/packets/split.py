@@ -30,7 +30,7 @@ import triton.language as tl
 from iris_core.types import Availability, DeviceType
 from iris_triton.collectives.packets.arithmetic import reduced
 from iris_triton.collectives.packets.base import PacketCollective, Plan, tunings_of
-from iris_triton.collectives.packets.data import _limit, load_data, store_data
+from iris_triton.collectives.packets.data import limit_of, load_data, store_data
 from iris_triton.collectives.packets.mailbox import (
     MAX_PROGRAMS,
     PACKET,
@@ -113,7 +113,7 @@ def split(
     at = tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half
     chunk = step * ITER
     chunks = (cap + chunk - 1) // chunk
-    limit = _limit(total, part, me, EVEN)
+    limit = limit_of(total, part, me, EVEN)
     begin = part * 0
     if GATHERS:
         begin = me * part
@@ -130,7 +130,7 @@ def split(
                 for i in tl.range(0, N - 1, loop_unroll_factor=1):  # unrolled, it would need three times the registers
                     member = (me + 1 + i) % N
                     there = _pick(peers, i, N) + (at + i * slot)
-                    length = _limit(total, part, member, EVEN)
+                    length = limit_of(total, part, member, EVEN)
                     for s in range(c * chunk + pair * BLOCK, min(c * chunk + chunk, cap), step):
                         packet = s + tl.arange(0, BLOCK)
                         offset, flags = spot(first + packet, ENC)
@@ -203,13 +203,13 @@ def split(
     confirm(counters, claimed, epoch, me, status, rank)
 
 
-_CPU_BLOCK, _CPU_PAIRS = 256, 3
-_GPU_WARPS, _GPU_PAIRS = 8, 132
+_CPU_BLOCK, CPU_PAIRS = 256, 3
+GPU_WARPS, GPU_PAIRS = 8, 132
 _TRIED = ({"comm_sms": 128}, {"num_warps": 16}, {"comm_sms": 132, "num_warps": 16})
 _ITERATIONS = 4  # packets of a thread in a chunk
 _FEW_NBYTES, _MANY_NBYTES = 1 << 20, 4 << 20  # of a part
 _NAP_NS, _FIRST_NAP_NS = 100, 500
-_START_S, _MEETING_S = 4e-6, 2.5e-6  # of the model, like those below
+START_S, _MEETING_S = 4e-6, 2.5e-6  # of the model, like those below
 _WIRE = 3.4e11
 
 
@@ -243,7 +243,7 @@ class Split(PacketCollective):
         """Estimate seconds: packets to all, and results of an all_reduce as they are."""
         part = request.nbytes * (request.group_size - 1) / request.group_size
         sent = part * (packets_for(1 << 20, self._encoding) * PACKET / (1 << 20) + self._gathers)
-        return _START_S + _MEETING_S * self._gathers + sent / _WIRE
+        return START_S + _MEETING_S * self._gathers + sent / _WIRE
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Make a plan.  Collective: every member calls it."""
@@ -293,7 +293,7 @@ class Split(PacketCollective):
         if request.target.type is DeviceType.CPU:
             warps = int(config.get("num_warps", 0))
             return warps, 32 * warps if warps else _CPU_BLOCK, 1, _ITERATIONS
-        warps = int(config.get("num_warps", _GPU_WARPS))
+        warps = int(config.get("num_warps", GPU_WARPS))
         nbytes = self._packets(request) * PACKET
         if self._gathers:
             several = 1 if _FEW_NBYTES < nbytes <= _MANY_NBYTES else 4
@@ -303,6 +303,6 @@ class Split(PacketCollective):
 
     def _pairs(self, request: CollectiveRequest, packets: int, block: int, most: int) -> int:
         """Pairs of programs."""
-        usual = 2 * (_CPU_PAIRS if request.target.type is DeviceType.CPU else _GPU_PAIRS)
+        usual = 2 * (CPU_PAIRS if request.target.type is DeviceType.CPU else GPU_PAIRS)
         wanted = int(request.options["config"].get("comm_sms", usual)) // 2
         return max(1, min(wanted, most, MAX_PROGRAMS // 2, -(-packets // block)))
