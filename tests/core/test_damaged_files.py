@@ -13,7 +13,7 @@ import tempfile
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from iris_core import documents
@@ -190,6 +190,7 @@ def as_rows(content, document):
 
 @settings(deadline=None, max_examples=200)
 @given(content=damaged(REPORT))
+@example(content=REPORT | {"results": [RESULT | {"counters": {"\x85\n": None}}]})
 def test_results_are_compared_or_refused_in_one_line(content):
     with tempfile.TemporaryDirectory() as folder:
         path, good = pathlib.Path(folder, "bad.json"), pathlib.Path(folder, "good.json")

@@ -40,7 +40,7 @@ def read_document(path: Path, kind: pydantic.TypeAdapter[T]) -> T:
 def _first_problem(error: pydantic.ValidationError) -> str:
     """What is wrong at the first place, on one line, and at how many more."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    where = ".".join(map(str, problems[0]["loc"]))
+    where = " ".join(".".join(map(str, problems[0]["loc"])).split())  # keys may have line breaks
     text = " ".join(problems[0]["msg"].removeprefix("Value error, ").split())
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"{where}: {text}{more}" if where else text + more
