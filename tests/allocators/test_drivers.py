@@ -14,7 +14,7 @@ from iris_allocators.torch_ipc import TorchAllocator
 from iris_allocators.vmem.allocator import VmemAllocator
 from iris_core.errors import DriverError, HeapExhaustedError, PeerAccessError, UnsupportedError
 from iris_core.testing.conformance import oracle
-from iris_core.testing.conformance.signatures import member_problems
+from iris_core.testing.conformance.plugin import member_problems
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType
 
 from .fake_bindings import DEVICE, cuda_driver, hip_module

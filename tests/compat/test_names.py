@@ -17,7 +17,7 @@ from jobs_common import environment
 import iris_gluon
 import iris_triton as iris
 from iris_core.errors import UnsupportedError
-from iris_triton.rocm_iris.context import allocator_for
+from iris_triton.rocm_iris.ported_context import allocator_for
 
 # -- what there is ----------------------------------------------------------------------------------------------------
 PACKAGE = """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from iris_triton.rocm_iris.context import Iris
+    from iris_triton.rocm_iris.ported_context import Iris
 
 
 def iris(
@@ -30,6 +30,6 @@ def iris(
         >>> import iris_gluon
         >>> ctx = iris_gluon.iris(1 << 20)  # doctest: +SKIP
     """
-    from iris_triton.rocm_iris.context import Iris
+    from iris_triton.rocm_iris.ported_context import Iris
 
     return Iris(heap_size, allocator_type, engines, backend="gluon")

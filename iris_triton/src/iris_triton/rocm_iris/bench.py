@@ -46,7 +46,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 _RANKS, _WANTED = "num_ranks", "__iris_bench_num_ranks__"
 _MOST_RANKS = 8
 _CPU_RANKS = 2
-_CONTEXT = "iris_triton.rocm_iris.context:Iris"
+_CONTEXT = "iris_triton.rocm_iris.ported_context:Iris"
 _HEAP_NBYTES = 1 << 34
 _DTYPES = {"fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
 _AXIS, _SKIP = "--axis_", "--skip_"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from iris_core.protocols import Work
     from iris_core.types import ReduceOp
     from iris_triton.rocm_iris.collectives import AllReduceWorkspace
-    from iris_triton.rocm_iris.context import Iris
+    from iris_triton.rocm_iris.ported_context import Iris
 
 
 def all_gather(

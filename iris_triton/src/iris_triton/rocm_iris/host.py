@@ -9,7 +9,7 @@ from iris_core.errors import UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from iris_triton.rocm_iris.context import Iris
+    from iris_triton.rocm_iris.ported_context import Iris
 
 
 def iris(
@@ -37,7 +37,7 @@ def iris(
         >>> import iris_triton as iris
         >>> ctx = iris.iris(1 << 20)  # doctest: +SKIP
     """
-    from iris_triton.rocm_iris.context import Iris
+    from iris_triton.rocm_iris.ported_context import Iris
 
     return Iris(heap_size, allocator_type, engines)
 

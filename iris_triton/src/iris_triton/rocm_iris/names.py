@@ -16,10 +16,10 @@ from types import ModuleType
 from typing import Any
 
 TABLE = (
-    ("iris_triton.rocm_iris.context", "Iris", "iris iris.iris iris.host.iris"),
+    ("iris_triton.rocm_iris.ported_context", "Iris", "iris iris.iris iris.host.iris"),
     ("iris_triton.rocm_iris.host", "iris", "iris iris.iris iris.host.iris"),
     ("iris_triton.rocm_iris.host", "get_device_id_for_rank", "iris iris.host.platform.utils iris.util"),
-    ("iris_triton.rocm_iris.context", "is_simulation_env", "iris iris.host.platform.utils iris.util"),
+    ("iris_triton.rocm_iris.ported_context", "is_simulation_env", "iris iris.host.platform.utils iris.util"),
     ("iris_core.bench", "do_bench", "iris iris.host.platform.utils iris.util"),
     (
         "iris_triton.language",

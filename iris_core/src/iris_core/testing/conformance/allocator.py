@@ -12,9 +12,8 @@ import pytest
 
 from iris_core.errors import DeviceError, HeapClosedError, HeapError, IrisError, UnsupportedError
 from iris_core.protocols import Allocator, SupportsDecommit, SupportsGrowth, SupportsImportTensor
-from iris_core.testing.conformance import jobs, oracle
-from iris_core.testing.conformance.plugin import PluginConformance
-from iris_core.testing.conformance.signatures import member_problems
+from iris_core.testing.conformance import oracle, stack_jobs
+from iris_core.testing.conformance.plugin import PluginConformance, member_problems
 from iris_core.types import Capability, PluginInfo, PluginKind, Segment
 
 if TYPE_CHECKING:
@@ -388,7 +387,7 @@ class AllocatorConformance(PluginConformance):
     def test_host_tensors_outlive_close(self, pool: RankPool, installed: PluginRecord, target: DeviceTarget) -> None:
         """A tensor's storage keeps its memory; tried in another process, which may crash."""
         ((before, after, told),) = pool.run(
-            jobs.outlive_close, 1, installed.qualified_name, target.torch_device, self.heap_nbytes
+            stack_jobs.outlive_close, 1, installed.qualified_name, target.torch_device, self.heap_nbytes
         )
         assert before == oracle.pattern(8192, seed=1)
         assert after == b"\x07" + before[1:]
@@ -444,16 +443,16 @@ class AllocatorConformance(PluginConformance):
     ) -> None:
         """Each peer's bytes appear at the same offset of its mapping, and what is written there arrives."""
         owners, me = self._neighbours(opened)
-        marks = jobs.place_marks(self.heap_nbytes)
+        marks = stack_jobs.place_marks(self.heap_nbytes)
         for rank, owner in enumerate(owners):
             for index, offset in enumerate(marks):
-                write(owner.base_ptr + offset, jobs.mark(rank, index))
+                write(owner.base_ptr + offset, stack_jobs.mark(rank, index))
         mappings = [me.import_peer(rank, _received(owner.export())) for rank, owner in enumerate(owners)]
         for rank, (owner, mapping) in enumerate(zip(owners, mappings, strict=True)):
             assert mapping.rank == rank
             assert mapping.nbytes == owner.nbytes
             seen = [read(mapping.base_ptr + offset, 8) for offset in marks]
-            assert seen == [jobs.mark(rank, index) for index in range(len(marks))], f"of rank {rank}"
+            assert seen == [stack_jobs.mark(rank, index) for index in range(len(marks))], f"of rank {rank}"
             write(mapping.base_ptr + mapping.nbytes - 1, bytes([40 + rank]))
         for rank, owner in enumerate(owners):
             assert read(owner.base_ptr + owner.nbytes - 1, 1) == bytes([40 + rank])
@@ -532,12 +531,12 @@ class AllocatorConformance(PluginConformance):
         mapping = self._exchange(owner, me)[0]
         for turn, offset in enumerate((0, 2 * granule, granule)):
             owner.commit(offset, granule)
-            write(owner.base_ptr + offset, jobs.mark(0, turn))
+            write(owner.base_ptr + offset, stack_jobs.mark(0, turn))
             again, described = self._exchange(owner, me)
             assert again == mapping, "the mapping has moved"
             self._describes(described, offset, granule)
             for earlier, where in enumerate((0, 2 * granule, granule)[: turn + 1]):
-                assert read(mapping.base_ptr + where, 8) == jobs.mark(0, earlier), f"commit {earlier} after {turn}"
+                assert read(mapping.base_ptr + where, 8) == stack_jobs.mark(0, earlier), f"{earlier} after {turn}"
         write(mapping.base_ptr + granule + 8, b"for you!")
         assert read(owner.base_ptr + granule + 8, 8) == b"for you!"
 
@@ -576,16 +575,16 @@ class AllocatorConformance(PluginConformance):
     def test_peers_in_other_processes(self, pool: RankPool, installed: PluginRecord, target: DeviceTarget) -> None:
         """Three ranks see each other's bytes at the same offsets, and what they write arrives at the right rank."""
         device = "cpu" if target.torch_device == "cpu" else "cuda"
-        results = pool.run(jobs.see_peers, 3, installed.qualified_name, device, self.heap_nbytes)
-        num_marks = len(jobs.place_marks(self.heap_nbytes))
+        results = pool.run(stack_jobs.see_peers, 3, installed.qualified_name, device, self.heap_nbytes)
+        num_marks = len(stack_jobs.place_marks(self.heap_nbytes))
         for rank, (reports, written) in enumerate(results):
             assert sorted(reports) == [peer for peer in range(3) if peer != rank]
             for peer, report in reports.items():
                 assert report.nbytes == report.own_nbytes
                 assert not report.owned
-                expected = tuple(jobs.mark(peer, index) for index in range(num_marks))
+                expected = tuple(stack_jobs.mark(peer, index) for index in range(num_marks))
                 assert report.seen == expected, f"rank {rank} of rank {peer}"
-                assert written[peer] == jobs.mark(peer, rank), f"what rank {peer} wrote to rank {rank}"
+                assert written[peer] == stack_jobs.mark(peer, rank), f"what rank {peer} wrote to rank {rank}"
 
     def _importable(
         self, allocator: Any, info: PluginInfo, make_importable: Callable[[Any, int], torch.Tensor]

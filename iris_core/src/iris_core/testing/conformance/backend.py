@@ -13,8 +13,7 @@ import pytest
 
 from iris_core import protocols
 from iris_core.protocols import DeviceBackend
-from iris_core.testing.conformance.plugin import PluginConformance
-from iris_core.testing.conformance.signatures import member_problems, parameter_problems
+from iris_core.testing.conformance.plugin import PluginConformance, member_problems, parameter_problems
 from iris_core.types import Block, CompileCase, ContextSpec, DeviceTarget, DeviceType, PluginInfo, PluginKind
 
 if TYPE_CHECKING:

@@ -29,8 +29,7 @@ from iris_core.testing.conformance.collective_cases import (
     tolerance,
     usual,
 )
-from iris_core.testing.conformance.plugin import PluginConformance
-from iris_core.testing.conformance.signatures import member_problems
+from iris_core.testing.conformance.plugin import PluginConformance, member_problems
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType, PluginInfo, PluginKind
 
 if TYPE_CHECKING:

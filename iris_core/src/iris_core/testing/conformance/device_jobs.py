@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import DeviceTimeoutError
 from iris_core.testing.conformance import device_functions as cases
-from iris_core.testing.conformance.jobs import Seen, Stack, look, open_stack, start
+from iris_core.testing.conformance.stack_jobs import Seen, Stack, look, open_stack, start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

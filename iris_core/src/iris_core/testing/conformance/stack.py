@@ -13,7 +13,7 @@ import pytest
 
 from iris_core.errors import IrisError, PluginError
 from iris_core.registry import Registry
-from iris_core.testing.conformance import device_functions, device_jobs, jobs
+from iris_core.testing.conformance import device_functions, device_jobs, stack_jobs
 from iris_core.testing.conformance.plugin import shared_pool
 from iris_core.types import DeviceType, PluginKind
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from iris_core.testing.conformance.device_jobs import Calls
-    from iris_core.testing.conformance.jobs import Seen
+    from iris_core.testing.conformance.stack_jobs import Seen
     from iris_core.testing.pool import RankPool
 
 
@@ -229,14 +229,14 @@ class StackConformance:
         return shared_pool()
 
     @pytest.fixture(params=["host", "gpu", "gpus"])
-    def world(self, request: pytest.FixtureRequest) -> tuple[jobs.Stack, int]:
+    def world(self, request: pytest.FixtureRequest) -> tuple[stack_jobs.Stack, int]:
         """The stack and the number of ranks of each tier."""
         tier: str = request.param
         device = "cpu" if tier == "host" else "cuda"
         reason = _why_not(self.allocator, self.backend, tier, self.gpus_of_tier[tier])
         if reason:
             pytest.skip(reason)
-        stack = jobs.Stack(self.allocator, self.backend, self.programs, device, self.timeout_s)
+        stack = stack_jobs.Stack(self.allocator, self.backend, self.programs, device, self.timeout_s)
         if tier == "gpus":
             import torch
 
@@ -244,25 +244,25 @@ class StackConformance:
         return stack, self.num_ranks if tier == "host" else 1
 
     # -- tests --------------------------------------------------------------------------------------------------------
-    def test_world_ring_put_with_signal(self, pool: RankPool, world: tuple[jobs.Stack, int]) -> None:
+    def test_world_ring_put_with_signal(self, pool: RankPool, world: tuple[stack_jobs.Stack, int]) -> None:
         """After its signal a message is there whole; the receiver reads it in the same kernel."""
         stack, ranks = world
         turns = min(ranks, 2)
-        results = pool.run(jobs.ring, ranks, stack, self.numel, turns)
+        results = pool.run(stack_jobs.ring, ranks, stack, self.numel, turns)
         for turn in range(turns):
             expected = [_data((rank - 1) % ranks, turn, self.numel) for rank in range(ranks)]
             found = [data + _words([turn + 1]) for data in expected]  # and the flag
             self._check([result[turn] for result in results], expected, found)
 
-    def test_world_all_to_all_store(self, pool: RankPool, world: tuple[jobs.Stack, int]) -> None:
+    def test_world_all_to_all_store(self, pool: RankPool, world: tuple[stack_jobs.Stack, int]) -> None:
         """Every row arrives at its rank, first and last element included."""
         stack, ranks = world
-        results = pool.run(jobs.all_to_all, ranks, stack, self.numel)
+        results = pool.run(stack_jobs.all_to_all, ranks, stack, self.numel)
         expected = [b"".join(_data(sender, rank, self.numel) for sender in range(ranks)) for rank in range(ranks)]
         self._check(results, expected)
 
     @pytest.mark.parametrize("name", device_functions.NAMES)
-    def test_world_device_function(self, pool: RankPool, world: tuple[jobs.Stack, int], name: str) -> None:
+    def test_world_device_function(self, pool: RankPool, world: tuple[stack_jobs.Stack, int], name: str) -> None:
         """Each function of `device_api()`, with and without a mask, changes what it should on the rank that it should.
 
         Atomics return the old values, and lose nothing of what many programs do; signals set and add; waits end when
@@ -271,31 +271,31 @@ class StackConformance:
         self._check_calls(pool, *world, "function", name)
 
     @pytest.mark.parametrize("name", device_functions.NAMES)
-    def test_world_device_method(self, pool: RankPool, world: tuple[jobs.Stack, int], name: str) -> None:
+    def test_world_device_method(self, pool: RankPool, world: tuple[stack_jobs.Stack, int], name: str) -> None:
         """The same of DeviceContext's methods."""
         self._check_calls(pool, *world, "method", name)
 
-    def test_world_barrier(self, pool: RankPool, world: tuple[jobs.Stack, int]) -> None:
+    def test_world_barrier(self, pool: RankPool, world: tuple[stack_jobs.Stack, int]) -> None:
         """Behind a device barrier everybody's stores are there, whoever is late, also when it is used again."""
         stack, ranks = world
         turns = ranks
-        results = pool.run(jobs.meet, ranks, stack, turns)
+        results = pool.run(stack_jobs.meet, ranks, stack, turns)
         for turn in range(turns):
             everyone = _words([1000 * (turn + 1) + rank for rank in range(ranks)])
             self._check([result[turn] for result in results], [everyone] * ranks, [everyone] * ranks)
 
-    def test_world_wait_that_gives_up(self, pool: RankPool, world: tuple[jobs.Stack, int]) -> None:
+    def test_world_wait_that_gives_up(self, pool: RankPool, world: tuple[stack_jobs.Stack, int]) -> None:
         """The launch raises DeviceTimeoutError, or the next barrier does, once."""
         stack, ranks = world
         stack = dataclasses.replace(stack, timeout_s=min(stack.timeout_s, 0.5))
-        for said in self._optional(pool.run(jobs.give_up, ranks, stack), "DeviceContext"):
+        for said in self._optional(pool.run(stack_jobs.give_up, ranks, stack), "DeviceContext"):
             assert said in (["DeviceTimeoutError", "", ""], ["", "DeviceTimeoutError", ""])
 
     # -- what a backend may have besides ------------------------------------------------------------------------------
-    def test_world_device_barrier_of_the_host(self, pool: RankPool, world: tuple[jobs.Stack, int]) -> None:
+    def test_world_device_barrier_of_the_host(self, pool: RankPool, world: tuple[stack_jobs.Stack, int]) -> None:
         """Behind `ctx.device_barrier()` all writes are there, whoever is late; a group waits for its members only."""
         stack, ranks = world
-        results = self._optional(pool.run(jobs.device_barrier, ranks, stack, 2), "device_barrier")
+        results = self._optional(pool.run(stack_jobs.device_barrier, ranks, stack, 2), "device_barrier")
         for turn in range(4):
             for rank, result in enumerate(results):
                 members, found = result[turn]
@@ -303,10 +303,10 @@ class StackConformance:
                 if rank in members:
                     assert found == _words(words), f"rank {rank}, barrier {turn} of ranks {members}"
 
-    def test_world_self_test_passes(self, pool: RankPool, world: tuple[jobs.Stack, int]) -> None:
+    def test_world_self_test_passes(self, pool: RankPool, world: tuple[stack_jobs.Stack, int]) -> None:
         """Every operation on every pair of ranks is judged, and nothing is wrong; each step was announced."""
         stack, ranks = world
-        results = self._optional(pool.run(jobs.self_test, ranks, stack, False), "self_test")
+        results = self._optional(pool.run(stack_jobs.self_test, ranks, stack, False), "self_test")
         for rank, result in enumerate(results):
             assert result.error == "", f"rank {rank}"
             assert result.others == (), "a self-test gives objects of PairCheck"
@@ -320,22 +320,22 @@ class StackConformance:
         for rank, result in enumerate(results):
             assert ops <= {op for op, _ in result.begun}, f"operations that rank {rank} has announced"
 
-    def test_world_self_test_notices(self, pool: RankPool, world: tuple[jobs.Stack, int]) -> None:
+    def test_world_self_test_notices(self, pool: RankPool, world: tuple[stack_jobs.Stack, int]) -> None:
         """A machine on which no memory of a peer is reached does not pass."""
         stack, ranks = world
         if ranks == 1:
             pytest.skip("a world of one has no peers")
         stack = dataclasses.replace(stack, timeout_s=min(stack.timeout_s, 2.0))
-        results = self._optional(pool.run(jobs.self_test, ranks, stack, True), "self_test")
+        results = self._optional(pool.run(stack_jobs.self_test, ranks, stack, True), "self_test")
         for rank in range(ranks):
             about = [check for result in results for check in result.checks if rank in check[1:3] and check[3]]
             assert about or any(result.error for result in results), f"nothing is wrong with rank {rank}, it says"
 
-    def test_world_clocks_are_compared(self, pool: RankPool, world: tuple[jobs.Stack, int]) -> None:
+    def test_world_clocks_are_compared(self, pool: RankPool, world: tuple[stack_jobs.Stack, int]) -> None:
         """Rank 0 is not ahead of itself, and two comparisons agree within the errors that they state."""
         stack, ranks = world
         for rank, (one, two) in enumerate(
-            self._optional(pool.run(jobs.compare_clocks, ranks, stack), "compare_clocks")
+            self._optional(pool.run(stack_jobs.compare_clocks, ranks, stack), "compare_clocks")
         ):
             for _, ahead, error in (one, two):
                 assert 0 <= error < 1, f"error of rank {rank} in seconds"
@@ -361,7 +361,7 @@ class StackConformance:
             pytest.skip(f"backend {self.backend!r} has no {member}")
         return results
 
-    def _check_calls(self, pool: RankPool, stack: jobs.Stack, ranks: int, form: str, name: str) -> None:
+    def _check_calls(self, pool: RankPool, stack: stack_jobs.Stack, ranks: int, form: str, name: str) -> None:
         """Judge the calls of one device function; all of them ran together, in the first test that wanted one."""
         results = _calls(pool, stack, ranks, form)
         if results is None:
@@ -452,10 +452,10 @@ def _why_not(allocator: str, backend: str, tier: str, needed: int) -> str:
     return "" if present >= needed else f"needs {needed} GPU{'s' * (needed > 1)}, torch sees {present}"
 
 
-_cache: dict[tuple[jobs.Stack, int, str], list[dict[str, Calls]] | Exception | None] = {}
+_cache: dict[tuple[stack_jobs.Stack, int, str], list[dict[str, Calls]] | Exception | None] = {}
 
 
-def _calls(pool: RankPool, stack: jobs.Stack, ranks: int, form: str) -> list[dict[str, Calls]] | None:
+def _calls(pool: RankPool, stack: stack_jobs.Stack, ranks: int, form: str) -> list[dict[str, Calls]] | None:
     """Call all device functions on ranks, once in a test run; raise again what was raised.
 
     Returns:
@@ -475,7 +475,7 @@ def _calls(pool: RankPool, stack: jobs.Stack, ranks: int, form: str) -> list[dic
 
 
 def _data(rank: int, turn: int, numel: int) -> bytes:
-    return bytes(jobs.source_data(rank, turn, numel).numpy().tobytes())
+    return bytes(stack_jobs.source_data(rank, turn, numel).numpy().tobytes())
 
 
 def _words(values: Sequence[int]) -> bytes:
