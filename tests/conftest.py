@@ -5,14 +5,16 @@ import importlib.util
 import pathlib
 import re
 import signal
+import sys
 
 import pytest
 
 from iris_core.testing import RankPool
 
-pytest_plugins = ["gpu_tiers"]  # the markers gpu and multigpu(n), and the options of `make gpu-test`
-
 ROOT = pathlib.Path(__file__).parents[1]
+
+sys.path.insert(0, str(ROOT / "tests" / "support"))  # for suites below here that run with settings of their own
+pytest_plugins = ["gpu_tiers"]  # the markers gpu and multigpu(n), and the options of `make gpu-test`
 
 collect_ignore: list[pathlib.Path] = []  # pytest reads it
 if importlib.util.find_spec("hypothesis") is None:  # on GPU hosts without a package index

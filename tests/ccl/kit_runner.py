@@ -39,5 +39,5 @@ def passed(tmp_path, module, name, suite):
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", f"--junitxml={report}", "-p", "no:cacheprovider"]
     command += ["-c", str(tmp_path / "pytest.ini"), f"{suite}::Test_{name}"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 0, done.stdout[-5000:]
+    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
     return {case.get("name") for case in ET.parse(report).iter("testcase") if len(case) == 0}

@@ -70,9 +70,7 @@ def reports(request, tmp_path_factory):
     (folder / "pytest.ini").write_text("[pytest]\n")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("IRIS_", "PYTEST_"))}
     environment["OMP_NUM_THREADS"] = "1"
-    environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(site), str(HERE), str(HERE.parent / "support"), os.environ.get("PYTHONPATH")])
-    )
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), str(HERE), os.environ.get("PYTHONPATH")]))
     if request.config.getoption("exhaustive"):
         environment["KIT_MUTANTS_RUN_ALL"] = "1"
     running = {}

@@ -4,11 +4,13 @@ At the end are families of them: every function with the same kind of mistake.  
 family, because each of its tests is about one function.
 """
 
+import time
+
 import triton
 import triton.language as tl
 
 from iris_core.testing.conformance.device_functions import ATOMICS, LOOKS, NAMES, OPERATIONS
-from iris_triton import language
+from iris_triton import interpreter, language
 from iris_triton._compat import aggregate
 from iris_triton.context import DeviceContext
 
@@ -366,7 +368,14 @@ RETURNS = {
 
 
 # -- atomics that are none --------------------------------------------------------------------------------------------
-_TAKE_YOUR_TIME = tl.constexpr(20)
+@triton.jit
+def pause():
+    pass
+
+
+@interpreter.cpu_entry(pause)
+def _(program):
+    time.sleep(0.0005)  # lets another rank go ahead, however busy the machine is
 
 
 def torn_atomic(name):
@@ -377,8 +386,7 @@ def torn_atomic(name):
         pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None
     ):
         old = language.load(pointer, from_rank, to_rank, heap_bases)
-        for _ in range(_TAKE_YOUR_TIME):
-            tl.load(pointer)
+        pause()
         if name == "atomic_add":
             new = old + val
         elif name == "atomic_sub":
@@ -404,8 +412,7 @@ def torn_atomic(name):
 @triton.jit
 def torn_cas(pointer, cmp, val, from_rank, to_rank, heap_bases, sem: tl.constexpr = None, scope: tl.constexpr = None):
     old = language.load(pointer, from_rank, to_rank, heap_bases)
-    for _ in range(_TAKE_YOUR_TIME):
-        tl.load(pointer)
+    pause()
     language.store(pointer, tl.where(old == cmp, val, old), from_rank, to_rank, heap_bases)
     return old
 
