@@ -4,8 +4,8 @@ import sys
 from collections.abc import Callable
 
 PRODUCT = ("iris_core/", "iris_allocators/", "iris_triton/", "iris_gluon/")
-DEVICE = ("iris_triton/interpreter/", "iris_triton/language/", "iris_gluon/interpreter/")
-"""What runs kernels on CPU ranks stands for a device."""
+DEVICE = ("/iris_triton/interpreter/", "/iris_gluon/interpreter/")
+"""What runs kernels on CPU ranks stands for a device, and so does what it calls."""
 
 
 def files_of(call: Callable[[], object]) -> set[str]:
@@ -14,7 +14,7 @@ def files_of(call: Callable[[], object]) -> set[str]:
 
     def look(frame, event, _):
         name = frame.f_code.co_filename
-        if event == "call" and "/src/iris_" in name and name not in files and not _is_imported(frame):
+        if event == "call" and "/src/iris_" in name and name not in files and _is_of_the_host(frame):
             files.add(name)
 
     sys.setprofile(look)
@@ -23,17 +23,19 @@ def files_of(call: Callable[[], object]) -> set[str]:
     finally:
         sys.setprofile(None)
     found = {name.split("/src/")[1] for name in files}
-    return {name for name in found if name.startswith(PRODUCT) and not name.startswith(DEVICE)}
+    return {name for name in found if name.startswith(PRODUCT)}
 
 
-def _is_imported(frame) -> bool:
+def _is_of_the_host(frame) -> bool:
+    """Whether a function is neither run by an import nor by a kernel."""
     while frame is not None:
+        name = frame.f_code.co_filename
         if frame.f_code.co_name == "<module>" and frame.f_back is not None:
-            return True
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
+            return False
+        if name.startswith("<frozen importlib") or any(each in name for each in DEVICE):
+            return False
         frame = frame.f_back
-    return False
+    return True
 
 
 def routes() -> dict[str, set[str]]:
