@@ -13,7 +13,8 @@ from iris_core.testing import RankPool
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-sys.path.insert(0, str(ROOT / "tests" / "support"))  # for suites below here that run with settings of their own
+# not in pyproject.toml: some suites below here run with settings of their own
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 pytest_plugins = ["gpu_tiers"]  # the markers gpu and multigpu(n), and the options of `make gpu-test`
 
 collect_ignore: list[pathlib.Path] = []  # pytest reads it

@@ -1,9 +1,9 @@
 """A plugin of pytest for tests that need GPUs: skipped where there are too few, run and reported by tiers.
 
-    pytest -p gpu_tiers                       all tests; those that lack GPUs are skipped
-    pytest -p gpu_tiers --gpu-tiers=all       the GPU tests alone, every tier that these GPUs allow
-    pytest -p gpu_tiers --gpu-tiers="1 2"     these tiers, and it is a failure if one does not run
-    pytest -p gpu_tiers --ranks-per-gpu=4 --gpu-tiers=8    tier 8 on two GPUs, four ranks on each
+    pytest                                    all tests; those that lack GPUs are skipped
+    pytest --gpu-tiers=all                    the GPU tests alone, every tier that these GPUs allow
+    pytest --gpu-tiers="1 2"                  these tiers, and it is a failure if one does not run
+    pytest --ranks-per-gpu=4 --gpu-tiers=8    tier 8 on two GPUs, four ranks on each
 
 With `--ranks-per-gpu` the ranks of a GPU take turns on it: each waits in its kernels until the driver gives the others
 their slice of time.  That shows whether kernels are right with that many ranks, and nothing about speed or links.

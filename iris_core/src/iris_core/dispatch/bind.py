@@ -187,10 +187,10 @@ class Nothing:
 
 
 class Launches(dict[Any, Any]):
-    """Calls that are bound, in a dict of the young ones with an old generation behind it: nearly the last used ones.
+    """Bound calls by key: an LRU cache, approximated by two generations, so that a hit is one lookup in a dict.
 
-    When the young ones are too many, they become the old ones, and what is left of those is dropped; an old one that
-    is used again becomes young.  What cannot be dropped stays.
+    When the young generation is full, it becomes the old one, and what that still held is dropped; an old entry that is
+    used again becomes young.  What cannot be dropped stays.
     """
 
     def __init__(self) -> None:

@@ -117,7 +117,7 @@ class _AllGatherFeatures(_Kind):
 
     def product(self, s: Setting, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         out = x.new_empty(x.shape[0], weight.shape[0] * s.size)
-        s.ops.matmul_all_gather(out, x, weight.t(), bias, config=s.config, group=s.group, gather_dim=1)
+        s.ops.matmul_all_gather(out, x.contiguous(), weight.t(), bias, config=s.config, group=s.group, gather_dim=1)
         return out
 
     def own(self, s: Setting, grad: torch.Tensor) -> torch.Tensor:
@@ -129,7 +129,7 @@ class _AllReduce(_Kind):
 
     def product(self, s: Setting, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         out = x.new_empty(x.shape[0], weight.shape[0])
-        s.ops.matmul_all_reduce(out, x, weight.t(), bias, config=s.config, group=s.group)
+        s.ops.matmul_all_reduce(out, x.contiguous(), weight.t(), bias, config=s.config, group=s.group)
         return out
 
     def grad_x(self, s: Setting, grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -144,7 +144,7 @@ class _AllGatherRows(_Kind):
 
     def product(self, s: Setting, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         out = x.new_empty(x.shape[0] * s.size, weight.shape[0])
-        s.ops.all_gather_matmul(out, x, weight.t(), bias, config=s.config, group=s.group, gather_dim=0)
+        s.ops.all_gather_matmul(out, x.contiguous(), weight.t(), bias, config=s.config, group=s.group, gather_dim=0)
         return out
 
     def grad_x(self, s: Setting, grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -167,7 +167,7 @@ class _ReduceScatterRows(_Kind):
 
     def product(self, s: Setting, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         out = x.new_empty(x.shape[0] // s.size, weight.shape[0])
-        s.ops.matmul_reduce_scatter(out, x, weight.t(), bias, config=s.config, group=s.group)
+        s.ops.matmul_reduce_scatter(out, x.contiguous(), weight.t(), bias, config=s.config, group=s.group)
         return out
 
     def grad_x(self, s: Setting, grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -195,7 +195,7 @@ class _Function(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.setting, ctx.kind, ctx.has_bias = setting, kind, bias is not None
-        out = kind.product(setting, _rows(x), weight, bias)
+        out = kind.product(setting, x.reshape(-1, x.shape[-1]), weight, bias)
         if x.dim() < 2:
             return out.view(*x.shape[:-1], out.shape[1])
         return out.view(kind.rows_of(x.shape[0], setting.size), *x.shape[1:-1], out.shape[1])
