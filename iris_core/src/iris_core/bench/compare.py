@@ -1,4 +1,4 @@
-"""Comparing two reports: what has become slower, faster, wrong, or is gone."""
+"""Two reports compared: which results are slower, faster, wrong, or gone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from iris_core.bench.results import Report, Result
 
-VERDICTS = ("slower", "wrong", "gone", "faster", "same", "new")
-"""What can be said of a result; the first three are regressions."""
+REGRESSIONS = ("slower", "wrong", "gone")
+VERDICTS = (*REGRESSIONS, "faster", "same", "new")
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,6 @@ class Change:
     verdict: str
     old_us: float | None
     new_us: float | None
-
-    @property
-    def ratio(self) -> float | None:
-        """Old by new time: above 1, it has become faster."""
-        return self.old_us / self.new_us if self.old_us and self.new_us else None
-
-    @property
-    def is_regression(self) -> bool:
-        """Whether it should not have happened."""
-        return self.verdict in VERDICTS[:3]
 
 
 def compare(old: Report, new: Report, tolerance: float) -> list[Change]:
@@ -45,8 +35,7 @@ def compare(old: Report, new: Report, tolerance: float) -> list[Change]:
             was = before.pop(_key(each), None)
             was_us = None if was is None else was.time_us
             changes.append(Change(each, _verdict(was_us, each, tolerance), was_us, each.time_us))
-    changes += [Change(each, "gone", each.time_us, None) for each in before.values() if each.time_us is not None]
-    return changes
+    return changes + [Change(each, "gone", each.time_us, None) for each in before.values() if each.time_us is not None]
 
 
 def differences(old: Report, new: Report) -> list[str]:
@@ -75,8 +64,8 @@ def _verdict(old_us: float | None, new: Result, tolerance: float) -> str:
     if not old_us or not new.time_us:
         return "new"
     rounds = new.rounds_us or (new.time_us,)
-    if old_us / new.time_us < 1 / (1 + tolerance) and min(rounds) > old_us:
+    if new.time_us > old_us * (1 + tolerance) and min(rounds) > old_us:
         return "slower"
-    if old_us / new.time_us > 1 + tolerance and max(rounds) < old_us:
+    if old_us > new.time_us * (1 + tolerance) and max(rounds) < old_us:
         return "faster"
     return "same"

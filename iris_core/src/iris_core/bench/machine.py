@@ -1,4 +1,4 @@
-"""What a number has to be judged with: hardware, driver, versions, switches, date and load."""
+"""The machine of a report: hardware, driver, versions, switches, date and load."""
 
 from __future__ import annotations
 

@@ -63,9 +63,10 @@ def _pictures(report: Report, axis: str) -> dict[tuple[Any, ...], list[Result]]:
             measured.setdefault((each.benchmark, each.num_ranks), []).append(each)
     pictures: dict[tuple[Any, ...], list[Result]] = {}
     for key, results in measured.items():
-        numeric = [name for name in results[0].params if all(_is_number(each.params.get(name)) for each in results)]
-        several = [name for name in numeric if len({each.params[name] for each in results}) > 1]
-        for against in [axis] if axis in numeric else [] if axis else several[:1]:
+        values = {name: [each.params.get(name) for each in results] for name in results[0].params}
+        numeric = [name for name, numbers in values.items() if all(map(_is_number, numbers))]
+        wanted = [name for name in numeric if name == axis or (not axis and len(set(values[name])) > 1)]
+        for against in wanted[:1]:
             for each in results:
                 others = [item for item in each.params.items() if item[0] != against]
                 pictures.setdefault((*key, against, *others), []).append(each)

@@ -1,4 +1,4 @@
-"""Which benchmarks there are, the points that their axes span, and what a run is asked for."""
+"""Registered benchmarks, the points that their axes span, and the options of a run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from iris_core.errors import FAILURES, BenchmarkError, IrisError, error_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    Values = Sequence[Any] | Callable[["RunOptions"], Iterable[Any]]
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-_AXES, _REGISTERED = "__iris_bench_axes__", "__iris_bench_registered__"
-_registry: dict[str, Benchmark] = {}
+AXES = "__iris_bench_axes__"
+BENCHMARKS: dict[str, Benchmark] = {}
 
 
 @dataclass(frozen=True)
@@ -76,51 +78,44 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class Axis:
-    """One parameter of a benchmark: its values, or a function that makes them from the options of the run."""
-
-    name: str
-    values: Sequence[Any] | Callable[[RunOptions], Iterable[Any]]
-
-    def resolve(self, options: RunOptions) -> list[Any]:
-        """Return the values for a run; those of the options go first."""
-        given = options.axes.get(self.name, self.values)
-        return list(given(options) if callable(given) else given)
-
-
-@dataclass(frozen=True)
 class Benchmark:
     """A registered benchmark.
 
     Attributes:
         name: file and function, "rma.pair".
         function: called with (state, ctx) for every point.
-        axes: in the order of the decorators; the first one changes slowest.
-        ranks: whether it needs ranks; then ctx is an open context, else None.
-        matrix: two axes whose points are shown as a matrix of bandwidths; empty for a list.
+        axes: values by name, or functions of the `RunOptions` that return them; the first axis changes slowest.
+        ranks: whether it runs on ranks, with an open `Iris` as ctx; else once in this process, with None as ctx.
+        matrix: two axes, over which the console shows a matrix of bandwidths; empty for a list.
         by_default: whether it runs where none was chosen by name.
-        source, line: where it is.
     """
 
     name: str
     function: Callable[..., Any]
-    axes: tuple[Axis, ...]
-    ranks: bool
-    matrix: tuple[str, ...]
-    by_default: bool
-    source: str
-    line: int
+    axes: Mapping[str, Values] = field(default_factory=dict)
+    ranks: bool = True
+    matrix: tuple[str, ...] = ()
+    by_default: bool = True
+
+    @property
+    def source(self) -> str:
+        """The file that it is in."""
+        return self.function.__code__.co_filename
 
     @property
     def about(self) -> str:
-        """First line of the function's docstring."""
+        """The first line of the function's docstring."""
         return (self.function.__doc__ or "").strip().partition("\n")[0]
 
-    def points(self, options: RunOptions) -> Iterator[dict[str, Any]]:
-        """Yield the values of the axes, one mapping for each point."""
-        names = [axis.name for axis in self.axes]
-        for values in itertools.product(*(axis.resolve(options) for axis in self.axes)):
-            yield dict(zip(names, values, strict=True))
+    def values(self, options: RunOptions) -> dict[str, list[Any]]:
+        """Return the values of each axis in a run; those of the options go first."""
+        given = {**self.axes, **{name: options.axes[name] for name in self.axes if name in options.axes}}
+        return {name: list(values(options) if callable(values) else values) for name, values in given.items()}
+
+    def points(self, options: RunOptions) -> list[dict[str, Any]]:
+        """Return the values of the axes at each point."""
+        values = self.values(options)
+        return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
 
 
 def axis(name: str, values: Iterable[Any] | Callable[[RunOptions], Iterable[Any]]) -> Callable[[F], F]:
@@ -133,17 +128,17 @@ def axis(name: str, values: Iterable[Any] | Callable[[RunOptions], Iterable[Any]
         raise BenchmarkError(f"axis {name!r}: the name must be usable as a name in Python")
     if name == "num_ranks":
         raise BenchmarkError(f"axis {name!r} is reserved: it belongs to the run, RunOptions(num_ranks=...)")
-    added = Axis(name, values if callable(values) else tuple(values))
-    if not added.values:
+    added: Values = values if callable(values) else tuple(values)
+    if not added:
         raise BenchmarkError(f"axis {name!r} has no values")
 
     def decorate(function: F) -> F:
-        if getattr(function, _REGISTERED, False):
+        if any(each.function is function for each in BENCHMARKS.values()):
             raise BenchmarkError(f"axis {name!r}: put @register above every @axis, so that it sees all of them")
-        axes: tuple[Axis, ...] = getattr(function, _AXES, ())
-        if name in [each.name for each in axes]:
+        below: dict[str, Values] = getattr(function, AXES, {})
+        if name in below:
             raise BenchmarkError(f"{function.__name__} has two axes {name!r}")
-        setattr(function, _AXES, (added, *axes))  # decorators apply from below
+        setattr(function, AXES, {name: added, **below})
         return function
 
     return decorate
@@ -159,32 +154,21 @@ def register(
 ) -> Any:
     """Register a benchmark, a function of (state, ctx); the outermost decorator, with or without arguments.
 
-    Args:
-        function: the benchmark, where the decorator is used without arguments.
-        name: its name; "<file>.<function>" by default.
-        ranks: run it on ranks, with an open `Iris` as ctx; otherwise once in this process, with None as ctx.
-        matrix: two axes; the console shows the bandwidth over them as a matrix.
-        by_default: whether it runs where none was chosen by name.
-
-    Raises:
-        BenchmarkError: another function has this name, or matrix names no axis.
+    The arguments are fields of `Benchmark`; the name is "<file>.<function>" by default.  A name that another function
+    has, and a matrix over what is no axis, are a `BenchmarkError`.
     """
     if function is None:
         return lambda f: register(f, name=name, ranks=ranks, matrix=matrix, by_default=by_default)
-    code = function.__code__
-    name = name or f"{pathlib.Path(code.co_filename).stem}.{function.__name__}"
-    axes: tuple[Axis, ...] = getattr(function, _AXES, ())
-    if unknown := [each for each in matrix if each not in [axis.name for axis in axes]]:
+    name = name or f"{pathlib.Path(function.__code__.co_filename).stem}.{function.__name__}"
+    axes: dict[str, Values] = getattr(function, AXES, {})
+    if unknown := [each for each in matrix if each not in axes]:
         raise BenchmarkError(f"benchmark {name!r}: matrix names {', '.join(unknown)}, which is no axis of it")
-    new = Benchmark(name, function, axes, ranks, tuple(matrix), by_default, code.co_filename, code.co_firstlineno)
-    known = _registry.get(name)
-    if known and (known.source, known.function.__qualname__) != (new.source, function.__qualname__):
-        raise BenchmarkError(
-            f"two benchmarks are called {name!r}: {known.source}:{known.line} and {new.source}:{new.line}; "
-            "give one of them another name, register(name=...)"
-        )
-    _registry[name] = new  # the same function once more: its module was loaded again
-    setattr(function, _REGISTERED, True)
+    new = Benchmark(name, function, axes, ranks, tuple(matrix), by_default)
+    known = BENCHMARKS.get(name, new)
+    if (known.source, known.function.__qualname__) != (new.source, function.__qualname__):
+        places = " and ".join(f"{each.source}:{each.function.__code__.co_firstlineno}" for each in (known, new))
+        raise BenchmarkError(f"two benchmarks are called {name!r}: {places}; name one of them, register(name=...)")
+    BENCHMARKS[name] = new  # the same function once more: its module was loaded again
     return function
 
 
@@ -194,30 +178,29 @@ def registered(*, source: str | None = None, pattern: str = "") -> list[Benchmar
     They are those that run by default, or, with a pattern, all in whose names the regular expression is found; it is a
     `BenchmarkError` if there are none.
     """
-    home = None if source is None else pathlib.Path(source).resolve()
-    here = [each for each in _registry.values() if home is None or pathlib.Path(each.source).resolve() == home]
+    here = [each for each in BENCHMARKS.values() if source is None or _is_same(each.source, source)]
     if not pattern:
         return [each for each in here if each.by_default]
-    try:
-        found = [each for each in here if re.search(pattern, each.name)]
-    except re.error as error:
-        raise BenchmarkError(f"{pattern!r} is not a regular expression: {error}") from error
+    found = [each for each in here if is_found(pattern, each.name)]
     if not found:
         names = ", ".join(each.name for each in here) or "none at all"
         raise BenchmarkError(f"no benchmark matches {pattern!r}; there are: {names}")
     return found
 
 
+def is_found(pattern: str, text: str) -> bool:
+    """Return whether a regular expression is found in a text; a `BenchmarkError` if it is none."""
+    try:
+        return re.search(pattern, text) is not None
+    except re.error as error:
+        raise BenchmarkError(f"{pattern!r} is not a regular expression: {error}") from error
+
+
 def find(name: str) -> Benchmark:
     """Return the benchmark of a name; a `BenchmarkError` if there is none."""
-    if name not in _registry:
-        raise BenchmarkError(f"no benchmark is called {name!r}; there are: {', '.join(_registry) or 'none at all'}")
-    return _registry[name]
-
-
-def matrices() -> dict[str, tuple[str, ...]]:
-    """Return the two axes of every benchmark that is shown as a matrix, by name."""
-    return {each.name: each.matrix for each in _registry.values() if each.matrix}
+    if name not in BENCHMARKS:
+        raise BenchmarkError(f"no benchmark is called {name!r}; there are: {', '.join(BENCHMARKS) or 'none at all'}")
+    return BENCHMARKS[name]
 
 
 def load(path: str) -> None:
@@ -226,7 +209,7 @@ def load(path: str) -> None:
     A file that does not exist, or cannot be imported, is a `BenchmarkError`.
     """
     file = pathlib.Path(path).resolve()
-    if any(pathlib.Path(each.source).resolve() == file for each in _registry.values()):
+    if any(_is_same(each.source, path) for each in BENCHMARKS.values()):
         return
     digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
     spec = importlib.util.spec_from_file_location(f"iris_bench_{file.stem}_{digest}", file)
@@ -246,9 +229,13 @@ def load(path: str) -> None:
         raise BenchmarkError(f"{path} cannot be imported: {error_text(error)}{line}") from error
 
 
+def _is_same(file: str, other: str) -> bool:
+    return pathlib.Path(file).resolve() == pathlib.Path(other).resolve()
+
+
 def check_axes(benchmarks: Iterable[Benchmark], axes: Mapping[str, Sequence[Any]]) -> None:
     """Refuse values for axes that no chosen benchmark has, and axes without values, with a `BenchmarkError`."""
-    known = sorted({axis.name for each in benchmarks for axis in each.axes})
+    known = sorted({name for each in benchmarks for name in each.axes})
     for name, values in axes.items():
         if name not in known:
             raise BenchmarkError(f"no chosen benchmark has an axis {name!r}; there are: {', '.join(known) or 'none'}")
@@ -299,8 +286,7 @@ def parse_axis(text: str, powers: Callable[[int, int], list[int]] = power_of_two
 
 
 def _number(text: str) -> Any:
-    with contextlib.suppress(ValueError):
-        return int(text)
-    with contextlib.suppress(ValueError):
-        return float(text)
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
     return text

@@ -1,4 +1,4 @@
-"""Results and reports, and their JSON; docs/benchmarks.md says what each field is."""
+"""Results and reports, and their JSON; docs/benchmarks.md describes the fields."""
 
 from __future__ import annotations
 
@@ -31,13 +31,9 @@ METRICS = ("time_us", "gb_per_s", "bus_gb_per_s", "tflop_per_s", "ratio", "ratio
 
 @dataclass(frozen=True)
 class Target:
-    """What a result should reach: a bound of one of its fields.
+    """A bound for one field of a result, its metric: a lower one, or else (`at_least` is False) an upper one.
 
-    Attributes:
-        metric: the field.
-        bound: the number.
-        at_least: whether the bound is a lower one.
-        reached: whether it was reached; None where there is no such number (a provider that was skipped, say).
+    `reached` is None where there is no such number, for example of a provider that was skipped.
     """
 
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
@@ -70,7 +66,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured for one provider at one point; see "What the JSON says" in the guide for the fields.
+    """Times of one provider at one point; see "What the JSON says" in the guide for the fields.
 
     Times are per operation, of the slowest rank.  A result with `error` or `skipped` has no numbers; `provider` is
     empty where the whole point was skipped, and `num_ranks` is 0 for a benchmark without ranks.
@@ -136,27 +132,21 @@ class Report:
         return [result for result in self.results if any(each.reached is False for each in result.targets)]
 
     def to_json(self) -> str:
-        """Return the report as JSON text."""
+        """Return the report as JSON text, with a line for each result."""
         about = {"schema": SCHEMA, "name": self.name, "machine": dict(self.machine), "run": dict(self.run)}
         head = json.dumps(about, indent=2, allow_nan=False).removesuffix("\n}")
-        rows = [json.dumps(result.to_json(), allow_nan=False) for result in self.results]
-        listed = ",\n    ".join(rows)  # a line for each, so that a difference between two runs can be read
-        return f'{head},\n  "results": [\n    {listed}\n  ]\n}}\n'
+        rows = ",\n    ".join(json.dumps(result.to_json(), allow_nan=False) for result in self.results)
+        return f'{head},\n  "results": [\n    {rows}\n  ]\n}}\n'
 
     def to_csv(self) -> str:
         """Return the results as CSV text: a line for each, a column for each parameter, single number and counter."""
         rows = []
         for each in self.results:
-            row: dict[str, Any] = {
-                "benchmark": each.benchmark,
-                "provider": each.provider,
-                "num_ranks": each.num_ranks,
-                **each.params,
-            }
-            rest = dataclasses.asdict(each)
-            rest["bytes_per_operation"] = rest.pop("nbytes")  # `nbytes` is often an axis
-            row |= {k: v for k, v in rest.items() if k not in row and not isinstance(v, dict | list | tuple)}
-            rows.append({**row, **each.counters})
+            row = dataclasses.asdict(each)
+            row["bytes_per_operation"] = row.pop("nbytes")  # `nbytes` is often an axis
+            first = {**{name: row[name] for name in ("benchmark", "provider", "num_ranks")}, **each.params}
+            single = {name: value for name, value in row.items() if not isinstance(value, dict | list | tuple)}
+            rows.append({**first, **single, **first, **each.counters})
         text = io.StringIO()
         writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
         writer.writeheader()

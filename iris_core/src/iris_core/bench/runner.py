@@ -1,4 +1,4 @@
-"""Measuring on one rank: declare, call once, verify, measure in turn, verify again, gather.
+"""Measuring on one rank: declare, call, verify, measure in turn, verify again, gather.
 
 All ranks make the same exchanges in the same order, whatever they find: a wrong result on one rank is known to all
 before any of them goes on.
@@ -16,15 +16,16 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from iris_core.bench.results import Result
-from iris_core.bench.state import Provider, SkipPoint, State
-from iris_core.bench.timers import GPU_TIMERS, MAX_GRAPH_CALLS, Batch, SingleCalls, synchronize, warm_clocks
+from iris_core.bench.state import SkipPoint, State
+from iris_core.bench.timers import MAX_GRAPH_CALLS, Batch, SingleCalls, synchronize, warm_clocks
 from iris_core.errors import BenchmarkError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from iris_core.api import Iris
     from iris_core.bench.registry import Benchmark, RunOptions
+    from iris_core.bench.state import Provider
     from iris_core.world import World
 
 MAX_UNITS = 100_000
@@ -33,28 +34,12 @@ MAX_UNITS = 100_000
 
 @dataclass
 class Measured:
-    """What all ranks have found out about one provider; where there is an error, the times do not count."""
+    """Findings of all ranks on one provider; where there is an error, the times do not count."""
 
-    times: list[list[float]] = field(default_factory=list)  # of one operation, in s; empty for a rank without a part
+    times: list[list[float]] = field(default_factory=list)  # of one operation, in s; empty for an idle rank
     calls: int = 0
     verified: bool = False
     error: str = ""
-
-
-@dataclass
-class _Candidate:
-    """A provider on its way through the phases, on this rank."""
-
-    provider: Provider
-    batch: Batch | SingleCalls | None = None
-    units: int = 1
-    seconds: float = 0.0  # of one call, roughly
-    times: list[float] = field(default_factory=list)
-    error: str = ""
-
-    def __post_init__(self) -> None:
-        self.on_gpu = self.provider.timer in GPU_TIMERS
-        self.reports = self.provider.timer == "reported"  # it may take seconds: no call only to see how many
 
 
 class Runner:
@@ -69,7 +54,6 @@ class Runner:
         self._ctx = ctx
         self._options = options
         self._batch_s = options.batch_ms / 1e3
-        self._on_gpu = ctx is not None and ctx.device.startswith("cuda")
 
     def point(self, benchmark: Benchmark, params: Mapping[str, Any]) -> list[Result]:
         """Measure all providers of a benchmark at one point of its axes.
@@ -77,14 +61,13 @@ class Runner:
         The results, one for each provider, are the same on every rank but for counters, which are the rank's own.
         A declaration that is wrong, or differs between ranks, is a `BenchmarkError`.
         """
-        num_ranks = 0 if self._ctx is None else self._world.world_size
-        state = State(benchmark.name, params, on_gpu=self._on_gpu, rounds=self._options.rounds)
-        state.warmup = state.warmup if self._options.warmup is None else self._options.warmup
-        state.repeat = self._options.repeat
-        with contextlib.ExitStack() as stack:
-            if self._ctx is not None:
-                stack.enter_context(self._ctx.scope())
-            stack.callback(state.close)
+        ctx, options = self._ctx, self._options
+        num_ranks = 0 if ctx is None else self._world.world_size
+        on_gpu = ctx is not None and ctx.device.startswith("cuda")
+        state = State(benchmark.name, params, on_gpu=on_gpu, rounds=options.rounds)
+        state.warmup = state.warmup if options.warmup is None else options.warmup
+        state.repeat = options.repeat
+        with contextlib.nullcontext() if ctx is None else ctx.scope(), contextlib.closing(state):
             reason = self._declare(benchmark, state)
             if reason is not None:
                 results = [Result(state.benchmark, "", _plain(state.params), num_ranks, skipped=reason)]
@@ -92,11 +75,10 @@ class Runner:
                 measured = self._measure(state)
                 counters = {name: float(v() if callable(v) else v) for name, v in state.counters.items()}
                 results = summarize(state, measured, num_ranks, counters)
-        if self._ctx is not None:
-            self._ctx.barrier()  # what the scope freed is free now; waits that timed out are raised here
+        if ctx is not None:
+            ctx.barrier()  # what the scope freed is free now; waits that timed out are raised here
         return results
 
-    # -- phases -------------------------------------------------------------------------------------------------------
     def _declare(self, benchmark: Benchmark, state: State) -> str | None:
         """Call the benchmark function; returns the reason where it skips the point."""
         reason = None
@@ -116,126 +98,96 @@ class Runner:
         return reason
 
     def _measure(self, state: State) -> dict[str, Measured]:
-        candidates = [_Candidate(each) for each in state.providers.values() if not each.skipped]
-        try:
-            self._call_once(candidates, state)
-            self._verify(candidates, state)
-            if any(each.on_gpu for each in candidates):
-                warm_clocks(self._options.warm_ms)
-            self._measure_in_turn(candidates, state)
-            return self._gather(candidates)
-        finally:
-            for each in candidates:
-                if each.batch is not None:
-                    each.batch.close()
-
-    def _call_once(self, candidates: list[_Candidate], state: State) -> None:
-        """Call eagerly, so that kernels are compiled before anything is captured; a second time to see how long."""
-        for each in candidates:
-            if each.reports:
-                continue
-            call, before = each.provider.call, each.provider.before
-            if call is not None and before is not None:
-                barrier = functools.partial(self._finish, each)
-                each.batch = SingleCalls(call, barrier, before, each.on_gpu, state.warmup)
-                call = each.batch.once
-            for _ in range(2):
-                self._prepare(each)
-                start = time.perf_counter()
-                if call is not None:
-                    call()
-                if each.on_gpu:
-                    synchronize()
-                each.seconds = time.perf_counter() - start
-                self._world.barrier()
-        self._agree_on_seconds(candidates)
-        for each in candidates:
-            fitting = math.ceil(self._batch_s / each.seconds) if each.seconds else 1
-            calls = min(MAX_GRAPH_CALLS, state.repeat or fitting)
-            each.batch = each.batch or Batch(each.provider, state.warmup, self._align, graph_calls=calls)
-
-    def _verify(self, candidates: list[_Candidate], state: State) -> None:
-        """Run each provider as it will be timed, check its data on all ranks, and choose the size of its batch."""
-        for each in candidates:
-            assert each.batch is not None
-            if each.reports and each.provider.check is None:
-                continue
-            self._prepare(each)
-            if each.provider.timer == "graph":
-                each.batch.once()  # the first replay is slow, because the graph goes to the device with it
-            start = time.perf_counter()
-            each.batch.once()
-            each.seconds = time.perf_counter() - start
-            self._finish(each)
-            self._check(each)
-        self._agree_on_errors(candidates)
-        self._agree_on_seconds(candidates)
-        for each in candidates:
-            assert each.batch is not None
-            if state.repeat is not None:
-                each.units = math.ceil(state.repeat / each.batch.calls_per_unit)
-            elif each.seconds and not each.reports:
-                each.units = max(1, min(MAX_UNITS, math.ceil(self._batch_s / each.seconds)))
-
-    def _measure_in_turn(self, candidates: list[_Candidate], state: State) -> None:
-        """Measure every provider once in each round; the round's first provider changes, so that none has an order."""
-        right = [each for each in candidates if not each.error]
+        """Measure every provider once in each round; rounds begin with another one each, so that none has an order."""
+        found, right = {}, []
+        for provider in state.providers.values():
+            if not provider.skipped:
+                batch, units, error = self._first_calls(provider, state)
+                found[provider.name] = Measured(calls=units * batch.calls_per_unit, error=error)
+                if not error:
+                    right.append((provider, batch, units))
+        if any(provider.on_gpu for provider, _, _ in right):
+            warm_clocks(self._options.warm_ms)
+        times: dict[str, list[float]] = {provider.name: [] for provider, _, _ in right}
+        errors = dict.fromkeys(times, "")
         for number in range(state.rounds):
             first = number % len(right) if right else 0
-            for each in right[first:] + right[:first]:
-                assert each.batch is not None
-                self._prepare(each)
-                seconds = each.batch.time(each.units)
-                if each.provider.call is not None:
-                    each.times.append(seconds / each.provider.operations)
-                self._finish(each)
+            for provider, batch, units in right[first:] + right[:first]:
+                self._begin(provider)
+                seconds = batch.time(units)
+                if provider.call is not None:
+                    times[provider.name].append(seconds / provider.operations)
+                self._wait(provider)
                 if number == state.rounds - 1:
-                    self._check(each)
-        self._agree_on_errors(candidates)
+                    errors[provider.name] = _wrong(provider)
+        own = [(times[p.name], errors[p.name], p.check is not None) for p, _, _ in right]
+        for name, ranks in zip(times, zip(*self._world.all_gather_object(own), strict=True), strict=True):
+            each = found[name]
+            each.times = [mine for mine, _, _ in ranks]
+            each.error = _of_all([error for _, error, _ in ranks])
+            each.verified = not each.error and any(checked for _, _, checked in ranks)
+        return found
 
-    def _gather(self, candidates: list[_Candidate]) -> dict[str, Measured]:
-        everyone = self._world.all_gather_object([(each.times, each.provider.check is not None) for each in candidates])
-        measured = {}
-        for each, found in zip(candidates, zip(*everyone, strict=True), strict=True):
-            assert each.batch is not None
-            verified = not each.error and any(checked for _, checked in found)
-            calls = each.units * each.batch.calls_per_unit
-            measured[each.provider.name] = Measured([times for times, _ in found], calls, verified, each.error)
-        return measured
+    def _first_calls(self, provider: Provider, state: State) -> tuple[Batch | SingleCalls, int, str]:
+        """Call a provider eagerly, so that its kernels are compiled; then as it will be timed, and check its data.
 
-    # -- steps --------------------------------------------------------------------------------------------------------
-    def _prepare(self, each: _Candidate) -> None:
+        Returns what is timed, how often in a round, and what is wrong with the data of any rank.
+        """
+        batch: Batch | SingleCalls | None = None
+        call, seconds = provider.call, 0.0
+        is_reported = provider.timer == "reported"  # it may take seconds: no call only to see how many
+        if call is not None and provider.before is not None:
+            barrier = functools.partial(self._wait, provider)
+            batch = SingleCalls(call, barrier, provider.before, provider.on_gpu, state.warmup)
+            call = batch.once
+        for _ in range(0 if is_reported else 2):
+            self._begin(provider)
+            start = time.perf_counter()
+            if call is not None:
+                call()
+            if provider.on_gpu:
+                synchronize()
+            seconds = time.perf_counter() - start
+            self._world.barrier()
+        _, seconds = self._agreed("", seconds)
+        if batch is None:
+            fitting = math.ceil(self._batch_s / seconds) if seconds else 1
+            calls = min(MAX_GRAPH_CALLS, state.repeat or fitting)
+            batch = state.enter(contextlib.closing(Batch(provider, state.warmup, self._align, graph_calls=calls)))
+        error = ""
+        if provider.check is not None or not is_reported:
+            self._begin(provider)
+            if provider.timer == "graph":
+                batch.once()  # the first replay is slow, because the graph goes to the device with it
+            start = time.perf_counter()
+            batch.once()
+            seconds = time.perf_counter() - start
+            self._wait(provider)
+            error = _wrong(provider)
+        error, seconds = self._agreed(error, seconds)
+        units = 1
+        if state.repeat is not None:
+            units = math.ceil(state.repeat / batch.calls_per_unit)
+        elif seconds and not is_reported:
+            units = max(1, min(MAX_UNITS, math.ceil(self._batch_s / seconds)))
+        return batch, units, error
+
+    def _begin(self, provider: Provider) -> None:
         """Spoil the output on every rank, then begin together; all earlier calls have ended on all ranks."""
-        if each.provider.prepare is not None:
-            each.provider.prepare()
-        self._finish(each)
+        if provider.prepare is not None:
+            provider.prepare()
+        self._wait(provider)
 
-    def _finish(self, each: _Candidate) -> None:
+    def _wait(self, provider: Provider) -> None:
         """Wait for this rank's device, then for the other ranks."""
-        if each.on_gpu:
+        if provider.on_gpu:
             synchronize()
         self._world.barrier()
 
-    def _check(self, each: _Candidate) -> None:
-        """Note what is wrong with the data on this rank."""
-        try:
-            answer = None if each.provider.check is None else each.provider.check()
-        except AssertionError as error:
-            each.error = str(error).strip() or "an assertion of the check failed"
-        else:
-            each.error = "the data is wrong" if answer is not None and not answer else each.error
-
-    def _agree_on_errors(self, candidates: list[_Candidate]) -> None:
-        everyone = self._world.all_gather_object([each.error for each in candidates])
-        for each, texts in zip(candidates, zip(*everyone, strict=True), strict=True):
-            rank, text = next(((rank, text) for rank, text in enumerate(texts) if text), (0, ""))
-            if len(everyone) > 1 and text:
-                each.error = text if text.startswith("rank ") else f"rank {rank}: {text}"
-
-    def _agree_on_seconds(self, candidates: list[_Candidate]) -> None:
-        everyone = self._world.all_gather_object([each.seconds for each in candidates])
-        for each, seconds in zip(candidates, zip(*everyone, strict=True), strict=True):
-            each.seconds = max(seconds)
+    def _agreed(self, error: str, seconds: float) -> tuple[str, float]:
+        """Return the first rank's error, and the slowest rank's seconds."""
+        everyone = self._world.all_gather_object((error, seconds))
+        return _of_all([error for error, _ in everyone]), max(seconds for _, seconds in everyone)
 
     def _align(self) -> None:
         """Put a barrier of the devices on the stream: behind it they go on within microseconds of each other."""
@@ -243,7 +195,21 @@ class Runner:
             self._ctx.device_barrier()
 
 
-# -- from times to results --------------------------------------------------------------------------------------------
+def _wrong(provider: Provider) -> str:
+    """Say what is wrong with the data on this rank; empty if nothing is."""
+    try:
+        answer = None if provider.check is None else provider.check()
+    except AssertionError as error:
+        return str(error).strip() or "an assertion of the check failed"
+    return "" if answer is None or answer else "the data is wrong"
+
+
+def _of_all(errors: Sequence[str]) -> str:
+    """Return the error of the first rank that has one, with the rank where there are several."""
+    rank, text = next(((rank, text) for rank, text in enumerate(errors) if text), (0, ""))
+    return f"rank {rank}: {text}" if text and len(errors) > 1 else text
+
+
 def summarize(state: State, measured: Mapping[str, Measured], num_ranks: int, counters: Any) -> list[Result]:
     """Make the results of one point; `measured` is by provider, without those that were skipped."""
     rounds = {name: _slowest(each.times) for name, each in measured.items() if not each.error}
@@ -264,14 +230,14 @@ def summarize(state: State, measured: Mapping[str, Measured], num_ranks: int, co
             skipped=provider.skipped,
         )
         if provider.name in rounds:
-            numbers = _times(found, rounds[provider.name]) | _speeds(state, provider, rounds)
+            numbers = _times(found.times, rounds[provider.name]) | _speeds(state, provider, rounds)
             result = dataclasses.replace(result, **numbers, verified=found.verified, counters=dict(counters))
         targets = tuple(each.judged(result) for each in state.targets.get(provider.name, ()))
         results.append(dataclasses.replace(result, targets=targets))
     return results
 
 
-def _slowest(times: Sequence[Sequence[float]]) -> list[float]:
+def _slowest(times: Iterable[Sequence[float]]) -> list[float]:
     """The slowest rank's time of every round."""
     active = [each for each in times if each]
     if not active:
@@ -279,8 +245,8 @@ def _slowest(times: Sequence[Sequence[float]]) -> list[float]:
     return [max(row) for row in zip(*active, strict=True)]
 
 
-def _times(found: Measured, slowest: Sequence[float]) -> dict[str, Any]:
-    local = [median(each) if each else None for each in found.times]
+def _times(times: Iterable[Sequence[float]], slowest: Sequence[float]) -> dict[str, Any]:
+    local = [median(each) if each else None for each in times]
     active = [each for each in local if each is not None]
     return {
         "time_us": _rounded(median(slowest) * 1e6),
@@ -297,8 +263,10 @@ def _speeds(state: State, provider: Provider, rounds: Mapping[str, Sequence[floa
     def per_second(amount: float | None, unit: float) -> float | None:
         return None if amount is None else _rounded(amount / median(own) / unit)
 
-    def ratio(other: str) -> float:
+    def ratio(other: str) -> float | None:
         """Speed in relation to another provider; round by round, for what changes slowly hits both."""
+        if other not in rounds:
+            return None
         return _rounded(median(a / b for a, b in zip(rounds[other], own, strict=True)))
 
     bus_nbytes = None if state.nbytes is None or state.bus_factor is None else state.nbytes * state.bus_factor
@@ -308,9 +276,9 @@ def _speeds(state: State, provider: Provider, rounds: Mapping[str, Sequence[floa
         "gb_per_s": per_second(state.nbytes, 1e9),
         "bus_gb_per_s": per_second(bus_nbytes, 1e9),
         "tflop_per_s": per_second(state.flops, 1e12),
-        "ratio": ratio(provider.baseline) if provider.baseline in rounds else None,
+        "ratio": ratio(provider.baseline),
         "best_peer": best,
-        "ratio_to_best_peer": ratio(best) if best else None,
+        "ratio_to_best_peer": ratio(best),
     }
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark function declares at one point of its axes."""
+"""The declaration of a benchmark at one point of its axes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 TIMERS = ("cpu", "events", "graph", "reported")
+_ON_GPU = ("events", "graph")
 T = TypeVar("T")
 
 
@@ -34,6 +35,11 @@ class Provider:
     operations: int = 1
     skipped: str = ""
     before: Callable[[], object] | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether its calls are timed on the GPU."""
+        return self.timer in _ON_GPU
 
 
 class State:
@@ -70,15 +76,11 @@ class State:
         """Return the value of an axis, or `default` if the benchmark has none of that name."""
         return self.params.get(name, default)
 
-    # -- how much work one operation is -------------------------------------------------------------------------------
     def set_bytes(self, nbytes: int, *, bus_factor: float | None = None) -> None:
         """Set the bytes that one operation moves, per rank; gives GB/s.
 
-        Args:
-            nbytes: the bytes.
-            bus_factor: how many bytes must leave a rank for each of them, in the best algorithm without multicast;
-                gives the bus bandwidth, which can be held against that of the links whatever the operation and the
-                number of ranks (as NCCL's tests define it: 2 (n - 1) / n for an all_reduce).
+        `bus_factor` is how many bytes must leave a rank for each of them, in the best algorithm without multicast (2 (n
+        - 1) / n for an all_reduce): it gives the bus bandwidth of NCCL's tests, which compares with that of the links.
         """
         self.nbytes = int(_positive("set_bytes", nbytes))
         self.bus_factor = None if bus_factor is None else float(_positive("set_bytes", bus_factor))
@@ -93,7 +95,6 @@ class State:
             raise BenchmarkError(f"benchmark {self.benchmark!r} adds counter {name!r} twice")
         self.counters[name] = value
 
-    # -- how it is measured -------------------------------------------------------------------------------------------
     def set_warmup(self, calls: int) -> None:
         """Set how many calls precede the timed ones in each round (1 by default)."""
         if calls < 0:
@@ -119,11 +120,10 @@ class State:
         """
         if timer not in TIMERS:
             raise BenchmarkError(f"no timer is called {timer!r}; there are: {', '.join(TIMERS)}")
-        if timer in ("events", "graph") and not self.on_gpu:
+        if timer in _ON_GPU and not self.on_gpu:
             raise BenchmarkError(f"timer {timer!r} needs a GPU, and this rank computes on the CPU; see state.on_gpu")
         self._timer = timer
 
-    # -- what is measured ---------------------------------------------------------------------------------------------
     def provider(
         self,
         name: str,
@@ -161,13 +161,9 @@ class State:
     ) -> None:
         """Declare the only provider; its name is "default".
 
-        Args:
-            fn: one call.
-            preamble_fn: untimed preparation of every call, also of those that warm up.  It is called on every rank
-                when the last call is over on all of them, and the next call begins when all have done it.  Calls are
-                then timed one by one, with cold caches, as `do_bench` does (timers "cpu" and "events"); without a
-                preamble, many together.
-            check: as `check` of `provider`.
+        With a `preamble_fn`, calls are timed one by one with cold caches, as `do_bench` does (timers "cpu" and
+        "events").  It precedes every call, untimed, on every rank: when the last call is over on all of them; and the
+        next call begins when all have done it.  `check` is as in `provider`.
         """
         if preamble_fn is not None and self._timer not in ("cpu", "events"):
             raise BenchmarkError(f"timer {self._timer!r} takes many calls together: a preamble_fn needs cpu or events")
@@ -184,7 +180,7 @@ class State:
     def target(
         self, provider: str, metric: str, *, at_least: float | None = None, at_most: float | None = None
     ) -> None:
-        """Say what a provider's result should reach, by one of two bounds; the results say whether it did.
+        """Set a bound for a provider's result; the results say whether it was reached.
 
         The metric is "time_us", "gb_per_s", "bus_gb_per_s", "tflop_per_s", "ratio", "ratio_to_best_peer" or "skew_pct".
         """

@@ -1,4 +1,4 @@
-"""A file of benchmarks as a program and for `iris bench run`: what it runs on unless one says otherwise."""
+"""A file of benchmarks as a program and for `iris bench run`: on what it runs by default, and its options."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from iris_core.bench.registry import RunOptions, matrices, parse_axis, registered
-from iris_core.bench.session import run_with_each
+from iris_core.bench import registry
+from iris_core.bench.registry import RunOptions, parse_axis, registered
+from iris_core.bench.session import merged, run
 from iris_core.bench.table import show
 from iris_core.errors import BenchmarkError, IrisError
 
@@ -18,13 +19,12 @@ if TYPE_CHECKING:
 
     from iris_core.bench.results import Report
 
-FORMATS = ("console", "json", "csv")
 _suites: dict[pathlib.Path, Suite] = {}
 
 
 @dataclass(frozen=True)
 class Suite:
-    """What a file of benchmarks runs on, and where its results go.
+    """Ranks, device and plugins of a file of benchmarks where the user does not say, and the file of its results.
 
     Attributes:
         name: of the report.
@@ -60,7 +60,7 @@ class Suite:
     obstacle: Callable[[], str] | None = None
 
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """Be a program: parse the arguments (sys.argv's by default), run, print, write.
+        """Parse the arguments (sys.argv's by default), run, print, write.
 
         Returns:
             The exit status: 0 if all is well; 1 if data was wrong, or with --enforce a target was missed; 2 if the run
@@ -73,17 +73,19 @@ class Suite:
     def run(self, args: argparse.Namespace) -> int:
         """Run with parsed arguments (see `add_options`); returns the exit status."""
         try:
-            options = self.options(args)
+            first, *others = self.options(args)
             chosen = registered(source=self.source, pattern=args.only)
-            ranks = "-".join(str(each.num_ranks) for each in options)
-            own = self.results.format(ranks=ranks, allocator=options[0].allocator)
-            report = run_with_each(chosen, options, name=pathlib.PurePath(own).stem or self.name)
+            ranks = "-".join(str(each.num_ranks) for each in (first, *others))
+            file = self.results.format(ranks=ranks, allocator=first.allocator)
+            name = pathlib.PurePath(file).stem or self.name
+            on_ranks = [each for each in chosen if each.ranks]  # the others are run once
+            report = merged([run(chosen, first, name=name), *(run(on_ranks, o, name=name) for o in others if on_ranks)])
         except IrisError as error:
             print(f"{self.name}: {error}", file=sys.stderr)
             return 2
-        if args.only or args.axis or args.quick or options[0].device != self.device:
-            own = ""  # a part, or on something else than the file is kept for
-        return finish(report, out=args.out or own, enforce=args.enforce, style=args.format)
+        if args.only or args.axis or args.quick or first.device != self.device:
+            file = ""  # a part, or on something else than the file is kept for
+        return finish(report, out=args.out or file, enforce=args.enforce, style=args.format)
 
     def options(self, args: argparse.Namespace) -> list[RunOptions]:
         """Return how to run, once for each number of ranks; a `BenchmarkError` if this machine has too few GPUs."""
@@ -129,7 +131,7 @@ class Suite:
 
 
 def suite(name: str, about: str | None, *, source: str, **fields: Any) -> Suite:
-    """Declare what this file of benchmarks runs on; `about` is its `__doc__`, the fields are others of `Suite`.
+    """Declare on what this file of benchmarks runs; `about` is its `__doc__`, the fields are others of `Suite`.
 
     Example:
         SUITE = bench.suite("copy", __doc__, source=__file__, device="cuda", min_ranks=2)
@@ -142,7 +144,7 @@ def suite(name: str, about: str | None, *, source: str, **fields: Any) -> Suite:
 
 
 def suite_of(path: str) -> Suite:
-    """Return what a loaded file of benchmarks has declared, or a suite that leaves everything to `Iris`."""
+    """Return the suite of a loaded file of benchmarks, or one that leaves everything to `Iris`."""
     file = pathlib.Path(path).resolve()
     return _suites.get(file) or Suite(file.stem, "", str(file))
 
@@ -161,7 +163,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="fewer points")
     add("--rounds", type=int, default=7, help="rounds, where a benchmark does not say (default 7)")
     add("--limit", type=float, default=600, metavar="S", help="bound of each rank (default 600)")
-    add("--format", choices=FORMATS, default="console", help="what is printed (default console)")
+    add("--format", choices=("console", "json", "csv"), default="console", help="what is printed (default console)")
     add("--out", default="", metavar="FILE", help="file of the results: JSON, or CSV if it ends in .csv")
     add("--enforce", action="store_true", help="a missed target gives exit status 1 too")
 
@@ -173,7 +175,7 @@ def finish(report: Report, *, out: str = "", enforce: bool = False, style: str =
         The exit status: 1 if data was wrong, or, with `enforce`, a target was missed or could not be measured; else 0.
     """
     if style == "console":
-        show(report, matrices())
+        show(report, {name: each.matrix for name, each in registry.BENCHMARKS.items()})
     else:
         print(report.to_json() if style == "json" else report.to_csv(), end="")
     if out:

@@ -40,42 +40,42 @@ def show(report: Report, matrices: Mapping[str, tuple[str, ...]]) -> None:
 
 
 def _show_list(name: str, results: Sequence[Result]) -> None:
-    rows = []
-    for r in results:
-        row = {key: str(value) for key, value in r.params.items()} | {"provider": r.provider, "timer": r.timer}
-        row |= {heading: _text(getattr(r, field)) for heading, field in _NUMBERS.items()}
-        row["speed"] = "" if r.ratio is None else f"{r.ratio:.3g} x {r.baseline}"
-        row["of the best peer"] = "" if r.ratio_to_best_peer is None else f"{r.ratio_to_best_peer:.3g} x {r.best_peer}"
-        row |= {key: _text(value) for key, value in r.counters.items()}
-        row["target"] = "; ".join(map(str, r.targets))
-        row["data"] = "right" if r.verified else "not checked"
-        if r.error or r.skipped:
-            row["data"] = f"WRONG: {r.error}" if r.error else f"skipped: {r.skipped}"
-        rows.append(row)
-    last = ("target", "data")
-    headings = [heading for heading in dict.fromkeys(itertools.chain(*rows)) if heading not in last]
-    headings = [each for each in (*headings, *last) if any(row.get(each) for row in rows)]
-    if len({r.num_ranks for r in results}) > 1:
-        headings.insert(0, "ranks")
-        rows = [row | {"ranks": str(r.num_ranks)} for row, r in zip(rows, results, strict=True)]
+    several = len({r.num_ranks for r in results}) > 1
+    rows = [_row(r, several) for r in results]
+    headings = sorted(dict.fromkeys(itertools.chain(*rows)), key=lambda each: each in ("target", "data"))
+    headings = [each for each in headings if any(row.get(each) for row in rows)]
     print_table(headings, [[row.get(heading) or "-" for heading in headings] for row in rows], title=name)
+
+
+def _row(r: Result, several: bool) -> dict[str, str]:
+    """The cells of a result by heading; with its number of ranks if there are several."""
+    row = {"ranks": str(r.num_ranks)} if several else {}
+    row |= {key: str(value) for key, value in r.params.items()} | {"provider": r.provider, "timer": r.timer}
+    row |= {heading: _text(getattr(r, field)) for heading, field in _NUMBERS.items()}
+    row["speed"] = "" if r.ratio is None else f"{r.ratio:.3g} x {r.baseline}"
+    row["of the best peer"] = "" if r.ratio_to_best_peer is None else f"{r.ratio_to_best_peer:.3g} x {r.best_peer}"
+    row |= {key: _text(value) for key, value in r.counters.items()}
+    row["target"] = "; ".join(map(str, r.targets))
+    row["data"] = "right" if r.verified else "not checked"
+    if r.error or r.skipped:
+        row["data"] = f"WRONG: {r.error}" if r.error else f"skipped: {r.skipped}"
+    return row
 
 
 def _show_matrices(name: str, results: Sequence[Result], axes: Sequence[str]) -> None:
     """Print one for each provider, point of the other axes, and number of ranks."""
     down, across = ({str(r.params[axis]): None for r in results} for axis in axes)
-    tables: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
+    tables: dict[str, dict[tuple[str, ...], str]] = {}
     for r in results:
-        if r.skipped:
-            continue
-        others = [f"{key} {value}" for key, value in r.params.items() if key not in axes]
-        unit = "us" if r.nbytes is None else "GB/s"
-        title = (*others, f"{r.num_ranks} ranks", f"{r.provider}, {unit}")
-        value = "WRONG" if r.error else _text(r.time_us if r.nbytes is None else r.gb_per_s)
-        tables.setdefault(title, {})[str(r.params[axes[0]]), str(r.params[axes[1]])] = value
+        if not r.skipped:
+            others = [f"{key} {value}" for key, value in r.params.items() if key not in axes]
+            field, unit = ("time_us", "us") if r.nbytes is None else ("gb_per_s", "GB/s")
+            title = ", ".join([name, *others, f"{r.num_ranks} ranks", r.provider, unit])
+            cells = tables.setdefault(title, {})
+            cells[tuple(str(r.params[axis]) for axis in axes)] = "WRONG" if r.error else _text(getattr(r, field))
     for title, cells in tables.items():
         rows = [[row, *(cells.get((row, column), "-") for column in across)] for row in down]
-        print_table([" \\ ".join(axes), *across], rows, title=", ".join([name, *title]))
+        print_table([" \\ ".join(axes), *across], rows, title=title)
 
 
 def _text(value: float | None) -> str:

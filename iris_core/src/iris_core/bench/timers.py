@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     _Call = Callable[[], object]
 
-GPU_TIMERS = ("events", "graph")
 MAX_GRAPH_CALLS = 20
 """Calls in one graph: enough that the start of a replay does not count, few enough that capturing is quick."""
 
@@ -23,30 +22,23 @@ _CACHE_NBYTES = 256 << 20
 """More than the last cache of any GPU; it is written before each call, so that what the call reads is not there."""
 
 _HEAD_START_CYCLES = 200_000
-"""The device pauses so long (about 0.1 ms) before the first event, so that the host has launched what comes behind it:
-otherwise the time between the event and the first launch would count."""
+"""Pause of the device (about 0.1 ms) before the first event, in which the host launches what comes behind it."""
 
-_MODES: dict[str, Callable[[list[float]], Any]] = {
-    "mean": statistics.fmean,
-    "min": min,
-    "max": max,
-    "median": statistics.median,
-    "all": list,
-}
+_MODES = {"mean": statistics.fmean, "min": min, "max": max, "median": statistics.median, "all": list}
 
 
 class Batch:
-    """A provider's calls as they are timed; its call is None on a rank that takes no part, which still aligns its GPU.
+    """A provider's calls as they are timed; a rank without a call still aligns its GPU.
 
-    A graph is captured here, so the call must have been made before: then its kernels are compiled.  `align` puts a
-    step on the stream behind which all ranks' devices go on together.
+    A graph is captured here, so kernels must have been compiled.  `align` puts a step on the stream behind which all
+    ranks' devices go on together.
     """
 
     def __init__(self, provider: Provider, warmup: int, align: _Call, *, graph_calls: int) -> None:
         timer, call = provider.timer, provider.call
         self.calls_per_unit = graph_calls if timer == "graph" else 1
         self._call, self._warmup, self._align = call, warmup, align
-        self._on_gpu = timer in GPU_TIMERS
+        self._on_gpu = provider.on_gpu
         self._seconds = {"cpu": _by_clock, "reported": _as_reported}.get(timer, _by_events)
         self._graph: Any = None
         if timer == "graph" and call is not None:
@@ -112,10 +104,6 @@ class SingleCalls:
         """Return the mean time of `units` calls in seconds."""
         return statistics.fmean([self.once() for _ in range(self._warmup + units)][self._warmup :])
 
-    def close(self) -> None:
-        """Give back the memory that empties the caches."""
-        self._cache = None
-
 
 def do_bench(
     fn: Callable[[], object],
@@ -167,7 +155,7 @@ def do_bench(
     if quantiles is not None:
         found = [float(each) for each in numpy.quantile(times, list(quantiles))]
         return found[0] if len(found) == 1 else found
-    answer: float | list[float] = _MODES[return_mode](times)
+    answer: float | list[float] = _MODES[return_mode](times)  # type: ignore[operator]
     return answer
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -27,19 +26,19 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "bench", help="run benchmarks, compare and draw results", epilog=f"examples:\n{EXAMPLES}", formatter_class=raw
     )
-    kinds = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = kinds.add_parser("list", help="list the benchmarks of files, with their axes")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="list the benchmarks of files, with their axes")
     listing.add_argument("files", nargs="+", metavar="FILE")
-    running = kinds.add_parser("run", help="run the benchmarks of files", epilog="See docs/benchmarks.md.")
+    running = actions.add_parser("run", help="run the benchmarks of files", epilog="See docs/benchmarks.md.")
     running.add_argument("files", nargs="+", metavar="FILE")
     add_options(running)
     status = "exit status 1 if anything became slower or wrong, 2 if a file cannot be read"
-    comparing = kinds.add_parser("compare", help=f"compare two results; {status}")
+    comparing = actions.add_parser("compare", help=f"compare two results; {status}")
     comparing.add_argument("old", help="JSON of the results to measure against")
     comparing.add_argument("new", help="JSON of the new results")
     comparing.add_argument("--tolerance", type=float, default=5.0, metavar="PERCENT", help="default: 5")
     comparing.add_argument("--all", action="store_true", help="also list what has not changed")
-    plotting = kinds.add_parser("plot", help="draw results; needs matplotlib (iris-core[plot])")
+    plotting = actions.add_parser("plot", help="draw results; needs matplotlib (iris-core[plot])")
     plotting.add_argument("files", nargs="+", metavar="FILE", help="JSON of results")
     plotting.add_argument("--out", default=".", metavar="FOLDER", help="where the pictures go (default: here)")
     plotting.add_argument("--axis", default="", help="to draw against (default: the first one with several numbers)")
@@ -47,11 +46,13 @@ def add_parser(subparsers: Any) -> None:
     for each in (comparing, plotting):
         each.add_argument("--only", default="", metavar="REGEX", help="benchmarks whose names match")
         each.add_argument("--provider", default="", metavar="REGEX", help="providers whose names match")
+    for action, do in ((listing, _list), (running, _run), (comparing, _compare), (plotting, _plot)):
+        action.set_defaults(do=do)
 
 
 def run(args: argparse.Namespace) -> int:
     """Do what was asked for; see `iris bench ACTION --help`."""
-    return {"list": _list, "run": _run, "compare": _compare, "plot": _plot}[args.action](args)
+    return int(args.do(args))
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -63,9 +64,10 @@ def _list(args: argparse.Namespace) -> int:
         load(file)
     rows = []
     for each in registered(pattern="."):
-        device, axes = suite_of(each.source).device or "any", " ".join(axis.name for axis in each.axes)
+        device = suite_of(each.source).device or "any"
         when = "" if each.by_default else "by name only"
-        rows.append((each.name, "ranks" if each.ranks else "one process", device, axes, when, each.about))
+        where = "ranks" if each.ranks else "one process"
+        rows.append((each.name, where, device, " ".join(each.axes), when, each.about))
     print_table(("NAME", "RUNS ON", "DEVICE", "AXES", "WHEN", "ABOUT"), rows)
     return 0
 
@@ -83,7 +85,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from iris_core.bench.compare import VERDICTS, compare, differences
+    from iris_core.bench.compare import REGRESSIONS, VERDICTS, compare, differences
     from iris_core.cli._output import print_table
     from iris_core.errors import BenchmarkError
 
@@ -94,21 +96,19 @@ def _compare(args: argparse.Namespace) -> int:
         return 2
     for line in differences(old, new):
         print(f"not the same: {line}", file=sys.stderr)
-    changes = compare(old, new, args.tolerance / 100)
+    changes = sorted(compare(old, new, args.tolerance / 100), key=lambda each: VERDICTS.index(each.verdict))
     rows = []
-    for each in sorted(changes, key=lambda each: VERDICTS.index(each.verdict)):
+    for each in changes:
         if args.all or each.verdict != "same":
             point = " ".join(f"{name}={value}" for name, value in each.result.params.items())
+            about = each.verdict, each.result.benchmark, each.result.provider, point, str(each.result.num_ranks)
             times = ("-" if us is None else f"{us:.4g}" for us in (each.old_us, each.new_us))
-            ratio = "-" if each.ratio is None else f"{each.ratio:.3f}"
-            ranks = str(each.result.num_ranks)
-            rows.append((each.verdict, each.result.benchmark, each.result.provider, point, ranks, *times, ratio))
+            rows.append((*about, *times, f"{each.old_us / each.new_us:.3f}" if each.old_us and each.new_us else "-"))
     if rows:
         print_table(("VERDICT", "BENCHMARK", "PROVIDER", "POINT", "RANKS", "OLD US", "NEW US", "OLD / NEW"), rows)
     verdicts = [each.verdict for each in changes]
-    counts = [f"{verdicts.count(each)} {each}" for each in VERDICTS if each in verdicts]
-    print(", ".join(counts) or "nothing to compare")
-    return int(any(each.is_regression for each in changes) or not changes)
+    print(", ".join(f"{verdicts.count(each)} {each}" for each in VERDICTS if each in verdicts) or "nothing to compare")
+    return int(any(each in REGRESSIONS for each in verdicts) or not verdicts)
 
 
 def _plot(args: argparse.Namespace) -> int:
@@ -123,12 +123,8 @@ def _plot(args: argparse.Namespace) -> int:
 def _read(path: str, args: argparse.Namespace) -> Report:
     """The part of a report that is about the wanted benchmarks and providers."""
     from iris_core.bench import Report
-    from iris_core.errors import BenchmarkError
+    from iris_core.bench.registry import is_found
 
     report = Report.read(path)
-    try:
-        found = [each for each in report.results if re.search(args.only, each.benchmark)]
-        rows = tuple(each for each in found if re.search(args.provider, each.provider))
-    except re.error as error:
-        raise BenchmarkError(f"not a regular expression: {error}") from error
-    return dataclasses.replace(report, results=rows)
+    chosen = [each for each in report.results if is_found(args.only, each.benchmark)]
+    return dataclasses.replace(report, results=tuple(each for each in chosen if is_found(args.provider, each.provider)))

@@ -219,7 +219,7 @@ class Tuner:
         def declare(state: State, ctx: Iris) -> None:
             self._declare(state, ctx, point, launches)
 
-        benchmark = Benchmark(f"tune.{point.op}", declare, (), True, (), False, __file__, 0)
+        benchmark = Benchmark(f"tune.{point.op}", declare)
         by_label = {_label(launch): launch for launch in launches}
         times = {}
         for result in runner.point(benchmark, {"at": point.where}):

@@ -101,8 +101,9 @@ def register(function: F) -> F:
     Raises:
         BenchmarkError: another function has this name.
     """
-    ranks = registry.Axis(_RANKS, lambda options: [options.num_ranks])
-    setattr(function, registry._AXES, (ranks, *getattr(function, registry._AXES, ())))
+    setattr(
+        function, registry.AXES, {_RANKS: lambda options: [options.num_ranks], **getattr(function, registry.AXES, {})}
+    )
     source = function.__code__.co_filename
     suite(pathlib.Path(source).stem, None, source=source, backend="triton", context=_CONTEXT)  # for `iris bench run`
     registry.register(function)
@@ -186,7 +187,7 @@ def _run(
                 warmup=args.n_warmup,
                 repeat=args.n_repeat,
                 context=_CONTEXT,
-                axes={name: values for name, values in axes.items() if name in {each.name for each in benchmark.axes}},
+                axes={name: values for name, values in axes.items() if name in benchmark.axes},
             )
             reports.append(_one_run(benchmark, _narrowed(benchmark, options, skipped), world))
     if not reports:
@@ -217,11 +218,11 @@ def _narrowed(benchmark: Benchmark, options: RunOptions, skipped: dict[str, list
     import dataclasses
 
     axes = dict(options.axes)
-    for each in benchmark.axes:
-        if each.name in skipped:
-            axes[each.name] = [value for value in each.resolve(options) if value not in skipped[each.name]]
-            if not axes[each.name]:
-                raise BenchmarkError(f"{benchmark.name}: no value of axis {each.name!r} is left")
+    for name, values in benchmark.values(options).items():
+        if name in skipped:
+            axes[name] = [value for value in values if value not in skipped[name]]
+            if not axes[name]:
+                raise BenchmarkError(f"{benchmark.name}: no value of axis {name!r} is left")
     return dataclasses.replace(options, axes=axes)
 
 
