@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from iris_core.cli import _examine, doctor
+from iris_core.cli import doctor
 from iris_core.diagnosis import Finding, PairCheck, Verdict
 from iris_core.registry import Registry
 from iris_core.types import PluginKind
@@ -14,7 +14,7 @@ from iris_core.types import PluginKind
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "doctor.md").read_text()
 SOURCES = [
-    *(ROOT / "iris_core" / "src" / "iris_core" / "cli" / name for name in ("doctor.py", "_examine.py")),
+    ROOT / "iris_core" / "src" / "iris_core" / "cli" / "doctor.py",
     ROOT / "iris_allocators" / "src" / "iris_allocators" / "_plugin.py",
     ROOT / "iris_triton" / "src" / "iris_triton" / "_plugin.py",
 ]
@@ -41,11 +41,11 @@ def test_there_are_lines():
 
 
 def test_the_keys_of_a_report_are_on_the_page(monkeypatch):
-    monkeypatch.setattr(_examine, "examine_apart", lambda argument, timeout_s: ([], ""))
+    monkeypatch.setattr(doctor, "apart", lambda *args: ([], "failed"))
     document = doctor.examine(self_test=False)
     test = doctor.SelfTest("a", "b", "cpu", 1, checks=[PairCheck("write", 0, 0)]).to_json()
     keys = {*document, *document["findings"][0], *test, *test["checks"][0]}
-    for function in (_examine._torch, _examine._gpus, _examine._gpu):  # facts["gpus"] and the like are among them
+    for function in (doctor.survey_gpus, doctor._gpu):
         keys |= set(re.findall(r'"([a-z_]+)"[]:]', inspect.getsource(function)))
     assert keys >= {"pci_bus_id", "access", "cuda_of_torch", "gpus"}
     assert [key for key in sorted(keys) if f"`{key}`" not in PAGE] == []

@@ -29,9 +29,9 @@ FLOORS = (
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
     "iris_core/*.py": 2722,
-    "iris_core/bench": 2019,
+    "iris_core/bench": 1897,
     "iris_core/ccl": 444,
-    "iris_core/cli": 1552,
+    "iris_core/cli": 1380,
     "iris_core/device": 1596,
     "iris_core/dispatch": 3045,
     "iris_core/heap": 3278,

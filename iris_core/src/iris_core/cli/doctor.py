@@ -1,18 +1,22 @@
 """`iris doctor`: examine the machine and the installation, and say what is wrong and what to do.
 
-What may crash or hang, that is whatever touches a GPU or calls a plugin's own code, `_examine` does elsewhere.
+Whatever may crash or hang, because it touches a GPU or calls a plugin's own code, runs in processes of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import glob
 import os
 import platform
 import re
 import resource
 import socket
 import sys
+import tempfile
 import textwrap
+import time
 import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,9 +27,10 @@ from iris_core.errors import IrisError, error_text
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from iris_core.registry import PluginRecord, Registry
+    from iris_core.types import DeviceTarget
 
 TIMEOUT_S = 120.0
 """Seconds that the survey and each self-test may take."""
@@ -34,9 +39,9 @@ DEVICE_TIMEOUT_S = 5.0
 """Bound of a self-test's waits inside kernels.  Signals take microseconds; on an overloaded CPU a rank may be late."""
 
 DAMAGED = "(METADATA is damaged: reinstall it)"
-
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
+_HEAP_SIZE = "64MiB"
 _FEW_FILES = 1024  # the allocator `vmem` exchanges up to 256 descriptors at a time
 _CPU_RANKS = 4
 _MOST_LINES = 12
@@ -52,15 +57,10 @@ def add_parser(subparsers: Any) -> None:
         description="Examine this machine and the installation, and test remote memory access between every two GPUs "
         "(CPU ranks where there are fewer than two). Exit status 1 if anything is broken.",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--no-self-test", action="store_true", help="leave the self-test out")
-    parser.add_argument(
-        "--timeout",
-        type=_seconds,
-        default=TIMEOUT_S,
-        metavar="SECONDS",
-        help="what the survey and each self-test may take before it is ended (default %(default)g)",
-    )
+    add, bound = parser.add_argument, "bound of the survey and of each self-test (default %(default)g)"
+    add("--json", action="store_true", help="print JSON")
+    add("--no-self-test", action="store_true", help="leave the self-test out")
+    add("--timeout", type=_seconds, default=TIMEOUT_S, metavar="SECONDS", help=bound)
 
 
 def _seconds(text: str) -> float:
@@ -95,25 +95,26 @@ def rows(findings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
 
 
 def examine(*, self_test: bool = True, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """Examine everything and return the report; docs/doctor.md says what the keys mean.
-
-    Args:
-        self_test: whether to test remote access between ranks.
-        timeout_s: seconds that the survey and each self-test may take.
-    """
-    from iris_core.cli._examine import examine_apart
+    """Examine everything, with or without the self-tests, and return the report; docs/doctor.md lists the keys."""
     from iris_core.registry import default_registry
 
     packages = examine_packages()
     findings = [*examine_host(), packages, *examine_settings(), *examine_plugins()]
-    facts, found = read_survey(*examine_apart({}, timeout_s))
-    findings += found
+    facts: dict[str, Any] = {"versions": {}, "gpus": [], "pairs": []}
+    for subject, job in {"GPUs": survey_gpus, "plugins": survey_plugins}.items():
+        answers, problem = apart(job, 1, timeout_s, facts)
+        if answers:
+            facts, found = answers[0]
+            findings += found
+        else:
+            findings.append(Finding(subject, Verdict.BROKEN, f"examining them: {problem}"))
     tests: list[SelfTest] | None = None
     if self_test:
         hip = facts["versions"].get("hip_of_torch") is not None
-        planned = plan(default_registry(), len(facts["gpus"]), hip) if facts["versions"] else []
-        tests = [test.run(timeout_s) for test in planned]
-        findings += [test.finding() for test in tests]
+        tests = plan(default_registry(), len(facts["gpus"]), hip) if facts["versions"] else []
+        for test in tests:
+            test.run(timeout_s)
+            findings.append(test.finding())
     if not tests:
         why = "left out as asked" if tests is None else "left out: no backend and allocator can be used together here"
         findings.append(Finding("self-test", Verdict.NOTE, why))
@@ -127,18 +128,30 @@ def examine(*, self_test: bool = True, timeout_s: float = TIMEOUT_S) -> dict[str
     }
 
 
-def read_survey(records: Iterable[dict[str, Any]], problem: str) -> tuple[dict[str, Any], list[Finding]]:
-    """Return the facts and the findings of a survey, and in the last finding how it failed."""
-    facts: dict[str, Any] = {"versions": {}, "gpus": [], "pairs": []}
-    findings, step = [], "survey"
-    for record in records:
-        step = record.get("begin", step)
-        facts.update(record.get("facts", {}))
-        if "finding" in record:
-            findings.append(Finding(**record["finding"] | {"verdict": Verdict(record["finding"]["verdict"])}))
-    if problem:
-        findings.append(Finding(step, Verdict.BROKEN, f"examining {step} {problem}"))
-    return facts, findings
+def apart(job: Callable[..., Any], ranks: int, timeout_s: float, *args: Any) -> tuple[list[Any], str]:
+    """Call a job on new processes; return what they return, or nothing and how they failed."""
+    from iris_core.errors import PeerLostError
+    from iris_core.world.launch import RankError
+    from iris_core.world.launch import run as start_ranks
+
+    start = time.monotonic()
+    try:
+        return start_ranks(_bounded, ranks, timeout_s, job, args), ""
+    except RankError as error:  # without the lines of the traceback
+        return [], f"rank {error.rank}: {re.split(r'(?m)^  .*$', str(error))[-1].strip()}"
+    except PeerLostError as error:
+        is_late = time.monotonic() - start >= timeout_s
+        return [], f"did not end within {timeout_s:g} s" if is_late else str(error)
+
+
+def _bounded(timeout_s: float, job: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Call a job in this process; print where it is and end, if it takes too long."""
+    os.dup2(2, 1)  # what libraries print is no part of the report
+    faulthandler.dump_traceback_later(timeout_s, exit=True)
+    try:
+        return job(*args)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 # -- the machine and the installation ---------------------------------------------------------------------------------
@@ -179,22 +192,20 @@ def _sharing() -> Finding:
     return Finding("memfd", Verdict.OK, "memory files can be made and sent between processes")
 
 
-def _limits() -> list[Finding]:
+def _limits() -> Iterator[Finding]:
     """Limits that a heap can run into."""
-    findings = []
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < _FEW_FILES:
         more = min(65536, hard) if hard >= 0 else 65536
         text = f"only {soft}: allocator 'vmem' may run out of descriptors; ulimit -n {more}"
-        findings.append(Finding("open files", Verdict.NOTE, text))
+        yield Finding("open files", Verdict.NOTE, text)
     addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
     if addresses != resource.RLIM_INFINITY:
         text = f"limited to {addresses / (1 << 30):.1f} GiB: a rank maps the heaps of all ranks; ulimit -v unlimited"
-        findings.append(Finding("addresses", Verdict.NOTE, text))
+        yield Finding("addresses", Verdict.NOTE, text)
     if OVERCOMMIT.exists() and OVERCOMMIT.read_text().strip() == "2":
         text = "vm.overcommit_memory=2: a sparse heap may be refused; choose a smaller heap_size, or set it to 0"
-        findings.append(Finding("overcommit", Verdict.NOTE, text))
-    return findings
+        yield Finding("overcommit", Verdict.NOTE, text)
 
 
 def examine_packages() -> Finding:
@@ -252,6 +263,117 @@ def examine_plugins() -> list[Finding]:
     return findings or [Finding("plugins", Verdict.BROKEN, "none: pip install ./iris_allocators ./iris_triton")]
 
 
+# -- the survey -------------------------------------------------------------------------------------------------------
+def survey_gpus(facts: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
+    """Return torch's versions and the GPUs that it sees, and findings on them."""
+    try:
+        import torch
+    except Exception as error:  # noqa: BLE001 - a damaged installation may raise anything
+        text = f"cannot be imported: {error}. pip install 'torch>=2.11'"
+        return facts, [Finding("torch", Verdict.BROKEN, text)]
+    cuda, hip = torch.version.cuda, getattr(torch.version, "hip", None)
+    built = f"ROCm {hip}" if hip else f"CUDA {cuda}" if cuda else "CPUs only"
+    findings = [Finding("torch", Verdict.OK, f"{torch.__version__}, built for {built}")]
+    gpus = [_gpu(index) for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
+    if not gpus:
+        findings.append(_no_gpu(torch, built))
+    for gpu in gpus:
+        shown = (gpu["name"], f"{gpu['memory_bytes'] / (1 << 30):.1f} GiB", gpu["arch"], gpu["pci_bus_id"])
+        findings.append(Finding(f"GPU {gpu['index']}", Verdict.OK, ", ".join(filter(None, shown))))
+    pairs = [
+        {"from": one, "to": other, "access": torch.cuda.can_device_access_peer(one, other)}
+        for one in range(len(gpus))
+        for other in range(len(gpus))
+        if one != other
+    ]
+    missing = [f"{pair['from']}->{pair['to']}" for pair in pairs if not pair["access"]]
+    if missing:
+        listed = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        text = (
+            f"GPUs cannot reach each other's memory: {listed}. No heap can span them.\n"
+            f"`{'rocm-smi --showtopoaccess' if hip else 'nvidia-smi topo -p2p r'}` shows the driver's view; IOMMU, ACS "
+            "and VMs without peer-to-peer are common reasons.\n"
+            f"Until then choose GPUs that reach each other with {'HIP' if hip else 'CUDA'}_VISIBLE_DEVICES"
+        )
+        findings.append(Finding("peer access", Verdict.BROKEN, text))
+    elif pairs:
+        findings.append(Finding("peer access", Verdict.OK, f"between all {len(pairs)} ordered pairs"))
+    versions = {"torch": torch.__version__, "cuda_of_torch": cuda, "hip_of_torch": hip}
+    return {"versions": versions, "gpus": gpus, "pairs": pairs}, findings
+
+
+def _no_gpu(torch: Any, built: str) -> Finding:
+    present = sorted(glob.glob("/dev/nvidia[0-9]*")) or sorted(glob.glob("/dev/kfd"))
+    hiding = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    hidden = [f"{name}={os.environ[name]!r}" for name in hiding if os.environ.get(name, "0") in ("", "-1")]
+    text = f"none: torch, built for {built}, sees no GPU; kernels run on the CPU"
+    if hidden:
+        return Finding("GPUs", Verdict.NOTE, f"{text}; {', '.join(hidden)} hides them")
+    if not present:
+        return Finding("GPUs", Verdict.OK if built == "CPUs only" else Verdict.NOTE, text)
+    if built == "CPUs only":
+        return Finding("GPUs", Verdict.NOTE, f"{text}, but there are {', '.join(present)}: install a torch for them")
+    why = "it gives no reason"
+    try:
+        torch.cuda.init()
+    except Exception as error:  # noqa: BLE001 - whatever the driver raises is the reason
+        why = " ".join(str(error).split())
+    if "802" in why:
+        why += "\nGPUs behind NVSwitch need a running nvidia-fabricmanager of the driver's version"
+    return Finding("GPUs", Verdict.BROKEN, f"{text}, but there are {', '.join(present)}: {why}")
+
+
+def _gpu(index: int) -> dict[str, Any]:
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    bus: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    return {
+        "index": index,
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "arch": _target(index).arch,
+        "compute_units": properties.multi_processor_count,
+        "pci_bus_id": None if None in bus else "{:08x}:{:02x}:{:02x}.0".format(*bus),
+        "uuid": str(getattr(properties, "uuid", "")) or None,
+    }
+
+
+def _target(index: int) -> DeviceTarget:
+    from iris_core.device.targets import device_targets
+
+    return device_targets(f"cuda:{index}", 0)[0]
+
+
+def survey_plugins(facts: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
+    """Return the findings of every plugin that can be loaded, and what `Iris()` would choose."""
+    from iris_core.device.targets import device_targets
+    from iris_core.registry import default_registry
+    from iris_core.registry.select import select
+    from iris_core.settings import load_settings
+    from iris_core.types import DeviceTarget, DeviceType, PluginKind, PluginState
+
+    targets = [DeviceTarget(DeviceType.CPU), *(_target(gpu["index"]) for gpu in facts["gpus"])]
+    findings: list[Finding] = []
+    registry, settings = default_registry(), None
+    with contextlib.suppress(IrisError):  # a wrong setting has an entry of its own
+        settings = load_settings()
+        registry.block(settings.block)
+    for record in registry.load_all():
+        if record.kind is not PluginKind.OBSERVER and record.state is PluginState.LOADED:
+            try:
+                findings += registry.diagnose(record, targets)
+            except IrisError as error:
+                findings.append(Finding(f"diagnosis of {record.name}", Verdict.BROKEN, str(error)))
+    if settings is not None and facts["versions"]:
+        try:
+            chosen = select(registry, settings, targets=device_targets(settings.device, 0))
+            findings.append(Finding("choice", Verdict.OK, chosen.explain()))
+        except IrisError as error:
+            findings.append(Finding("choice", Verdict.BROKEN, str(error)))
+    return facts, findings
+
+
 # -- the self-tests ---------------------------------------------------------------------------------------------------
 @dataclass
 class SelfTest:
@@ -283,65 +405,56 @@ class SelfTest:
             lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES} more; --json lists all"]
         return Finding(subject, Verdict.BROKEN, "\n".join(lines))
 
-    def run(self, timeout_s: float) -> SelfTest:
-        """Run it on processes of its own, for at most `timeout_s` seconds, and return it."""
-        from iris_core.cli._examine import examine_apart
-
-        # Whatever the caller's environment says of plugins and sizes is none of the test's business.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")}
-        environment["IRIS_DEVICE_TIMEOUT"] = str(DEVICE_TIMEOUT_S)
-        environment["IRIS_BARRIER_TIMEOUT"] = str(max(1.0, timeout_s / 2))  # the ranks themselves say who is late
-        job = {"backend": self.backend, "allocator": self.allocator, "device": self.device, "ranks": self.ranks}
-        self.judge(*examine_apart(job, timeout_s, environment))
-        return self
-
-    def judge(self, records: Sequence[dict[str, Any]], problem: str) -> None:
-        """Take over what the ranks have recorded.
-
-        Args:
-            records: of all ranks, and of the process that started them.
-            problem: how that process failed; empty if it did not.
-        """
-        self.checks = [PairCheck(**record["check"]) for record in records if "check" in record]
+    def run(self, timeout_s: float) -> None:
+        """Run it on processes of its own, for at most `timeout_s` seconds, and judge it."""
+        with tempfile.TemporaryDirectory(prefix="iris-doctor-") as folder:
+            choice = {"backend": self.backend, "allocator": self.allocator, "device": self.device}
+            bounds = {"IRIS_DEVICE_TIMEOUT": DEVICE_TIMEOUT_S, "IRIS_BARRIER_TIMEOUT": max(1.0, timeout_s / 2)}
+            answers, problem = apart(self_test_on_rank, self.ranks, timeout_s, choice, bounds, folder)
+            at = [f"rank {file.name} was in {file.read_text()}" for file in sorted(Path(folder).iterdir())]
         if problem:
-            self._explain(records, problem)
-        elif any("unsupported" in record for record in records):
+            self.state, self.problems = "failed", [problem, *at]
+        else:
+            self.judge(answers)
+
+    def judge(self, answers: Sequence[list[PairCheck] | None]) -> None:
+        """Take over what all ranks have found, None where the backend brings no self-test."""
+        if None in answers:
             self.state = "skipped"
             return
-        else:
-            seen = {(check.op, check.rank, check.peer) for check in self.checks}
-            ops = dict.fromkeys(check.op for check in self.checks)
-            expected = [(op, *pair) for op in ops for pair in _pairs(self.ranks)]
-            self.checks += [PairCheck(*each, "was not reported") for each in expected if each not in seen]
-            if not ops:
-                self.problems.append(f"the self-test of backend {self.backend!r} reported nothing")
+        self.checks = [check for checks in answers for check in checks or ()]
+        seen = {(check.op, check.rank, check.peer) for check in self.checks}
+        ranks = range(self.ranks)
+        pairs = [(one, other) for one in ranks for other in ranks if one != other or self.ranks == 1]
+        expected = [(op, *pair) for op in dict.fromkeys(check.op for check in self.checks) for pair in pairs]
+        self.checks += [PairCheck(*each, "was not reported") for each in expected if each not in seen]
+        if not self.checks:
+            self.problems.append(f"the self-test of backend {self.backend!r} reported nothing")
         if self.problems or not all(check.ok for check in self.checks):
             self.state = "failed"
 
-    def _explain(self, records: Sequence[dict[str, Any]], problem: str) -> None:
-        """Say why the run did not come to its end, and hold it against the pair that was at work."""
-        at = {record["rank"]: (record["begin"], record["peer"]) for record in records if "begin" in record}
-        failed = next((record for record in records if "failed" in record), None)
-        if failed:  # the process that started the ranks saw which one failed first
-            culprits = [failed["failed"]]
-            own = (each["error"] for each in records if each.get("rank") == failed["failed"] and "error" in each)
-            phrase, in_short = next(own, failed["error"]), "failed"
-        else:
-            self.problems.append(f"the self-test {problem}")
-            at_work = [rank for rank, (op, _) in sorted(at.items()) if op]
-            culprits = [rank for rank in at_work if at[rank][0] != "barrier"] or at_work
-            phrase = in_short = "did not come back"
-        for rank in culprits:
-            op, peer = at.get(rank, ("", None))
-            where = f"rank {rank}" + (f" in {op}" if op else "") + ("" if peer is None else f" with rank {peer}")
-            self.problems.append(phrase if rank is None else f"{where}: {phrase}")
-            if peer is not None:
-                self.checks.append(PairCheck(op, rank, peer, in_short))
 
+def self_test_on_rank(choice: Mapping[str, Any], bounds: Mapping[str, float], folder: str) -> list[PairCheck] | None:
+    """Run a backend's self-test on one rank; None if it brings none.  A file says where the rank is."""
+    from iris_core import Iris
 
-def _pairs(ranks: int) -> list[tuple[int, int]]:
-    """All ordered pairs of different ranks; in a world of one the rank is its own peer."""
-    return [(one, other) for one in range(ranks) for other in range(ranks) if one != other or ranks == 1]
+    for name in [name for name in os.environ if name.startswith("IRIS_")]:
+        del os.environ[name]  # the caller's plugins and sizes play no part
+    os.environ |= {name: str(seconds) for name, seconds in bounds.items()}
+    file = Path(folder, os.environ["RANK"])
+
+    def begin(op: str, peer: int | None) -> None:
+        file.write_text(op if peer is None else f"{op} with rank {peer}")
+
+    begin("open", None)
+    with Iris(_HEAP_SIZE, **choice) as ctx:
+        self_test = getattr(ctx.backend, "self_test", None)
+        checks = None if self_test is None else list(self_test(ctx, begin))
+        begin("close", None)
+    for check in checks or ():
+        if not isinstance(check, PairCheck):
+            raise TypeError(f"the backend's self-test gave {check!r}, not a PairCheck")
+    return checks
 
 
 def plan(registry: Registry, gpus: int, hip: bool) -> list[SelfTest]:
