@@ -50,7 +50,6 @@ NAMED = (
     "hopper_copy_engine_push",
     "hopper_fetch",
     "hopper_push",
-    "hopper_two_shot",
 )
 """Algorithms that are measured by name, where they serve the operation."""
 

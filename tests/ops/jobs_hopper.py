@@ -23,7 +23,6 @@ def cases(on_cpu):
         how["out_place"] = ("ordinary", "heap", "gaps")[number]
         how["config"] = {**config, "chunk_size": (3, 1, 100)[number]}  # of 2 or 4 tiles of an owner
         yield Case("matmul_reduce_scatter", "hopper_push", (m, n, k), dtype, **how)
-        yield Case("matmul_all_reduce", "hopper_two_shot", turned, dtype, **how)
     for number, (dim, bias) in enumerate(((0, ""), (1, "columns"), (1, "rows"))):
         how = {"place": ("heap", "heap", "transposed")[number], "bias": bias, "dim": dim}
         how["out_place"] = ("heap", "heap", "ordinary")[number]
@@ -48,7 +47,6 @@ def one_of_each(on_cpu, shapes=None):
         place = ("heap", "ordinary")[number % 2]
         how = {"bias": "columns", "config": config, "place": place, "out_place": place}
         yield Case("matmul_reduce_scatter", "hopper_push", shape, dtype, **how)
-        yield Case("matmul_all_reduce", "hopper_two_shot", shape, dtype, **how)
         yield Case("matmul_all_gather", "hopper_push", shape, dtype, dim=1, **how)
         for name in ("hopper_fetch", "hopper_copy_engine", "hopper_copy_engine_push"):
             yield Case("all_gather_matmul", name, shape, dtype, dim=0, **how)
@@ -86,16 +84,16 @@ def refused(device):
             except UnsupportedError as error:
                 said[name] = str(error)
 
-        scatter, reduce = "matmul_reduce_scatter", "matmul_all_reduce"
-        ask("float32", reduce, "hopper_two_shot", *(make(64, 64, dtype=torch.float32) for _ in range(3)))
-        ask("every other", reduce, "hopper_two_shot", make(64, 64), make(64, 64), make(64, 128)[:, ::2])
-        ask("expanded", reduce, "hopper_two_shot", make(64, 64), make(64, 64), make(1, 64).expand(64, 64))
-        ask("odd", reduce, "hopper_two_shot", make(64, 60), make(64, 64), make(64, 60))
+        scatter, gather = "matmul_reduce_scatter", "matmul_all_gather"
+        ask("float32", gather, "hopper_push", *(make(rows, 64, dtype=torch.float32) for rows in (64 * size, 64, 64)))
+        out = make(64 * size, 64)
+        ask("every other", gather, "hopper_push", out, make(64, 64), make(64, 128)[:, ::2])
+        ask("expanded", gather, "hopper_push", out, make(64, 64), make(1, 64).expand(64, 64))
+        ask("odd", gather, "hopper_push", make(64 * size, 60), make(64, 64), make(64, 60))
         ask("rows", scatter, "hopper_push", make(24, 64), make(24 * size, 64), make(64, 64))
         ask("tiles", scatter, "hopper_push", make(64, 64), make(64, 64), make(64, 64), layout="tiles")
-        ask("block", reduce, "hopper_two_shot", make(64, 64), make(64, 64), make(64, 64), more={"block_size_n": 32})
+        ask("block", gather, "hopper_push", out, make(64, 64), make(64, 64), more={"block_size_n": 32})
         ask("columns", "all_gather_matmul", "hopper_fetch", make(64, 64), make(64, 64), make(64 * size, 64))
-        out = make(64 * size, 64)
         few = {"num_sms": 1}
         ask("few", "all_gather_matmul", "hopper_fetch", out, make(64, 64), make(64, 64), gather_dim=0, more=few)
         ctx.barrier()

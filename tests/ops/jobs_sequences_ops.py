@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 from jobs_ops import Tensors, call, verify
-from ops_cases import OPS, SEVERAL, VARIANTS, Case, algorithms, dims
+from ops_cases import OPS, SEVERAL, Case, algorithms, dims
 
 from iris_core import Iris
 from iris_core.ccl import Config
@@ -15,7 +15,7 @@ from iris_core.errors import IrisError, UnsupportedError
 from iris_core.ops import FusedConfig, FusedWorkspace
 
 ENGINES = {
-    "all_gather_matmul": ["copy_engine", "copy_engine_push"],
+    "all_gather_matmul": ["copy_engine_push"],
     "matmul_all_reduce": ["copy_engine"],
     "matmul_reduce_scatter": ["copy_engine"],
 }
@@ -25,11 +25,8 @@ SHAPES = ((1, 3, 5), (17, 20, 33), (33, 40, 16))
 
 
 IN_GROUPS = (
-    Case("all_gather_matmul", "copy_engine", (6, 20, 17), dim=0, bias="columns"),
     Case("all_gather_matmul", "copy_engine_push", (6, 20, 17), dim=0, bias="columns"),
     Case("matmul_reduce_scatter", "copy_engine", (6, 20, 17), bias="rows"),
-    Case("matmul_all_reduce", "ring", (17, 20, 9), "bfloat16", config={**SEVERAL, "all_reduce_num_rings": 2}),
-    Case("matmul_all_reduce", "spinlock", (17, 20, 9), "bfloat16", out_place="ordinary", config=SEVERAL),
 )
 """What any group is to serve, beside random calls."""
 
@@ -39,8 +36,7 @@ def random_case(generator, size):
     op = generator.choice(OPS)
     dim = generator.choice(dims(op))
     engines = ENGINES.get(op, []) if dim in (0, None) else []
-    more = [*engines, "ring"] if op == "matmul_all_reduce" else engines
-    algorithm = generator.choice((*algorithms(op, size), *(more if size > 1 else [])))
+    algorithm = generator.choice((*algorithms(op, size), *(engines if size > 1 else [])))
     config = SEVERAL if algorithm not in ("unfused", *engines, None) and generator.random() < 0.6 else {}
     return Case(
         op,
@@ -125,7 +121,7 @@ def back_to_back(device, kinds, calls, slow_ranks, cases=None, backend="triton")
 
 BITS = tuple(
     Case("matmul_all_reduce", algorithm, (50, 70, 33), "bfloat16", bias="columns")
-    for algorithm in ("unfused", "two_shot", "one_shot", "copy_engine", *VARIANTS)
+    for algorithm in ("unfused", "two_shot", "copy_engine")
 )
 
 
@@ -232,7 +228,7 @@ def without_room(device):
         out = torch.zeros(1024, 4096, device=ctx.device)
         for _ in range(2):
             try:
-                ctx.ops.matmul_all_reduce(out, a, b, config=FusedConfig(algorithm="one_shot"))
+                ctx.ops.matmul_all_reduce(out, a, b, config=FusedConfig(algorithm="two_shot"))
             except UnsupportedError as error:
                 said.append(str(error))
         ctx.ops.matmul_all_reduce(out, a, b)
@@ -258,7 +254,7 @@ def different(device, what):
             elif what == "place":
                 ctx.ops.matmul_all_gather(off_heap if odd else wide, a, b, gather_dim=1)
             elif what == "config":
-                ctx.ops.matmul_all_reduce(out, a, b, config=FusedConfig(algorithm="one_shot" if odd else "two_shot"))
+                ctx.ops.matmul_all_reduce(out, a, b, config=FusedConfig(algorithm="unfused" if odd else "two_shot"))
             else:
                 ctx.ops.matmul_all_reduce(out, a, b, bias if odd else None)
             said = "nothing"
@@ -299,12 +295,7 @@ def refused(device):
             "config": lambda: ops.matmul_all_reduce(out, a, b, config=Config()),
             "workspace": lambda: ops.matmul_all_reduce(out, a, b, workspace={}),
             "algorithm": lambda: ops.matmul_all_reduce(out, a, b, config=FusedConfig(algorithm="magic")),
-            "ring": lambda: ops.matmul_all_reduce(
-                out, a, b, config=FusedConfig(all_reduce_variant="ring", block_size_n=17)
-            ),
-            "rings": lambda: ops.matmul_all_reduce(
-                out, a, b, config=FusedConfig(all_reduce_variant="ring", num_sms=2, all_reduce_num_rings=3)
-            ),
+            "ring": lambda: ops.matmul_all_reduce(out, a, b, config=FusedConfig(all_reduce_variant="ring")),
             "unused": lambda: ops.matmul_all_reduce(out, a, b, config=FusedConfig(algorithm="two_shot", num_pieces=8)),
             "block": lambda: ops.matmul_all_reduce(
                 out, a, b, config=FusedConfig(algorithm="two_shot", block_size_m=48)

@@ -8,14 +8,11 @@ import torch
 
 OPS = ("matmul_all_reduce", "all_gather_matmul", "matmul_all_gather", "matmul_reduce_scatter")
 FUSED = {
-    "matmul_all_reduce": ("two_shot", "one_shot"),
-    "all_gather_matmul": ("fetch", "pull"),
+    "matmul_all_reduce": ("two_shot",),
+    "all_gather_matmul": ("fetch",),
     "matmul_all_gather": ("push",),
     "matmul_reduce_scatter": ("push",),
 }
-VARIANTS = ("atomic", "spinlock", "ring")
-"""Other algorithms for matmul_all_reduce."""
-
 PLACES = ("heap", "ordinary", "transposed", "gaps", "skewed")
 """Where tensors lie: on the heap; off it; with columns one behind the other; with gaps between rows; aligned to
 elements only."""
@@ -95,8 +92,7 @@ def piece_cases(size):
             for bias, pieces in (("", 1), ("columns", 2), ("rows", 3), ("rows", 9)):
                 place = ("heap", "gaps")[pieces % 2]
                 config = {"num_pieces": pieces}
-                for name in ("copy_engine", "copy_engine_push"):
-                    yield Case(op, name, (7, 44, 9), "bfloat16", bias=bias, dim=0, place=place, config=config)
+                yield Case(op, "copy_engine_push", (7, 44, 9), "bfloat16", bias=bias, dim=0, place=place, config=config)
         if op in ("matmul_reduce_scatter", "matmul_all_reduce"):
             for bias, pieces in (("", 2), ("columns", 9), ("rows", 3)):
                 shape, place = ((7, 44, 9), (1, 5, 3), (9, 40, 16))[pieces % 4 - 1], ("heap", "gaps")[pieces % 2]
@@ -104,32 +100,6 @@ def piece_cases(size):
                 yield Case(op, "copy_engine", shape, dtype, bias=bias, out_place=place, config=config)
         if op == "matmul_all_reduce":
             yield Case(op, "overlapped", (64, 8, 9), "bfloat16", place="transposed", bias="columns")
-
-
-def variant_cases(size):
-    """The other ways to matmul_all_reduce: by name, in one program and in several, wherever tensors lie."""
-    op, number = "matmul_all_reduce", 0
-    for shape, dtype, config in (
-        ((17, 50, 29), "float32", SEVERAL),
-        ((5, 130, 3), "bfloat16", {}),
-        ((33, 34, 16), "bfloat16", {**SEVERAL, "num_sms": 4, "num_xcds": 2}),
-    ):
-        for name in VARIANTS:
-            by = (("algorithm", "all_reduce_variant")[number % 2], name)
-            rings = {"all_reduce_num_rings": 2} if name == "ring" and number > 3 else {}
-            bias = ("", "columns", "rows")[number % 3]
-            place, out_place = ("heap", "ordinary", "transposed")[number % 3], ("ordinary", "heap", "gaps")[number // 3]
-            yield Case(
-                op,
-                None,
-                shape,
-                dtype,
-                place=place,
-                out_place=out_place,
-                bias=bias,
-                config={**config, **rings} | {by[0]: by[1]},
-            )
-            number += 1
 
 
 def die_cases(size):
@@ -174,7 +144,7 @@ def place_cases(size):
 
 def all_cases(size):
     """Everything that can vary."""
-    for make in (shape_cases, dtype_cases, place_cases, layout_cases, piece_cases, variant_cases):
+    for make in (shape_cases, dtype_cases, place_cases, layout_cases, piece_cases):
         yield from make(size)
 
 
@@ -185,8 +155,7 @@ def thinned(cases, size):
     """
     by_kind = {}
     for case in cases:
-        name = case.algorithm or case.config.get("algorithm") or case.config.get("all_reduce_variant")
-        by_kind.setdefault((case.op, name, case.dim, case.layout), []).append(case)
+        by_kind.setdefault((case.op, case.algorithm, case.dim, case.layout), []).append(case)
     if size == 3:
         return [case for number, each in enumerate(by_kind.values()) for case in each[number % 3 :: 3] or each]
     return [each[(5 * number + size) % len(each)] for number, each in enumerate(by_kind.values())]
@@ -282,8 +251,7 @@ def tolerance(case, made_of, size, turn, on_gpu):
     if is_exact(turn):
         assert float(made_of.max()) <= EXACT[out], f"{case}: data is not exact"
         return torch.zeros_like(made_of)
-    names = (case.algorithm, *case.config.values())
-    roundings = size + 2 if {"atomic", "spinlock"} & set(names) else 3  # of the product, of the sum, with the bias
+    roundings = 3  # of the product, of the sum, with the bias
     if out == "float32":
         roundings = 4 * (size + case.shape[2] ** 0.5)  # sums are as long as that; they are rounded up and down
     bound = roundings * ROUNDING[out]

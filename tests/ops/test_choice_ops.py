@@ -252,7 +252,7 @@ def test_a_measured_algorithm_is_chosen(tmp_path, monkeypatch):
         assert found.why == f"measured as the fastest in {tmp_path / 'ops' / 'mine.json'}"
         other = ctx.ops.explain("matmul_all_reduce", out, a, b)
         assert other.why == "the only one that can"
-        assert "push (triton): no, a rank alone has nobody" in str(found)
+        assert "push (triton): no, a single rank has no peers" in str(found)
 
 
 def test_algorithms_say_what_they_cannot():
@@ -262,7 +262,7 @@ def test_algorithms_say_what_they_cannot():
     assert push.supports(replace(REQUEST, dtype="float8_e4m3fn"))
     for request, text in (
         (replace(REQUEST, op="matmul_all_reduce"), "it does matmul_reduce_scatter"),
-        (replace(REQUEST, members=(3,)), "a rank alone"),
+        (replace(REQUEST, members=(3,)), "a single rank"),
         (replace(REQUEST, dtype="float8_e4m3fnuz"), "sm_90 does not multiply float8_e4m3fnuz; these do: gfx942"),
         (
             replace(REQUEST, dtype="float8_e5m2", target=DeviceTarget(DeviceType.HIP, 0, "gfx942", 64)),
@@ -397,8 +397,11 @@ def test_an_unused_workspace():
 def test_calls_that_take_the_host_longer_than_the_device(tmp_path):
     """Tables are measured in graphs; a call that is launched by the host takes what its launches take."""
     by_name = {each.name: each for each in operations() if each.op == "all_gather_matmul"}
-    offered = [by_name["copy_engine"], by_name["fetch"]]
-    short, long = ((512, 7168, 4096), {"copy_engine": 50, "fetch": 60}), (LARGE, {"copy_engine": 600, "fetch": 700})
+    offered = [by_name["copy_engine_push"], by_name["fetch"]]
+    short, long = (
+        ((512, 7168, 4096), {"copy_engine_push": 50, "fetch": 60}),
+        (LARGE, {"copy_engine_push": 600, "fetch": 700}),
+    )
     rows = [
         measured(op="all_gather_matmul", gather_dim=0, shape=shape, algorithm=name, seconds=us * 1e-6, config={})
         for shape, times in (short, long)
@@ -406,6 +409,6 @@ def test_calls_that_take_the_host_longer_than_the_device(tmp_path):
     ]
     write_table(tmp_path / "table.json", "GPU", 8, {}, rows)
     chooser = Chooser(offered, Tables([tmp_path], "GPU"), ())
-    for shape, name in (((512, 7168, 4096), "fetch"), (LARGE, "copy_engine")):
+    for shape, name in (((512, 7168, 4096), "fetch"), (LARGE, "copy_engine_push")):
         request = layer_request("all_gather_matmul", 0, shape[0], shape[1] * 8, shape[2], 8)
         assert chooser._measured(request)[0].algorithm == name

@@ -31,7 +31,7 @@ def test_training_of_a_rank_alone(pool, device):
 
 @pytest.mark.parametrize(
     ("form", "algorithms"),
-    [("plain", (None, "two_shot")), ("sequence", ("fetch", "push")), ("whole", ("push", "one_shot"))],
+    [("plain", (None, "two_shot")), ("sequence", ("fetch", "push")), ("whole", ("push", "two_shot"))],
 )
 @pytest.mark.parametrize("num_ranks", [2])
 def test_training_by_fused_kernels_in_bfloat16(pool, num_ranks, device, form, algorithms):

@@ -11,7 +11,6 @@ from ops_cases import (
     place_cases,
     shape_cases,
     thinned,
-    variant_cases,
 )
 from rank_counts import rank_counts
 
@@ -60,11 +59,6 @@ def test_layout_of_tiles(pool, num_ranks, device):
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_products_in_pieces(pool, num_ranks, device):
     check(pool, num_ranks, device, piece_cases(num_ranks))
-
-
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_variants_of_all_reduce(pool, num_ranks, device):
-    check(pool, num_ranks, device, variant_cases(num_ranks))
 
 
 @pytest.mark.parametrize("num_ranks", [2])

@@ -5,17 +5,10 @@ import contextlib
 import pytest
 import torch
 
-from iris_gluon.gemm.gather_product import HopperCopyEngine, _CopyPlan
+from iris_gluon.gemm.gather_product import beside_copies
 from iris_triton.gemm import copy_engine_product
-from iris_triton.gemm.copy_engine_product import (
-    CopyEngineGather,
-    CopyEngineReduce,
-    _Carried,
-    _GatherPlan,
-    _Product,
-    _ReducePlan,
-)
-from iris_triton.gemm.parts.shards import Shard, Shards, Side, Words
+from iris_triton.gemm.copy_engine_product import Carried, GatheredProducts, Product, ReducedProducts
+from iris_triton.gemm.parts.shards import Shards, Side, Words
 
 
 class Stream:
@@ -87,7 +80,7 @@ def multiplied(streams, monkeypatch):
 
 
 RAW = Stream.cuda_stream
-OTHERS = [Shard(1, 1, 11), Shard(2, 2, 12)]
+PULLED, PUSHED = [(1, 1, 11), (2, 2, 12)], [(1, 11, None), (2, 12, None)]
 """Two others; addresses are numbers: 1 and 2 are their places here, 11 and 12 there."""
 
 
@@ -107,84 +100,69 @@ def operands():
     return torch.randn(4, 3), torch.randn(3, 5), torch.randn(12, 1)
 
 
-def test_products_begin_when_their_rows_are_there(streams, multiplied):
-    log, *_ = streams
-    a, b, bias = operands()
-    others = {1: torch.randn(4, 3), 2: torch.randn(4, 3)}
-    matrix, out = torch.zeros(12, 3), torch.zeros(12, 5)
-
-    def copied(target, source):
-        if target == matrix.data_ptr():
-            matrix[:4] = a
-        else:
-            assert source == target + 10
-            matrix[4 * target : 4 * target + 4] = others[target]
-
-    shards = Shards(matrix, matrix[:4], OTHERS, 48, False, side_of(streams, copied), matrix)
-    products = [_Product(0, 4, True, ()), _Product(4, 8, False, (1,)), _Product(8, 12, False, (2,))]
-    events = {1: Event("of 1", log), 2: Event("of 2", log)}
-    plan = _GatherPlan(shards, products, events, None, {}, tf32=False, aux_buffer=matrix)
-    CopyEngineGather(pushes=False).launch(plan, out, a, b, bias)
-    assert log == [
-        ("main", "records", "ready"),
-        ("side", "waits for", "ready"),
-        ("side", "copies", "own"),
-        ("side", "meets", 0),
-        ("side", "copies", (1, 11)),
-        ("side", "records", "of 1"),
-        ("side", "copies", (2, 12)),
-        ("side", "records", "of 2"),
-        ("side", "meets", 0),
-        ("main", "multiplies", 0),
-        ("main", "waits for", "of 1"),
-        ("main", "multiplies", 4),
-        ("main", "waits for", "of 2"),
-        ("main", "multiplies", 8),
-        ("main", "waits for", "side"),
-    ]
-    assert torch.equal(matrix[:4], a)
-    torch.testing.assert_close(out, torch.cat([a, others[1], others[2]]) @ b + bias)
-
-
-def words_of(log, arrived):
-    """Words, of which the others' lie 100 and 200 bytes behind the own ones."""
+def words_of(log, own):
+    """Words that are written down when they are set."""
 
     def write(address, value, flags, stream):
         assert (value, flags, stream) == (1, 0, RAW)
-        log.append(("side", "writes", (address - arrived.data_ptr()) // 4))
+        log.append(("side", "writes", address))
 
-    own = arrived.data_ptr()
-    return Words(arrived, (own, own + 4, own + 8), (own, own + 100, own + 200), write)
+    return Words(own, (100, 101, 102), write)
+
+
+BEGIN = [("main", "records", "ready"), ("side", "waits for", "ready")]
+PUSHES = [
+    ("side", "meets", 0),
+    ("side", "copies", "own"),
+    ("side", "writes", 101),
+    ("side", "copies", "own"),
+    ("side", "writes", 102),
+]
+PULLS = [
+    ("side", "copies", "own"),
+    ("side", "meets", 0),
+    ("side", "copies", (1, 11)),
+    ("side", "writes", 101),
+    ("side", "copies", (2, 12)),
+    ("side", "writes", 102),
+    ("side", "meets", 0),
+]
+
+
+def test_products_begin_when_their_rows_are_there(streams, multiplied):
+    log, *_ = streams
+    a, b, bias = operands()
+    others = [torch.randn(4, 3), torch.randn(4, 3)]
+    matrix, out = torch.cat([torch.zeros(4, 3), *others]), torch.zeros(12, 5)
+    shards = Shards(matrix, matrix[:4], PUSHED, True, side_of(streams, lambda *_: None), matrix)
+    products = [Product(0, 4, True, ()), Product(4, 8, False, (1,)), Product(8, 12, False, (2,))]
+    waits = {member: Kernel(log, f"waits for {member}") for member in (1, 2)}
+    words = words_of(log, torch.zeros(4, dtype=torch.int32))
+    GatheredProducts(shards, words, products, waits, False)(None, out, a, b, bias)
+    assert log == [
+        *BEGIN,
+        *PUSHES,
+        ("main", "multiplies", 0),
+        ("main", "waits for 1", 0),
+        ("main", "multiplies", 4),
+        ("main", "waits for 2", 0),
+        ("main", "multiplies", 8),
+        ("main", "waits for", "side"),
+    ]
+    torch.testing.assert_close(out, torch.cat([a, *others]) @ b + bias)
 
 
 @pytest.mark.parametrize("pushes", [False, True])
 def test_words_are_written_before_the_product_that_waits_for_them_is_launched(streams, pushes):
     log, *_ = streams
     a, b, _ = operands()
-    matrix, out, arrived = torch.zeros(12, 3), torch.zeros(12, 5), torch.zeros(4, dtype=torch.int32)
-    shards = Shards(matrix, matrix[:4], OTHERS, 48, pushes, side_of(streams, lambda *_: None), matrix)
-    plan = _CopyPlan(Kernel(log, "multiplies"), shards=shards, words=words_of(log, arrived))
-    HopperCopyEngine(pushes=pushes).launch(plan, out, a, b, None)
-    if pushes:  # to the others, behind the own rows: the word of member 0 of theirs
-        copies = [
-            ("side", "meets", 0),
-            ("side", "copies", "own"),
-            ("side", "writes", 25),
-            ("side", "copies", "own"),
-            ("side", "writes", 50),
-        ]
-    else:
-        copies = [
-            ("side", "copies", "own"),
-            ("side", "meets", 0),
-            ("side", "copies", (1, 11)),
-            ("side", "writes", 1),
-            ("side", "copies", (2, 12)),
-            ("side", "writes", 2),
-            ("side", "meets", 0),
-        ]
-    begin = [("main", "records", "ready"), ("side", "waits for", "ready")]
-    assert log == [*begin, *copies, ("main", "multiplies", 3), ("main", "waits for", "side")]
+    matrix, out = torch.zeros(12, 3), torch.zeros(12, 5)
+    others = PUSHED if pushes else PULLED
+    shards = Shards(matrix, matrix[:4], others, pushes, side_of(streams, lambda *_: None), matrix)
+    words = words_of(log, torch.zeros(4, dtype=torch.int32))
+    beside_copies(shards, words, Kernel(log, "multiplies"))(None, out, a, b)
+    copies = PUSHES if pushes else PULLS
+    assert log == [*BEGIN, *copies, ("main", "multiplies", 3), ("main", "waits for", "side")]
 
 
 def test_rows_with_gaps_are_copied_before(streams):
@@ -193,11 +171,10 @@ def test_rows_with_gaps_are_copied_before(streams):
     a = operands()[0]
     wide, matrix = torch.zeros(4, 6), torch.zeros(12, 3)
     wide[:, :3] = a
-    shards = Shards(matrix, matrix[:4], OTHERS, 48, False, side_of(streams, lambda *_: None), matrix)
-    own = shards.begin(wide[:, :3])
+    shards = Shards(matrix, matrix[:4], PULLED, False, side_of(streams, lambda *_: None), matrix)
+    own = shards.move(wide[:, :3], words_of(log, torch.zeros(4, dtype=torch.int32)))
     assert own.data_ptr() == matrix.data_ptr()
     assert torch.equal(own, a)
-    shards.move(own, lambda *_: None)
     assert ("side", "copies", "own") not in log
 
 
@@ -206,23 +183,11 @@ def test_products_are_carried_beside_the_next_one(streams, multiplied):
     a, b = torch.randn(12, 3), torch.randn(3, 5)
     product, slots, out = torch.zeros(12, 5), torch.zeros(3, 4, 5), torch.zeros(4, 5)
     carried = [
-        _Carried(4, 8, ((11, 1, 48),), Event("of 1", log)),
-        _Carried(8, 12, ((12, 2, 48),), Event("of 2", log)),
+        Carried(4, 8, ((11, 1, 48),), Event("of 1", log)),
+        Carried(8, 12, ((12, 2, 48),), Event("of 2", log)),
     ]
-    plan = _ReducePlan(
-        side=side_of(streams, lambda *_: None),
-        carried=carried,
-        product=product,
-        begin=0,
-        end=4,
-        slot=slots[0],
-        add=Kernel(log, "adds"),
-        meets=True,
-        staged_out=None,
-        tf32=False,
-        aux_buffer=slots,
-    )
-    CopyEngineReduce("matmul_reduce_scatter").launch(plan, out, a, b, None)
+    side = side_of(streams, lambda *_: None)
+    ReducedProducts(side, carried, product, 0, 4, slots[0], Kernel(log, "adds"), True, False)(None, out, a, b)
     assert log == [
         ("main", "records", "ready"),
         ("side", "waits for", "ready"),

@@ -35,11 +35,11 @@ def test_all_ranks_find_the_same(pool, device):
 
 def test_wrong_data_is_left_out_and_named(pool):
     wanted = {"ops": ("matmul_all_reduce",), "dtypes": ("tf32",), "layers": ((16, 32, 48),)}
-    for found in pool.run(tune, 2, "cpu", wanted, "one_shot"):
+    for found in pool.run(tune, 2, "cpu", wanted, "two_shot"):
         assert found.entries
         assert {row["dtype"] for row in found.entries} == {"tf32"}
-        assert "one_shot" not in {row["algorithm"] for row in found.entries}
-        start = "matmul_all_reduce one_shot at 16 x 16 times 16 x 48 tf32: rank 0: the data is wrong"
+        assert "two_shot" not in {row["algorithm"] for row in found.entries}
+        start = "matmul_all_reduce two_shot at 16 x 16 times 16 x 48 tf32: rank 0: the data is wrong"
         assert any(each.startswith(start) for each in found.wrong)
 
 

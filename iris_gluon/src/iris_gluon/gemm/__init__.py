@@ -46,11 +46,11 @@ def operations() -> list[FusedOperation]:
     from iris_gluon.gemm.push_product import HopperPush
     from iris_gluon.gemm.reduce_product import HopperReduce
 
+    gather = "all_gather_matmul"
     return [
-        HopperReduce("matmul_all_reduce"),
-        HopperReduce("matmul_reduce_scatter"),
+        HopperReduce("matmul_reduce_scatter", "hopper_push"),
         HopperPush("matmul_all_gather", "hopper_push"),
-        HopperFetch(),
-        HopperCopyEngine(pushes=False),
-        HopperCopyEngine(pushes=True),
+        HopperFetch(gather, "hopper_fetch"),
+        HopperCopyEngine(gather, "hopper_copy_engine", pushes=False),
+        HopperCopyEngine(gather, "hopper_copy_engine_push", pushes=True),
     ]

@@ -1,8 +1,7 @@
-"""What the fused products for Hopper have in common: whom they serve, and how operands are described to the core.
+"""What the fused products for Hopper share: which calls they serve, and how operands are described to the core.
 
 The protocols are those of `iris_triton.gemm`.  Words that say what has arrived are 0 between launches: the last program
-that has waited for them clears them, so nothing is cleared in front of a product, and a graph can be replayed.  Own
-rows are multiplied where A lies, so no copy is waited for.
+that has waited for them clears them, so nothing is cleared in front of a product, and a graph can be replayed.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -76,7 +75,7 @@ UNIT = 8
 _PROCESSORS = 132
 """Of an H200, for what is worth measuring."""
 
-FULL_BLOCK, _HALF_BLOCK = 128, 64
+_FULL_BLOCK, _HALF_BLOCK = 128, 64
 """Rows of a tile: the usual ones, and where members own other rows than multiples of them."""
 
 _WAITING = 0.5
@@ -92,13 +91,16 @@ def _down(stride: tuple[int, ...]) -> int:
 
 
 class Hopper(Fused):
-    """What they have in common: the core multiplies matrices of 16-bit floats that lie by rows or by columns."""
+    """Products of 16-bit floats that lie by rows or by columns.
+
+    They are chosen by name, or where they were measured: the model knows too little of them.
+    """
 
     uses: tuple[str, ...] = USED_CONFIG
     launcher = WithScratch
-
     measured_only = True
-    """Chosen by name, or where it was measured: the model knows too little of them."""
+    rows_owned = True
+    """Whether members own rows of the product, over which tiles do not reach."""
 
     @property
     def info(self) -> PluginInfo:
@@ -108,41 +110,39 @@ class Hopper(Fused):
     def supports(self, request: FusedRequest) -> Availability:
         """Say whether this algorithm serves a call."""
         answer = super().supports(request)
-        if not answer:
-            return answer
+        problem = self._problem(request) if answer else ""
+        return Availability.no(problem) if problem else answer
+
+    def _problem(self, request: FusedRequest) -> str:
+        """Why the core cannot serve a call; empty if it can."""
         target = request.target
         if target.type is not DeviceType.CPU and target.arch != "sm_90":
-            return Availability.no(f"wgmma and TMA need NVIDIA Hopper (sm_90), and this is {target.arch or 'unknown'}")
+            return f"wgmma and TMA need NVIDIA Hopper (sm_90), and this is {target.arch or 'unknown'}"
         if request.dtype not in ("bfloat16", "float16") or request.out_dtype != request.dtype:
-            return Availability.no(f"its core multiplies bfloat16 and float16, not {request.dtype}")
+            return f"its core multiplies bfloat16 and float16, not {request.dtype}"
         for name, stride, aligned in zip("AB", (request.a_stride, request.b_stride), request.aligned[:2], strict=True):
             if 1 not in stride or _down(stride) <= 0 or _down(stride) % UNIT or not aligned:
-                return Availability.no(f"TMA needs dense rows, or columns, of {name} at multiples of 16 bytes")
+                return f"TMA needs dense rows, or columns, of {name} at multiples of 16 bytes"
         if request.n % UNIT:
-            return Availability.no(f"rows of the product must be multiples of 16 bytes, and N is {request.n}")
+            return f"rows of the product must be multiples of 16 bytes, and N is {request.n}"
         try:
-            self._gemm(request, 1)
+            block = self._gemm(request, 1).block_m
         except ValueError as error:
-            return Availability.no(str(error))
-        return Availability.yes()
+            return str(error)
+        rows = request.m // request.group_size
+        if self.rows_owned and rows % block:
+            return f"a member's {rows} rows must be a multiple of the {block} rows of a tile"
+        return ""
 
     def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
+        plain = replace(request, options={**request.options, "config": {}})
+        other_width = 128 if self._gemm(plain, _PROCESSORS).block_n > 128 else 256
         return [
-            self._other_width(request),
+            {"block_size_n": other_width},
             {"block_size_m": 64, "block_size_n": 128, "num_warps": 4},
             {"group_size_m": 4},
             {"group_size_m": 16},
         ]
-
-    def _other_width(self, request: FusedRequest) -> dict[str, Any]:
-        """Tiles that are as wide as those are not that are chosen without a config."""
-        plain = replace(request, options={**request.options, "config": {}})
-        chosen = self._gemm(plain, _PROCESSORS)
-        return {"block_size_n": 128 if chosen.block_n > 128 else 256}
-
-    def _block_m(self, request: FusedRequest) -> int:
-        """Rows of a tile, where the config does not say."""
-        return FULL_BLOCK
 
     def _gemm(self, request: FusedRequest, processors: int) -> GemmConfig:
         """How the core is launched: the choice by shape, with what the config says.
@@ -155,41 +155,36 @@ class Hopper(Fused):
             ValueError: there is no such config.
         """
         config = request.options["config"]
-        given = {field: config[name] for name, field in _FIELDS.items() if name in config}
+        half = self.rows_owned and request.m // request.group_size % _FULL_BLOCK
         return choose_config(
             request.m,
             request.n,
             processors,
             k=request.k,
-            block_m=self._block_m(request),
+            block_m=_HALF_BLOCK if half else _FULL_BLOCK,
             idle=_WAITING if request.op == "all_gather_matmul" else 0.0,
-            given=given,
+            given={field: config[name] for name, field in _FIELDS.items() if name in config},
         )
 
-    def _processors(self, request: FusedRequest, host: Host, *, meeting: bool) -> int:
-        """Multiprocessors that compute: as many as there are programs for."""
-        most: int = min(request.options["config"].get("num_sms", host.processors), host.processors)
-        if meeting:
-            most = min(most, host.team.max_programs)
-        return max(1, most)
+    def _processors(self, request: FusedRequest, host: Host, *, most: int) -> int:
+        """Multiprocessors that compute: as many as there are programs for, and no more than `most`."""
+        wanted: int = request.options["config"].get("num_sms", most)
+        return max(1, min(wanted, host.processors, most))
 
     @staticmethod
     def _arguments(request: FusedRequest, host: Host, gemm: GemmConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(arguments of both kernels, options of the compiler)."""
+        """(arguments of all kernels but their operand A's, options of the compiler)."""
         options = dict(gemm.options)
         compiler = {name: options.pop(name) for name in ("num_warps", "maxnreg")}
         options["GROUP"] = request.options["config"].get("group_size_m", gemm.group)
         return meeting_arguments(host.team) | {
-            "m": request.m,
             "n": request.n,
             "k": request.k,
-            "a_down": _down(request.a_stride),
             "b_down": _down(request.b_stride),
             "tiles_n": -(-request.n // gemm.block_n),
             "k_tiles": -(-request.k // gemm.block_k),
             "bias_step": bias_step_of(request),
             "BIAS": request.options["bias"],
-            "TURNED_A": request.a_stride[1] != 1,
             "TURNED_B": request.b_stride[1] != 1,
             "BLOCK_M": gemm.block_m,
             "BLOCK_N": gemm.block_n,
@@ -198,17 +193,11 @@ class Hopper(Fused):
         }, compiler
 
     @staticmethod
+    def _operand_a(request: FusedRequest) -> dict[str, Any]:
+        """Arguments of the kernels whose A is a matrix of this rank."""
+        return {"m": request.m, "a_down": _down(request.a_stride), "TURNED_A": request.a_stride[1] != 1}
+
+    @staticmethod
     def efficiency(request: FusedRequest) -> float:
         """Of the kernels' products on the device."""
         return _EFFICIENCY_CPU if request.target.type is DeviceType.CPU else _EFFICIENCY_GPU
-
-
-class RowsOwned(Hopper):
-    """What is common where members own rows of the product: tiles do not reach over them."""
-
-    def _block_m(self, request: FusedRequest) -> int:
-        return _HALF_BLOCK if request.m // request.group_size % FULL_BLOCK else FULL_BLOCK
-
-    def _rows_problem(self, request: FusedRequest) -> str:
-        rows, block = request.m // request.group_size, self._gemm(request, 1).block_m
-        return f"a member's {rows} rows must be a multiple of the {block} rows of a tile" if rows % block else ""

@@ -1,26 +1,23 @@
 """`hopper_fetch`, `hopper_copy_engine`, `hopper_copy_engine_push`: all_gather_matmul, gather_dim 0.
 
-Chosen on Hopper, by name or where a table says so.
-
-`put_product`: some programs put the own rows of A to the others by TMA, and count their pieces there; the others begin
-with the own rows, and the warp that loads waits for counters.
-`await_product`: copy engines bring the others' rows of A here, and a word behind each shard; the warp that loads waits
-for it.
+Chosen on Hopper where a table says so.  Own rows are multiplied where A lies.  `put_product`: some programs put the own
+rows of A to the others by TMA, and count their pieces there; the warp that loads waits for the counters.
+`await_product`: copy engines bring the others' rows here, and a word after each shard, for which that warp waits.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from iris_core.providers.model import moving_s
-from iris_core.types import Availability, DeviceType
+from iris_core.types import DeviceType
 from iris_gluon.bulk import put_bulk
-from iris_gluon.gemm.fused import RUNTIME, UNIT, USED_CONFIG, RowsOwned, biased, matrix_at, operand
+from iris_gluon.gemm.fused import RUNTIME, UNIT, USED_CONFIG, Hopper, biased, matrix_at, operand
 from iris_gluon.gemm.hopper import multiply_tiles
 from iris_gluon.gemm.order import ShardsInTurn
 from iris_gluon.gemm.sinks import StoreTile
@@ -28,15 +25,18 @@ from iris_gluon.layouts import default_layout
 from iris_triton.collectives.parts.barrier import at_member, last_epoch, leave, meet, row_of
 from iris_triton.copies import copies_obstacle
 from iris_triton.gemm.parts.fused import Plan
-from iris_triton.gemm.parts.shards import COPY_S, WIRE, Shards, Words, gathered_rows, own_rows, shards_of, words_of
+from iris_triton.gemm.parts.shards import COPY_S, WIRE, gathered_rows, own_rows, shards_of, words_of
 from iris_triton.gemm.parts.tiles import PER_CALL
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from iris_core.dispatch.host import Host
     from iris_core.types import FusedRequest
     from iris_gluon.gemm.launch import GemmConfig
+    from iris_triton.gemm.parts.shards import Shards, Words
 
 PUT_PARTS = gl.constexpr(4)
 """Pieces in which the rows of a tile are put, by a program each: so the first rows arrive early."""
@@ -167,54 +167,29 @@ _BESIDE_MEETING = {8: 160, 4: 240}
 members can meet while the product runs, even if other kernels have taken the one that it leaves."""
 
 
-class _HopperGather(RowsOwned):
-    """What is common to all_gather_matmul with gather_dim 0: A of the others is brought into a matrix of all rows.
+class _HopperGather(Hopper):
+    """The common part: A of the others is brought into a matrix of all rows."""
 
-    Args:
-        name: the algorithm.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__("all_gather_matmul", name)
-
-    def supports(self, request: FusedRequest) -> Availability:
-        """Say whether this algorithm serves a call."""
-        # Where its rows are not dense, A is copied before, so neither its strides nor its place matter.
-        answer = super().supports(replace(request, a_stride=(UNIT, 1), aligned=(True, *request.aligned[1:])))
-        if not answer:
-            return answer
+    def _problem(self, request: FusedRequest) -> str:
         if request.options["gather_dim"] != 0:
-            return Availability.no("it gathers rows of A (gather_dim=0)")
+            return "it gathers rows of A (gather_dim=0)"
         if request.k % UNIT:
-            return Availability.no(f"rows of A must be multiples of 16 bytes, and K is {request.k}")
+            return f"rows of A must be multiples of 16 bytes, and K is {request.k}"
         if request.out_stride[1] != 1 or request.out_stride[0] % UNIT or not request.aligned[2]:
-            return Availability.no("TMA needs dense rows of the output that begin at multiples of 16 bytes")
-        problem = self._rows_problem(request)
-        return Availability.no(problem) if problem else answer
+            return "TMA needs dense rows of the output that begin at multiples of 16 bytes"
+        # Where its rows are not dense, A is copied before, so neither its strides nor its place matter.
+        return super()._problem(replace(request, a_stride=(UNIT, 1), aligned=(True, *request.aligned[1:])))
 
     def _product(self, request: FusedRequest, host: Host, gemm: GemmConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         """(arguments of both kernels, options of the compiler)."""
         arguments, compiler = self._arguments(request, host, gemm)
-        for name in ("m", "a_down", "TURNED_A"):
-            del arguments[name]
-        arguments |= {"out_down": request.out_stride[0], "rows_each": request.m // host.team.size}
-        return arguments, compiler
-
-
-@dataclass(slots=True, kw_only=True)
-class _PutPlan(Plan):
-    """As `Plan`; `own` are the own rows of the gathered matrix, for an A that has to be copied."""
-
-    own: torch.Tensor
+        return arguments | {"out_down": request.out_stride[0], "rows_each": request.m // host.team.size}, compiler
 
 
 class HopperFetch(_HopperGather):
-    """Some programs (`num_fetch_sms`) put the own rows to the others, the others compute."""
+    """`hopper_fetch`: some programs (`num_fetch_sms`) put the own rows to the others, the others compute."""
 
     uses = (*USED_CONFIG, "num_fetch_sms")
-
-    def __init__(self) -> None:
-        super().__init__("hopper_fetch")
 
     def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
         other, half, *_ = super()._offered(request)
@@ -236,45 +211,47 @@ class HopperFetch(_HopperGather):
         blocks = request.m // size // gemm.block_m
         putters = min(putters, (size - 1) * blocks * PUT_PARTS.value)
         computing = max(1, min(most - putters, gemm.tiles(request.m, request.n)))
-        memory, gathered, own = gathered_rows(request, host, f"{self.op} ({self.name})")
-        words = words_of(host, size * blocks)
+        memory, gathered, own = gathered_rows(request, host, self.name)
+        flags = words_of(host, size * blocks).own
         arguments, compiler = self._product(request, host, gemm)
-        arguments |= {"gathered": gathered, "flags": words.own, "PUTTERS": putters}
+        arguments |= {"gathered": gathered, "flags": flags, "PUTTERS": putters}
         kernel = self.bind(request, host, put_product, putters + computing, arguments, compiler)
-        return _PutPlan(kernel, aux_buffer=memory, locks=words.own, own=own)
 
-    def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Copy A where it is not dense, then launch."""
-        plan.kernel(None, out, own_rows(a, plan.own), b, *(() if bias is None else (bias,)))
+        def run(stream: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *bias: torch.Tensor) -> None:
+            kernel(stream, out, own_rows(a, own), b, *bias)
+
+        return Plan(run, aux_buffer=memory, locks=flags)
 
 
-@dataclass(slots=True, kw_only=True)
-class _CopyPlan(Plan):
-    """As `Plan`; `shards` is A of all members, and `words` say which members' rows are there."""
+def beside_copies(shards: Shards, words: Words, kernel: Callable[..., None]) -> Callable[..., None]:
+    """Return what brings the rows and launches a kernel that waits for them.
 
-    shards: Shards
-    words: Words
+    They are asked for first: the product waits for words that the copies bring, and a launch may return when its kernel
+    is done (CUDA_LAUNCH_BLOCKING, profilers), or wait for all kernels (when one is loaded).
+    """
+
+    def run(stream: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *bias: torch.Tensor) -> None:
+        kernel(stream, out, shards.move(a, words), b, *bias)
+        shards.end()
+
+    return run
 
 
 class HopperCopyEngine(_HopperGather):
-    """Copy engines bring the others' rows, and write a word behind each member's, for which the product waits.
+    """`hopper_copy_engine`, `hopper_copy_engine_push`: the product waits for words of the copy engines.
 
-    The product begins with the own rows, where A lies.  It takes all multiprocessors but one, on which members meet
-    beside it.
+    It takes all multiprocessors but one, on which members meet beside it.
 
     Args:
         pushes: see `iris_triton.gemm.parts.shards`.
     """
 
-    def __init__(self, *, pushes: bool) -> None:
-        super().__init__("hopper_copy_engine_push" if pushes else "hopper_copy_engine")
+    def __init__(self, op: str, name: str, *, pushes: bool) -> None:
+        super().__init__(op, name)
         self._pushes = pushes
 
-    def supports(self, request: FusedRequest) -> Availability:
-        """Say whether this algorithm serves a call."""
-        answer = super().supports(request)
-        obstacle = copies_obstacle(request.target.type) if answer else ""
-        return Availability.no(obstacle) if obstacle else answer
+    def _problem(self, request: FusedRequest) -> str:
+        return super()._problem(request) or copies_obstacle(request.target.type)
 
     def cost(self, request: FusedRequest) -> float:
         """Estimate seconds: the product hides the copies, but for the last one."""
@@ -289,15 +266,12 @@ class HopperCopyEngine(_HopperGather):
         """Estimate what a call costs the CPU: a copy and a word for each member (hosts of H200s)."""
         return 0.0 if request.target.type is DeviceType.CPU else 3e-5 + 1.5e-5 * request.group_size
 
-    def prepare(self, request: FusedRequest, host: Host) -> Any:
+    def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Find memory for A of all and for the words, bind the kernel."""
         on_cpu = request.target.type is DeviceType.CPU
-        computing = self._processors(request, host, meeting=False)
-        if not on_cpu:
-            computing = max(1, min(computing, host.processors - 1))
+        computing = self._processors(request, host, most=host.processors if on_cpu else max(1, host.processors - 1))
         gemm = self._gemm(request, computing)
-        shards = shards_of(request, host, f"{self.op} ({self.name})", pushes=self._pushes)
-        words = words_of(host, host.team.size, request.target.type)
+        shards, words = shards_of(request, host, self.name, pushes=self._pushes)
         arguments, compiler = self._product(request, host, gemm)
         compiler["maxnreg"] = min(compiler["maxnreg"], _BESIDE_MEETING[gemm.num_warps])
         del arguments["control"], arguments["bases"]
@@ -305,16 +279,4 @@ class HopperCopyEngine(_HopperGather):
         most = request.options["config"].get("num_sms", 2) if on_cpu else computing
         programs = max(1, min(most, gemm.tiles(request.m, request.n)))
         kernel = self.bind(request, host, await_product, programs, arguments, compiler)
-        return _CopyPlan(kernel, shards=shards, words=words, aux_buffer=shards.memory, locks=words.own)
-
-    def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Bring the rows beside the product.
-
-        They are asked for first: the product waits for words that the copies bring, and a launch may return when its
-        kernel is done (CUDA_LAUNCH_BLOCKING, profilers), or wait for all kernels (when one is loaded).
-        """
-        shards = plan.shards
-        own = shards.begin(a)
-        shards.move(own, plan.words.put if self._pushes else plan.words.taken)
-        plan.kernel(None, out, own, b, *(() if bias is None else (bias,)))
-        shards.end()
+        return Plan(beside_copies(shards, words, kernel), aux_buffer=shards.memory, locks=words.own)

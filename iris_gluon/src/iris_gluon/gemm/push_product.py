@@ -76,20 +76,18 @@ def push_product(
 
 
 class HopperPush(Hopper):
-    """matmul_all_gather: every tile goes to all members by TMA."""
+    """`hopper_push` of matmul_all_gather."""
 
-    def cost(self, request: FusedRequest) -> float:
-        """Estimate seconds: the product hides what is sent, or the other way round."""
-        return self.model(request, meetings=2)
+    rows_owned = False
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Find memory where the output cannot be reached, bind the kernel."""
-        gemm = self._gemm(request, self._processors(request, host, meeting=True))
+        gemm = self._gemm(request, self._processors(request, host, most=host.team.max_programs))
         staged = memory = None
         if not request.reach_out:
             memory, staged = staged_memory(request, host, self.name, 0, stages=True)
         arguments, compiler = self._arguments(request, host, gemm)
-        arguments |= {
+        arguments |= self._operand_a(request) | {
             "out_down": request.out_stride[0] if staged is None else staged.stride(0),
             "tiles_m": -(-request.m // gemm.block_m),
             "DIM": request.options["gather_dim"],

@@ -16,24 +16,15 @@ def operations() -> list[FusedOperation]:
     """Return the algorithms."""
     from iris_triton.gemm.copy_engine_product import CopyEngineGather, CopyEngineReduce
     from iris_triton.gemm.fetch_product import Fetch
-    from iris_triton.gemm.matmul_accumulate import Accumulate
     from iris_triton.gemm.matmul_reduce import Reduce
-    from iris_triton.gemm.matmul_ring import Ring
-    from iris_triton.gemm.pull_product import Pull
     from iris_triton.gemm.push_product import Push
 
     return [
         Reduce("matmul_all_reduce", "two_shot"),
-        Reduce("matmul_all_reduce", "one_shot"),
-        Accumulate("matmul_all_reduce", "atomic"),
-        Accumulate("matmul_all_reduce", "spinlock"),
-        Ring("matmul_all_reduce", "ring"),
         Reduce("matmul_reduce_scatter", "push"),
         Push("matmul_all_gather", "push"),
         Fetch("all_gather_matmul", "fetch"),
-        Pull("all_gather_matmul", "pull"),
-        CopyEngineGather(pushes=False),
-        CopyEngineGather(pushes=True),
-        CopyEngineReduce("matmul_reduce_scatter"),
-        CopyEngineReduce("matmul_all_reduce"),
+        CopyEngineGather("all_gather_matmul", "copy_engine_push"),
+        CopyEngineReduce("matmul_reduce_scatter", "copy_engine"),
+        CopyEngineReduce("matmul_all_reduce", "copy_engine"),
     ]

@@ -2,8 +2,7 @@
 
 Chosen where a table or the model says so: a shard crosses the links once.  Programs that copy begin with the next
 member's shard, and set a flag for each block of rows; the others begin with the own shard, and wait for flags.
-
-Shards as in `pull_product`.
+Shards are rows (gather_dim 0) or columns (gather_dim 1) of A; their rows are dense and begin at multiples of 16 bytes.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -15,10 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
+from iris_core.dispatch.products import ROW_NBYTES
 from iris_core.types import DeviceType
 from iris_triton.collectives.parts.barrier import meet_and_leave, publish
 from iris_triton.collectives.parts.elements import as_words, item_nbytes
-from iris_triton.gemm.parts.fused import Plan
+from iris_triton.gemm.parts.fused import Fused, Plan, peer_memory, staging, staging_nbytes
 from iris_triton.gemm.parts.shapes import USED_CONFIG, padded, tiling
 from iris_triton.gemm.parts.tiles import (
     PER_CALL,
@@ -33,7 +33,6 @@ from iris_triton.gemm.parts.tiles import (
     wide,
     with_bias,
 )
-from iris_triton.gemm.pull_product import GatherProduct
 from iris_triton.language.flags import await_flag
 
 if TYPE_CHECKING:
@@ -93,12 +92,16 @@ def fetch_product(
 ):  # fmt: skip
     """Multiply the members' shards with B, while some programs copy them here.
 
-    All programs have to be there at the same time: no more than the device has multiprocessors.
+    All programs have to be there at the same time: no more than the device has multiprocessors.  Two meetings of those
+    that copy: the shards may be read; they were read.
 
-    Args (beside those of `pull_product`):
+    Args (beside those of `iris_triton.gemm.matmul_reduce.matmul_reduce`):
         buffer: local memory for SIZE * rows * width elements.
         state: int64 words of this plan alone, zero at first: how often each program has run, then the flags.
+        rows, inner: shape of a shard.
         width: elements from row to row of `buffer`; rows begin at multiples of 16 bytes.
+        tiles_m, tiles_n: tiles below each other and beside each other, of a shard's rows if DIM is 0.
+        DIM: gather_dim.
         FETCHERS: programs that copy; the others compute.
     """
     program = tl.program_id(0)
@@ -151,8 +154,8 @@ def fetch_product(
 _FETCHERS_GPU, _FETCHERS_CPU = 16, 1
 
 
-class Fetch(GatherProduct):
-    """all_gather_matmul: some programs copy the shards, the others compute."""
+class Fetch(Fused):
+    """`fetch`, with `num_fetch_sms` programs that copy."""
 
     uses = (*USED_CONFIG, "num_fetch_sms")
 
@@ -166,38 +169,45 @@ class Fetch(GatherProduct):
         return self.model(request, meetings=3, share=0.9)
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
-        """Find memory for the copies, make the flags, bind the kernel."""
-        rows, inner = self._shard(request)
+        """Find memory for the copies, and where A cannot be reached, make the flags, bind the kernel."""
+        size, dim, on_cpu = host.team.size, request.options["gather_dim"], request.target.type is DeviceType.CPU
+        dtype = getattr(torch, request.dtype)
+        rows, inner = (request.m // size, request.k) if dim == 0 else (request.m, request.k // size)
         tiles = tiling(request, rows, inner)
-        staged = self._staged(request, host)
-        arguments = self._arguments(request, host, tiles, staged)
-        size, on_cpu = host.team.size, request.target.type is DeviceType.CPU
-        item = getattr(torch, request.dtype).itemsize
-        blocks, width = -(-rows // tiles.block_m), padded(inner, item)
-        fetchers, computing = self._programs(request, host, (size - 1) * blocks, arguments)
-        need = size * rows * width * item
-        buffer = host.scratch(need, "gathered")
+        staged = None
+        if not request.reach_a:
+            memory = peer_memory(host, staging_nbytes((rows, inner), request.dtype), f"{self.op} ({self.name})")
+            staged = staging(memory, (rows, inner), request.dtype)
+        blocks, width = -(-rows // tiles.block_m), padded(inner, dtype.itemsize)
+        need = size * rows * width * dtype.itemsize
+        buffer = host.scratch(need, "gathered")[:need]
+
+        # all programs have to be there at the same time
+        config = request.options["config"]
+        most = config.get("num_sms", 2 if on_cpu else host.processors)
+        most = most if on_cpu else min(most, host.processors)
+        fetchers = config.get("num_fetch_sms", _FETCHERS_CPU if on_cpu else _FETCHERS_GPU)
+        fetchers = max(1, min(fetchers, (size - 1) * blocks, host.team.max_programs, most - 1))
+        tiles_m, tiles_n = tiles.tiles(rows, request.n)
+        computing = max(1, min(most - fetchers, tiles_m * tiles_n * (size if dim == 0 else 1)))
+
         state = torch.zeros(fetchers + computing + size * blocks, dtype=torch.int64, device=host.team.device)
         if not on_cpu:
             torch.cuda.current_stream(state.device).synchronize()  # it may first be used on another stream
-        arguments |= {
-            "buffer": buffer[:need].view(getattr(torch, request.dtype)),
+        parts_aligned = dim == 0 or inner * request.b_stride[0] * dtype.itemsize % ROW_NBYTES == 0  # B's, of the shards
+        arguments = self.common(request, host, tiles, rows) | {
+            "rows": rows,
+            "inner": inner,
+            "a_down": request.a_stride[0] if staged is None else staged.stride(0),
+            "out_down": request.out_stride[0],
+            "out_right": request.out_stride[1],
+            "DIM": dim,
+            "B_ALIGNED": request.aligned[1] and parts_aligned,
+            "OUT_ALIGNED": request.aligned[2],
+            "buffer": buffer.view(dtype),
             "state": state,
             "width": width,
             "FETCHERS": fetchers,
         }
         kernel = self.bind(request, host, fetch_product, fetchers + computing, arguments, tiles.options)
-        return Plan(kernel, staged_a=staged, aux_buffer=buffer[:need], locks=state[fetchers + computing :])
-
-    def _programs(self, request: FusedRequest, host: Host, blocks: int, arguments: dict[str, Any]) -> tuple[int, int]:
-        """How many programs fetch, and how many compute; all of them have to be there at the same time."""
-        config = request.options["config"]
-        on_cpu = request.target.type is DeviceType.CPU
-        most = config.get("num_sms", 2 if on_cpu else host.processors)
-        if not on_cpu:
-            most = min(most, host.processors)
-        fetchers = config.get("num_fetch_sms", _FETCHERS_CPU if on_cpu else _FETCHERS_GPU)
-        fetchers = max(1, min(fetchers, blocks, host.team.max_programs, most - 1))
-        shards = host.team.size if request.options["gather_dim"] == 0 else 1
-        number = arguments["tiles_m"] * arguments["tiles_n"] * shards
-        return fetchers, max(1, min(most - fetchers, number))
+        return Plan(kernel, staged_a=staged, aux_buffer=buffer, locks=state[fetchers + computing :])

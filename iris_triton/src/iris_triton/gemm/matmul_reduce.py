@@ -1,20 +1,9 @@
-"""`push`: matmul_reduce_scatter; `two_shot`, `one_shot`: matmul_all_reduce.  Tiles go to their owners, who add them up.
+"""`push`: matmul_reduce_scatter; `two_shot`: matmul_all_reduce.  Tiles go to their owners, who add them up.
 
-Chosen where a table or the model says so; `one_shot` for small results.
-
-Every tile has an owner.  A member computes its product tile by tile, those of the next member first and its own last,
-so that the members do not all send to the same one, and stores each into a slot of the owner's memory that is this
-member's alone.  The owner adds up the slots of a tile in the group's order, in float32, adds the bias and rounds once.
-So results are the same from run to run, whoever comes first.
-
-    "rows"      the owner of a tile is the member that gets its rows; it keeps the sum
-    "tiles"     the owners' tiles are runs of equal length; they keep the sum, at the tile's own place
-    "two_shot"  the same, and the owner stores the sum into the outputs of all
-    "one_shot"  everybody owns every tile: it is stored to all, and all add it up
-
-The tile with number L is computed, and added up, by program L % programs on every member: so the programs of one
-number need to meet each other only.  Meetings: peers may be written to; the slots are full; with "two_shot" also: the
-outputs are complete.
+Chosen where a table or the model says so.  A member computes its product tile by tile, those of the next member first
+and its own last, so that the members do not all send to the same one, and stores each into a slot of the owner's memory
+that is this member's alone.  The owner adds up the slots of a tile in the group's order, in float32, adds the bias and
+rounds once: results are the same from run to run.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -26,7 +15,6 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core.providers.model import moving_s
 from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, row_of
 from iris_triton.gemm.parts.fused import Fused, Plan, programs_for, staged_memory
 from iris_triton.gemm.parts.shapes import tiling
@@ -68,6 +56,9 @@ def matmul_reduce(
 ):  # fmt: skip
     """Add up A @ B over the members.
 
+    Program L % programs computes, and adds up, the tile with number L on every member: so only programs of the same
+    number meet.  Meetings: peers may be written to; the slots are full; with "two_shot" also: the outputs are complete.
+
     Args:
         out, a, b, bias: the tensors; with FORM "two_shot", peers write to `out`, whose rows are dense and aligned.
         control: the team's control region (int64).
@@ -81,7 +72,9 @@ def matmul_reduce(
         per_owner: tiles of an owner.
         timeout_ns, status: bound of waits, and where they report.
         SIZE: number of members.
-        FORM: see above.
+        FORM: "rows": the owner of a tile is the member that gets its rows, and keeps the sum; "tiles": the owners'
+            tiles are runs of equal length, and they keep the sum at the tile's own place; "two_shot": the same, and the
+            owner stores the sum into the outputs of all.
         BIAS: what the bias lies along: "columns", "rows" or "none".
         A_ALIGNED, B_ALIGNED, OUT_ALIGNED: they begin at multiples of 16 bytes.
         BM ... CHUNK: see `iris_triton.gemm.parts.tiles`.
@@ -96,18 +89,13 @@ def matmul_reduce(
     if FORM == "rows":
         total = per_owner * SIZE
         rows_each = m // SIZE
-    elif FORM == "one_shot":
-        total = per_owner
-        rows_each = m
     else:
         total = tiles_m * tiles_n
         rows_each = m
     lanes = dense_tile(BM, BN)
 
     mine = (total - program + programs - 1) // programs
-    begin = 0
-    if FORM != "one_shot":
-        begin = (tl.maximum((me + 1) % SIZE * per_owner - program, 0) + programs - 1) // programs
+    begin = (tl.maximum((me + 1) % SIZE * per_owner - program, 0) + programs - 1) // programs
     for i in range(mine):
         number = program + (begin + i) % mine * programs
         owner = number // per_owner
@@ -122,17 +110,11 @@ def matmul_reduce(
             a_down, a_right, b_down, b_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES,
         )  # fmt: skip
         values = acc.to(slots.dtype.element_ty)
-        if FORM == "one_shot":
-            for j in range(SIZE):
-                tl.store(_slot(slots, bases, me, (me + 1 + j) % SIZE, me, number, per_owner, BM, BN) + lanes, values)
-        else:
-            tl.store(_slot(slots, bases, me, owner, me, number % per_owner, per_owner, BM, BN) + lanes, values)
+        tl.store(_slot(slots, bases, me, owner, me, number % per_owner, per_owner, BM, BN) + lanes, values)
 
     epoch += 1
     meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     own = me * per_owner
-    if FORM == "one_shot":
-        own = me * 0
     last = tl.minimum(own + per_owner, total)
     number = own + (program - own % programs + programs) % programs
     while number < last:
@@ -157,40 +139,34 @@ def matmul_reduce(
 
 
 class Reduce(Fused):
-    """A product that is added up by tiles: "push", "two_shot" or "one_shot"."""
+    """`push` and `two_shot`."""
 
     def cost(self, request: FusedRequest) -> float:
         """Estimate seconds: the product hides what is sent, except in one step the sums."""
-        moved = moving_s(request)
-        if self.name == "one_shot":
-            moved *= request.group_size / 2
-        meetings = 3 if self.name == "two_shot" else 2
-        return self.model(request, meetings=meetings, moving=moved, seen=1 / 4)
+        return self.model(request, meetings=3 if self.name == "two_shot" else 2, seen=1 / 4)
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Divide the product into tiles, find memory for the slots, bind the kernel."""
-        size = host.team.size
+        size, dtype = host.team.size, getattr(torch, request.out_dtype)
         form = self.name
         if self.op == "matmul_reduce_scatter":
             form = "rows" if request.options["layout"] == "torch" else "tiles"
         rows = request.m // size if form == "rows" else request.m
         tiles = tiling(request, rows, request.k)
         tiles_m, tiles_n = tiles.tiles(rows, request.n)
-        total = tiles_m * tiles_n
-        per_owner = total if form in ("rows", "one_shot") else -(-total // size)
-        item = getattr(torch, request.out_dtype).itemsize
-        slots_nbytes = size * per_owner * tiles.block_m * tiles.block_n * item
+        per_owner = tiles_m * tiles_n if form == "rows" else -(-tiles_m * tiles_n // size)
+        slots_nbytes = size * per_owner * tiles.block_m * tiles.block_n * dtype.itemsize
         stages = form == "two_shot" and not request.reach_out
         memory, staged = staged_memory(request, host, self.name, slots_nbytes, stages=stages)
         down, right = request.out_stride if staged is None else staged.stride()
         arguments = self.product(request, host, tiles, rows) | {
-            "slots": memory[:slots_nbytes].view(getattr(torch, request.out_dtype)),
+            "slots": memory[:slots_nbytes].view(dtype),
             "out_down": down,
             "out_right": right,
             "per_owner": per_owner,
             "FORM": form,
             "OUT_ALIGNED": request.aligned[2],
         }
-        programs = programs_for(request, host, per_owner * (1 if form == "one_shot" else size), meeting=True)
+        programs = programs_for(request, host, per_owner * size, meeting=True)
         kernel = self.bind(request, host, matmul_reduce, programs, arguments, tiles.options)
         return Plan(kernel, staged_out=staged, aux_buffer=memory)

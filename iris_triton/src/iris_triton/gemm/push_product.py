@@ -65,11 +65,7 @@ def push_product(
 
 
 class Push(Fused):
-    """matmul_all_gather: every tile goes to all members as soon as it is computed."""
-
-    def cost(self, request: FusedRequest) -> float:
-        """Estimate seconds: the product hides what is sent, or the other way round."""
-        return self.model(request, meetings=2)
+    """`push` of matmul_all_gather."""
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Find memory where the output cannot be reached, bind the kernel."""

@@ -1,1 +1,1 @@
-"""What fused operations are made of: tiles of a product, sizes, rows that are carried, slots that are added up."""
+"""Parts of fused operations: tiles of a product, sizes, rows that copy engines bring, slots that are added up."""

@@ -1,4 +1,4 @@
-"""What the fused algorithms have in common on the host: a plan, staging in and out, launching."""
+"""The host's side of the fused algorithms: plans, staging in and out, times where nothing was measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from iris_triton.info import TRITON_INFO
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from iris_core.dispatch.host import Host
     from iris_core.types import FusedRequest, PluginInfo
@@ -34,16 +34,16 @@ _XCDS = 8
 
 @dataclass(slots=True)
 class Plan:
-    """What was prepared.
+    """A prepared call.
 
     Attributes:
-        kernel: takes the output, A, B and, if there is one, the bias.
+        run: takes a stream (None for the current one), the output, A, B and, if there is one, the bias.
         staged_a: where A is copied to before; None if peers, or the kernel, take it where it is.
-        staged_out: what the kernel writes, and is copied to the output afterwards; None if it writes the output.
+        staged_out: what `run` writes, and is copied to the output afterwards; None if it writes the output.
         aux_buffer, locks: see FusedWorkspace.
     """
 
-    kernel: BoundKernel
+    run: Callable[..., None]
     staged_a: torch.Tensor | None = None
     staged_out: torch.Tensor | None = None
     aux_buffer: torch.Tensor | None = None
@@ -77,13 +77,13 @@ class Fused:
         if request.op != self.op:
             return Availability.no(f"it does {self.op}, not {request.op!r}")
         if request.group_size == 1:
-            return Availability.no("a rank alone has nobody to communicate with")
+            return Availability.no("a single rank has no peers to communicate with")
         problem = dtype_problem(request) or config_problem(request, self.uses)
         return Availability.no(problem) if problem else Availability.yes()
 
     def cost(self, request: FusedRequest) -> float:
-        """Estimate seconds."""
-        raise NotImplementedError
+        """Estimate seconds: the longer one of product and transfers hides the other."""
+        return self.model(request, meetings=2)
 
     @staticmethod
     def efficiency(request: FusedRequest) -> float:
@@ -102,12 +102,12 @@ class Fused:
         seen: float = 0.0,
         share: float = 1.0,
     ) -> float:
-        """Seconds of a product and of what it sends, of which the longer one hides the other.
+        """Return the seconds of a product and of its transfers, of which the longer one hides the other.
 
         Args:
             request: the call.
             meetings, launches: how many.
-            moving: seconds for what is sent, if it is not the operands or results once.
+            moving: seconds of the transfers, if they are not the operands or results once.
             seen: the part of that time that nothing hides.
             share: of the multiprocessors that multiply.
         """
@@ -150,7 +150,7 @@ class Fused:
 
     @staticmethod
     def common(request: FusedRequest, host: Host, tiles: Tiling, rows: int) -> dict[str, Any]:
-        """Arguments that all kernels have; tiles do not reach over so many rows."""
+        """Arguments of all kernels; tiles do not reach over `rows` rows."""
         tiles_m, tiles_n = tiles.tiles(rows, request.n)
         return meeting_arguments(host.team) | {
             "n": request.n,
@@ -166,7 +166,7 @@ class Fused:
         }
 
     def product(self, request: FusedRequest, host: Host, tiles: Tiling, rows: int) -> dict[str, Any]:
-        """Arguments that the kernels have whose A is a matrix of this rank."""
+        """Arguments of the kernels whose A is a matrix of this rank."""
         return self.common(request, host, tiles, rows) | {
             "m": request.m,
             "k": request.k,
@@ -195,15 +195,15 @@ class Fused:
             a = plan.staged_a.copy_(a.detach())
         target = out if plan.staged_out is None else plan.staged_out
         if bias is None:
-            plan.kernel(None, target, a, b)
+            plan.run(None, target, a, b)
         else:
-            plan.kernel(None, target, a, b, bias)
+            plan.run(None, target, a, b, bias)
         if plan.staged_out is not None:
             out.detach().copy_(plan.staged_out)
 
 
 def programs_for(request: FusedRequest, host: Host, tiles: int, *, meeting: bool) -> int:
-    """Number of programs: never more than can be there at the same time.
+    """Return the number of programs: never more than can be there at the same time.
 
     Args:
         request: the call.
@@ -211,9 +211,9 @@ def programs_for(request: FusedRequest, host: Host, tiles: int, *, meeting: bool
         tiles: tiles of one rank.
         meeting: whether all of them meet those of the other members.
     """
-    default = 1 if request.target.type is DeviceType.CPU else host.processors
-    most: int = request.options["config"].get("num_sms", default)
-    if request.target.type is not DeviceType.CPU:
+    on_cpu = request.target.type is DeviceType.CPU
+    most: int = request.options["config"].get("num_sms", 1 if on_cpu else host.processors)
+    if not on_cpu:
         most = min(most, host.processors)
     if meeting:
         most = min(most, host.team.max_programs)
@@ -221,10 +221,10 @@ def programs_for(request: FusedRequest, host: Host, tiles: int, *, meeting: bool
 
 
 def peer_memory(host: Host, nbytes: int, what: str) -> torch.Tensor:
-    """Memory that peers reach, at the same place on all members.
+    """Return memory that peers reach, at the same place on all members.
 
     Raises:
-        UnsupportedError: there is no room; on all members.
+        UnsupportedError: there is not enough; on all members.
     """
     region = host.symmetric(nbytes)
     if region is None:
@@ -232,39 +232,37 @@ def peer_memory(host: Host, nbytes: int, what: str) -> torch.Tensor:
             f"{what} needs {nbytes} bytes that peers reach, and there is no room for them: open the context with a "
             "larger heap_size, or let the library choose the algorithm"
         )
-    return region.tensor
+    return region.tensor[:nbytes]
 
 
-def staging(memory: torch.Tensor, begin: int, rows: int, columns: int, dtype: str) -> torch.Tensor:
-    """A matrix in raw memory, with dense rows that begin at multiples of 16 bytes."""
-    element: torch.dtype = getattr(torch, dtype)
-    width = padded(columns, element.itemsize)
-    end = begin + rows * width * element.itemsize
-    return memory[begin:end].view(element).view(rows, width)[:, :columns]
-
-
-def staging_nbytes(rows: int, columns: int, dtype: str) -> int:
-    """Bytes of `staging`."""
+def staging_nbytes(shape: tuple[int, int], dtype: str) -> int:
+    """Return the bytes of a matrix with dense rows that begin at multiples of 16 bytes."""
     item: int = getattr(torch, dtype).itemsize
-    return rows * padded(columns, item) * item
+    return shape[0] * padded(shape[1], item) * item
+
+
+def staging(memory: torch.Tensor, shape: tuple[int, int], dtype: str) -> torch.Tensor:
+    """Return such a matrix in raw memory."""
+    return memory.view(getattr(torch, dtype)).view(shape[0], -1)[:, : shape[1]]
 
 
 def staged_memory(
     request: FusedRequest, host: Host, name: str, nbytes: int, *, stages: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """So many bytes that peers reach and, behind them, a matrix like the output if it `stages`, as `peer_memory`."""
-    need = nbytes + stages * staging_nbytes(*request.out_shape, request.out_dtype)
-    memory = peer_memory(host, need, f"{request.op} ({name})")[:need]
-    return memory, staging(memory, nbytes, *request.out_shape, request.out_dtype) if stages else None
+    """Return `nbytes` bytes that peers reach and, if it `stages`, a matrix like the output after them."""
+    shape, dtype = request.out_shape, request.out_dtype
+    need = nbytes + (staging_nbytes(shape, dtype) if stages else 0)
+    memory = peer_memory(host, need, f"{request.op} ({name})")
+    return memory, staging(memory[nbytes:], shape, dtype) if stages else None
 
 
 def bias_step_of(request: FusedRequest) -> int:
-    """Elements from one value of the bias to the next."""
+    """Return the elements from one value of the bias to the next."""
     return 0 if request.bias_stride is None else request.bias_stride[request.options["bias"] == "columns"]
 
 
 def per_call(request: FusedRequest, arguments: dict[str, Any], *names: str) -> tuple[str, ...]:
-    """Names of the arguments that change from call to call; the bias is one of them if there is one."""
+    """Return the names of the arguments that change from call to call; the bias is one of them if there is one."""
     if request.bias_stride is not None:
         return (*names, "bias")
     arguments["bias"] = None

@@ -5,9 +5,8 @@ group's order, in float32, the bias is added, and the sum is rounded once: the r
 Memory bounds it, so the tiles are small, a row or a few of them: hardly a multiprocessor is idle at the end.
 
     "rows"      the own output has the own rows
-    "two_shot"  all outputs get them, at their place; then members meet: the outputs are complete
-
-With TELLS, members first tell each other where their outputs are, and meet.
+    "two_shot"  members tell each other where their outputs are, and meet; all outputs get the own rows, at their place;
+                then members meet: the outputs are complete
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -21,9 +20,17 @@ import triton.language as tl
 
 from iris_core.dispatch.products import ROW_NBYTES
 from iris_core.types import DeviceType
-from iris_triton.collectives.parts.barrier import last_epoch, meet, meet_and_leave, meeting_arguments, row_of
+from iris_triton.collectives.parts.barrier import meet_and_leave, meeting_arguments
 from iris_triton.gemm.parts.fused import bias_step_of, per_call, programs_for
-from iris_triton.gemm.parts.tiles import PER_CALL, announce, store_tile, store_to_all, whole_rows, wide, with_bias
+from iris_triton.gemm.parts.tiles import (
+    PER_CALL,
+    announce_and_meet,
+    store_tile,
+    store_to_all,
+    whole_rows,
+    wide,
+    with_bias,
+)
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
@@ -38,14 +45,13 @@ RUNTIME = ("me", "rank", "rows", "rows_each", "first", "tiles_n", "timeout_ns", 
 def sum_slots(
     out, bias, slots, control, bases, me, rank, rows, n, rows_each, first, out_down, out_right, bias_step, tiles_n,
     timeout_ns, status,
-    SIZE: tl.constexpr, FORM: tl.constexpr, TELLS: tl.constexpr, BIAS: tl.constexpr, SLOTS_WIDE: tl.constexpr,
+    SIZE: tl.constexpr, FORM: tl.constexpr, BIAS: tl.constexpr, SLOTS_WIDE: tl.constexpr,
     OUT_WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
     """Add up the slots.
 
     Args (beside those of `iris_triton.collectives.pull.pull`):
-        out: with FORM "two_shot", peers write to it, and its rows are dense and aligned.  Without TELLS, the programs 0
-            of the launch before have told where it is; see `iris_triton.collectives.parts.barrier.tell`.
+        out: with FORM "two_shot", peers write to it, and its rows are dense and aligned.
         bias: or None.
         slots: SIZE matrices of rows_each x n dense elements.
         rows: how many of the rows are there; 0 or less for none.
@@ -54,21 +60,14 @@ def sum_slots(
         first: the own rows' place in `out` and in the bias: 0 with FORM "rows".
         out_down, out_right, bias_step: strides in elements.
         tiles_n: tiles beside each other.
-        FORM, TELLS: see above.
+        FORM: see above.
         BIAS: what the bias lies along: "columns", "rows" (those of `out`) or "none".
         SLOTS_WIDE: rows of the slots begin at multiples of 16 bytes.
         OUT_WIDE: the same is true of the output's rows, which are dense.
         BM, BN: rows and columns of a tile.
     """
-    row = row_of(control, SIZE)
     if FORM == "two_shot":
-        epoch = last_epoch(row, SIZE)
-    places = control
-    if TELLS:
-        places = row
-        announce(row, bases, me, out, out_down, SIZE)
-        epoch += 1
-        meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        row, epoch = announce_and_meet(control, bases, me, out, out_down, timeout_ns, status, rank, SIZE)
     width = n
     if SLOTS_WIDE:
         width = whole_rows(n, slots)
@@ -84,7 +83,7 @@ def sum_slots(
             total += tl.load(at + source * apart, mask=mask, other=0.0).to(tl.float32)
         total = with_bias(total, bias, first + down, column, first + rows, n, bias_step, BIAS, BM, BN)
         if FORM == "two_shot":
-            store_to_all(places, bases, me, out, total, first + down, column, first + rows, width, SIZE, BM, BN)
+            store_to_all(row, bases, me, out, total, first + down, column, first + rows, width, SIZE, BM, BN)
         else:
             target = wide(out, OUT_WIDE)
             if OUT_WIDE:
@@ -105,13 +104,7 @@ _MOST_COLUMNS = 1024
 
 
 def bind_sum(
-    request: FusedRequest,
-    host: Host,
-    slots: torch.Tensor,
-    rows_each: int,
-    out_stride: tuple[int, ...],
-    *,
-    tells: bool = False,
+    request: FusedRequest, host: Host, slots: torch.Tensor, rows_each: int, out_stride: tuple[int, ...]
 ) -> BoundKernel:
     """Return the kernel that adds up the own slots; it takes the output and, if there is one, the bias.
 
@@ -121,8 +114,6 @@ def bind_sum(
         slots: memory of the slots, one of rows_each x request.n elements for each member.
         rows_each: rows of a slot.
         out_stride: of what the kernel writes.
-        tells: matmul_all_reduce: members meet in front of the sums, and say where their outputs are; else a launch
-            before has done so.
     """
     team = host.team
     two_shot = request.op == "matmul_all_reduce"
@@ -150,7 +141,6 @@ def bind_sum(
         "bias_step": bias_step_of(request),
         "tiles_n": tiles_n,
         "FORM": "two_shot" if two_shot else "rows",
-        "TELLS": tells,
         "BIAS": request.options["bias"],
         "SLOTS_WIDE": request.n * item % ROW_NBYTES == 0,
         "OUT_WIDE": request.aligned[2] and out_stride[1] == 1 and out_stride[0] * item % ROW_NBYTES == 0,
