@@ -17,7 +17,7 @@ import torch
 from iris_core.errors import DriverError
 
 if TYPE_CHECKING:
-    from iris_allocators.vmem.lease import Range
+    from iris_allocators.ranges import Range
 
 GRANULE = 64 << 10
 _NONE, _READ_WRITE = 0, 3

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from typing import TYPE_CHECKING
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
 from iris_allocators.info import HOST_INFO, TORCH_INFO, VMEM_INFO
 from iris_core.hooks import hookimpl
@@ -14,28 +15,48 @@ from iris_core.types import Availability, DeviceType, PluginInfo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iris_allocators.host import HostAllocator
-    from iris_allocators.torch_ipc import TorchAllocator
-    from iris_allocators.vmem.allocator import VmemAllocator
     from iris_core.diagnosis import Finding
+    from iris_core.protocols import Allocator
     from iris_core.settings import PluginSettings
     from iris_core.types import CreateRequest, DeviceTarget
 
+_BINDINGS = {
+    DeviceType.CUDA: ("cuda.bindings", "cuda-bindings is not installed; torch's CUDA wheels bring it"),
+    DeviceType.HIP: ("hip", "hip-python is not installed: pip install 'iris-allocators[rocm]'"),
+}
 
-class HostPlugin:
-    """Provides the "host" allocator."""
+
+class AllocatorPlugin:
+    """Provides one allocator.
+
+    Args:
+        info: what it says about itself.
+        allocator, settings: where its classes are, as `pkgutil.resolve_name` takes it.
+    """
+
+    def __init__(self, info: PluginInfo, allocator: str, settings: str) -> None:
+        self._info, self._allocator, self._settings = info, allocator, settings
 
     @hookimpl
     def iris_plugin_info(self) -> PluginInfo:
         """Describe the allocator."""
-        return HOST_INFO
+        return self._info
 
     @hookimpl
     def iris_plugin_settings(self) -> type[PluginSettings]:
-        """Return `HostSettings`."""
-        from iris_allocators.settings import HostSettings
+        """Return the class of its settings."""
+        found: type[PluginSettings] = resolve_name(self._settings)
+        return found
 
-        return HostSettings
+    @hookimpl
+    def iris_plugin_create(self, request: CreateRequest) -> Allocator:
+        """Create one rank's allocator."""
+        found: Allocator = resolve_name(self._allocator)(request)
+        return found
+
+
+class HostPlugin(AllocatorPlugin):
+    """Provides the "host" allocator."""
 
     @hookimpl
     def iris_plugin_probe(self, target: DeviceTarget) -> Availability:
@@ -46,99 +67,51 @@ class HostPlugin:
             return Availability.no(f"it needs memfd_create, which Linux has and {sys.platform} has not")
         return Availability.yes()
 
-    @hookimpl
-    def iris_plugin_create(self, request: CreateRequest) -> HostAllocator:
-        """Create one rank's allocator."""
-        from iris_allocators.host import HostAllocator
 
-        return HostAllocator(request)
+class GpuPlugin(AllocatorPlugin):
+    """Provides an allocator of GPU memory.
 
+    Args:
+        means, instead: by what it shares memory, and the allocator to take where that fails.
+        **plugin: as in `AllocatorPlugin`.
+    """
 
-class TorchPlugin:
-    """Provides the "torch" allocator."""
-
-    @hookimpl
-    def iris_plugin_info(self) -> PluginInfo:
-        """Describe the allocator."""
-        return TORCH_INFO
-
-    @hookimpl
-    def iris_plugin_settings(self) -> type[PluginSettings]:
-        """Return `TorchSettings`."""
-        from iris_allocators.settings import TorchSettings
-
-        return TorchSettings
+    def __init__(self, *, means: str, instead: str, **plugin: Any) -> None:
+        super().__init__(**plugin)
+        self._means, self._instead = means, instead
 
     @hookimpl
     def iris_plugin_probe(self, target: DeviceTarget) -> Availability:
-        """Say whether `target` is a GPU and its driver can be called."""
-        return _has_bindings(target, "it shares memory of GPUs")
-
-    @hookimpl
-    def iris_plugin_create(self, request: CreateRequest) -> TorchAllocator:
-        """Create one rank's allocator."""
-        from iris_allocators.torch_ipc import TorchAllocator
-
-        return TorchAllocator(request)
-
-    @hookimpl
-    def iris_plugin_diagnose(self, targets: Sequence[DeviceTarget]) -> list[Finding]:
-        """Say for `iris doctor` whether memory of GPUs can be shared by IPC handle."""
-        from iris_allocators.diagnosis import diagnose
-        from iris_allocators.settings import TorchSettings
-
-        return diagnose("IPC handles", "vmem", targets, self.iris_plugin_create, TorchSettings())
-
-
-class VmemPlugin:
-    """Provides the "vmem" allocator."""
-
-    @hookimpl
-    def iris_plugin_info(self) -> PluginInfo:
-        """Describe the allocator."""
-        return VMEM_INFO
-
-    @hookimpl
-    def iris_plugin_settings(self) -> type[PluginSettings]:
-        """Return `VmemSettings`."""
-        from iris_allocators.settings import VmemSettings
-
-        return VmemSettings
-
-    @hookimpl
-    def iris_plugin_probe(self, target: DeviceTarget) -> Availability:
-        """Say whether `target` is a GPU and its driver can be called."""
-        return _has_bindings(target, "it maps memory of GPUs")
-
-    @hookimpl
-    def iris_plugin_create(self, request: CreateRequest) -> VmemAllocator:
-        """Create one rank's allocator."""
-        from iris_allocators.vmem.allocator import VmemAllocator
-
-        return VmemAllocator(request)
+        """Say whether `target` is a GPU and its driver can be called from Python."""
+        if target.type not in _BINDINGS:
+            return Availability.no(f"it shares memory of GPUs, not of {target.type}")
+        module, problem = _BINDINGS[target.type]
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:  # of the package that it is in
+            found = None
+        return Availability.no(problem) if found is None else Availability.yes()
 
     @hookimpl
     def iris_plugin_diagnose(self, targets: Sequence[DeviceTarget]) -> list[Finding]:
-        """Say for `iris doctor` whether virtual memory of GPUs can be made and shared."""
+        """Say for `iris doctor` whether memory can be made and shared."""
         from iris_allocators.diagnosis import diagnose
-        from iris_allocators.settings import VmemSettings
 
-        return diagnose("virtual memory", "torch", targets, self.iris_plugin_create, VmemSettings())
-
-
-def _has_bindings(target: DeviceTarget, what: str) -> Availability:
-    """Whether the driver of a GPU can be called from Python."""
-    if target.type is DeviceType.CUDA:
-        if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
-            return Availability.no("cuda-bindings is not installed; torch's CUDA wheels bring it")
-        return Availability.yes()
-    if target.type is DeviceType.HIP:
-        if importlib.util.find_spec("hip") is None:
-            return Availability.no("hip-python is not installed: pip install 'iris-allocators[rocm]'")
-        return Availability.yes()
-    return Availability.no(f"{what}, not of {target.type}")
+        return diagnose(self._means, self._instead, targets, self.iris_plugin_create, self.iris_plugin_settings()())
 
 
-host = HostPlugin()
-torch_pool = TorchPlugin()
-vmem = VmemPlugin()
+host = HostPlugin(HOST_INFO, "iris_allocators.host:HostAllocator", "iris_allocators.settings:HostSettings")
+torch_pool = GpuPlugin(
+    info=TORCH_INFO,
+    allocator="iris_allocators.torch_ipc:TorchAllocator",
+    settings="iris_allocators.settings:TorchSettings",
+    means="IPC handles",
+    instead="vmem",
+)
+vmem = GpuPlugin(
+    info=VMEM_INFO,
+    allocator="iris_allocators.vmem.allocator:VmemAllocator",
+    settings="iris_allocators.settings:VmemSettings",
+    means="virtual memory",
+    instead="torch",
+)

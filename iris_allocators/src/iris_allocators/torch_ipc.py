@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ import torch
 from iris_allocators.driver import IpcDriver, ipc_driver, topology_command
 from iris_allocators.driver.transaction import Transaction
 from iris_allocators.info import TORCH_INFO
+from iris_allocators.ranges import Range
 from iris_core.errors import DriverError, HeapClosedError, HeapError, PeerAccessError, UnsupportedError
 from iris_core.types import PeerMapping, Segment
 
@@ -32,35 +32,13 @@ ALIGNMENT = 4096
 _OFFSET_NBYTES = 8  # of a segment's payload, before the handle: where the heap begins in what the handle stands for
 
 
-class Block:
-    """A range of the pool as torch takes it in: `__cuda_array_interface__`, version 3.
-
-    Args:
-        pool: what has to live as long as the storage.
-        ptr: address of the range.
-        nbytes: its size.
-    """
-
-    def __init__(self, pool: torch.Tensor, ptr: int, nbytes: int) -> None:
-        self._pool = pool
-        self.ptr = ptr
-        self.nbytes = nbytes
-        self.__cuda_array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (ptr, False),
-            "strides": None,
-            "version": 3,
-        }
-
-
 class TorchAllocator:
     """One rank's heap in torch's caching allocator; satisfies `iris_core.protocols.Allocator`.
 
     Args:
         request: rank, device and size of the heap in bytes.
         driver: calls into the GPU's driver; that of the device by default.
-        as_bytes: makes a 1-D uint8 tensor of a `Block` and keeps the block alive as long as its storage;
+        as_bytes: makes a 1-D uint8 tensor of a `Range` and keeps the range alive as long as its storage;
             torch.as_tensor on the device by default.
 
     Raises:
@@ -72,7 +50,7 @@ class TorchAllocator:
         self,
         request: CreateRequest,
         driver: IpcDriver | None = None,
-        as_bytes: Callable[[Block], torch.Tensor] | None = None,
+        as_bytes: Callable[[Range], torch.Tensor] | None = None,
     ) -> None:
         self._driver = driver or ipc_driver(request.target.type)
         self._device = request.target.torch_device
@@ -81,7 +59,9 @@ class TorchAllocator:
         self._nbytes = max(1, -(-request.heap_nbytes // ALIGNMENT)) * ALIGNMENT
         self._peers: dict[int, tuple[int, PeerMapping]] = {}  # rank -> (what the driver opened, mapping)
         try:
-            pool, handle = self._allocate()
+            with _without_expandable_segments():
+                pool = torch.empty(self._nbytes + ALIGNMENT, dtype=torch.uint8, device=self._device)  # room to align
+            handle = self._driver.ipc_export(pool.data_ptr())
             # Never the address of the pool itself: torch knows its own blocks by address, and a memory pool on the heap
             # (ctx.mem_pool) gives it addresses from the heap's beginning on.
             self._base_ptr = (pool.data_ptr() // ALIGNMENT + 1) * ALIGNMENT
@@ -132,11 +112,7 @@ class TorchAllocator:
         """
         if self._pool is None:
             raise HeapClosedError("the heap is closed")
-        block = Block(self._pool, self._base_ptr + offset_bytes, nbytes)
-        out = self._as_bytes(block)
-        guard = weakref.finalize(block, on_release)
-        guard.atexit = False
-        return out
+        return Range(self._base_ptr + offset_bytes, nbytes, self._pool).tensor(self._as_bytes, on_release)
 
     def owns(self, ptr: int) -> bool:
         """Whether an address lies in this rank's own heap."""
@@ -167,25 +143,21 @@ class TorchAllocator:
                 return self._peers[rank][1]
             if len(segments) != 1 or segments[0].fd is not None or len(segments[0].payload) <= _OFFSET_NBYTES:
                 raise HeapError(f"rank {rank} did not send one IPC handle: its allocator is not 'torch'")
-            return self._open(rank, segments[0])
-        finally:
-            for segment in segments:
-                if segment.fd is not None:
-                    os.close(segment.fd)
-
-    def _open(self, rank: int, segment: Segment) -> PeerMapping:
-        inside = int.from_bytes(segment.payload[:_OFFSET_NBYTES], "little")
-        try:
-            opened = self._driver.ipc_open(segment.payload[_OFFSET_NBYTES:])
+            inside, handle = segments[0].payload[:_OFFSET_NBYTES], segments[0].payload[_OFFSET_NBYTES:]
+            opened = self._driver.ipc_open(handle)
+            mapping = PeerMapping(rank, opened + int.from_bytes(inside, "little"), segments[0].nbytes)
+            self._peers[rank] = opened, mapping
+            return mapping
         except DriverError as e:
             raise PeerAccessError(
                 f"{self._device} cannot map the memory of rank {rank} ({e}); `{self._topology}` shows which devices "
                 "reach each other, and all ranks must run on one host, in one IPC namespace (containers: the same "
                 "container, or --ipc=host). allocator='vmem' needs no IPC namespace"
             ) from e
-        mapping = PeerMapping(rank=rank, base_ptr=opened + inside, nbytes=segment.nbytes)
-        self._peers[rank] = opened, mapping
-        return mapping
+        finally:
+            for segment in segments:
+                if segment.fd is not None:
+                    os.close(segment.fd)
 
     def close(self) -> None:
         """Unmap peers, then drop the pool; tensors that still live keep it.  Idempotent.
@@ -198,12 +170,6 @@ class TorchAllocator:
         with Transaction() as each:
             for opened, _ in peers.values():
                 each.add(self._driver.ipc_close, opened)
-
-    def _allocate(self) -> tuple[torch.Tensor, bytes]:
-        """The pool and its handle."""
-        with _without_expandable_segments():
-            pool = torch.empty(self._nbytes + ALIGNMENT, dtype=torch.uint8, device=self._device)  # room to align
-        return pool, self._driver.ipc_export(pool.data_ptr())
 
 
 @contextlib.contextmanager

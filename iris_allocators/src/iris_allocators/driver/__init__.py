@@ -5,76 +5,11 @@ Nothing here decides anything: a call either works or raises `DriverError` with 
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from iris_allocators.driver.calls import IpcDriver, VmmDriver
 from iris_core.errors import UnsupportedError
 from iris_core.types import DeviceTarget, DeviceType
 
-
-class IpcDriver(Protocol):
-    """Sharing of ordinary device memory between the processes of one host."""
-
-    def address_range(self, ptr: int) -> tuple[int, int]:
-        """Return (base address, size in bytes) of the allocation that `ptr` lies in."""
-
-    def ipc_export(self, ptr: int) -> bytes:
-        """Return the handle of the whole allocation that `ptr` lies in."""
-
-    def ipc_open(self, handle: bytes) -> int:
-        """Map another process's allocation; returns the address of its beginning."""
-
-    def ipc_close(self, base_ptr: int) -> None:
-        """Undo `ipc_open`."""
-
-
-class VmmDriver(Protocol):
-    """Virtual memory management of one device: addresses, physical memory and mappings are made one by one.
-
-    Sizes and addresses are multiples of `granularity()`.  Physical memory goes back to the device when its last handle
-    is released, its last mapping unmapped and its last descriptor closed, in all processes.
-    """
-
-    def granularity(self) -> int:
-        """Return the smallest piece of physical memory in bytes, a power of two."""
-
-    def reserve(self, nbytes: int, alignment: int) -> int:
-        """Reserve addresses; nothing is mapped there yet."""
-
-    def unreserve(self, ptr: int, nbytes: int) -> None:
-        """Undo `reserve`; everything in the range must be unmapped."""
-
-    def create(self, nbytes: int) -> int:
-        """Create physical memory that can be exported; returns its handle."""
-
-    def release(self, handle: int) -> None:
-        """Let go of a handle that `create`, `retain` or `import_fd` returned."""
-
-    def map(self, ptr: int, nbytes: int, handle: int) -> None:
-        """Map physical memory at reserved addresses; it cannot be accessed before `set_access`."""
-
-    def unmap(self, ptr: int, nbytes: int) -> None:
-        """Undo `map`, for exactly the range that was mapped."""
-
-    def set_access(self, ptr: int, nbytes: int) -> None:
-        """Let this device read and write a range that is mapped without gaps."""
-
-    def export_fd(self, handle: int) -> int:
-        """Return a new file descriptor for physical memory; the caller closes it."""
-
-    def import_fd(self, fd: int) -> int:
-        """Return a handle of another process's physical memory; the descriptor stays the caller's."""
-
-    def retain(self, ptr: int) -> int:
-        """Return one more reference to the handle that is mapped at `ptr`: the same number for the same memory."""
-
-    def address_range(self, ptr: int) -> tuple[int, int]:
-        """Return (base address, size in bytes) of the mapping, or of the allocation, that `ptr` lies in."""
-
-    def memory_info(self) -> tuple[int, int]:
-        """Return (free, total) bytes of the device."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has finished everything."""
+__all__ = ["IpcDriver", "VmmDriver", "ipc_driver", "topology_command", "vmm_driver"]
 
 
 def ipc_driver(device: DeviceType) -> IpcDriver:

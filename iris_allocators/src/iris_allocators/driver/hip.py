@@ -6,53 +6,41 @@ arguments compared with the real one where that is installed (it can be imported
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hip import hip  # type: ignore[import-not-found]
 
+from iris_allocators.driver.calls import IpcDriver, Library, VmmDriver
 from iris_core.errors import DriverError, UnsupportedError
 
-_FD = hip.hipMemAllocationHandleType.hipMemHandleTypePosixFileDescriptor
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_library = Library(hip, "hip", hip.hipError_t.hipSuccess)
 # hip-python has no name for the union in hipMemAllocationProp that follows `type`, an enum of four bytes.
 _HANDLE_TYPE_OFFSET = 4
 
 
-def _call(function: Any, *args: Any) -> Any:
-    """Call a runtime function and return what it returns behind its result code."""
-    code, *values = function(*args)
-    if code != hip.hipError_t.hipSuccess:
-        raise DriverError(function.__name__, int(code), code.name)
-    return values[0] if len(values) == 1 else tuple(values)
+class HipDriver(IpcDriver):
+    """Works on the current device (any torch call on it makes it so)."""
 
-
-class HipDriver:
-    """Implements `IpcDriver`; works on the current device (any torch call on it makes it so)."""
-
-    def address_range(self, ptr: int) -> tuple[int, int]:
-        """Return (base address, size in bytes) of the allocation that `ptr` lies in."""
-        base, nbytes = _call(hip.hipMemGetAddressRange, ptr)
-        return int(base), int(nbytes)
+    _call = _library
 
     def ipc_export(self, ptr: int) -> bytes:
-        """Return the handle of the whole allocation that `ptr` lies in."""
         base, _ = self.address_range(ptr)  # HIP takes the address of its beginning only
-        handle = _call(hip.hipIpcGetMemHandle, base)
+        handle = _library("IpcGetMemHandle", base)  # owns the memory that is read
         return ctypes.string_at(int(handle), hip.HIP_IPC_HANDLE_SIZE)
 
     def ipc_open(self, handle: bytes) -> int:
-        """Map another process's allocation; returns the address of its beginning."""
         wrapped = hip.hipIpcMemHandle_st()
         ctypes.memmove(int(wrapped), handle, hip.HIP_IPC_HANDLE_SIZE)
-        return int(_call(hip.hipIpcOpenMemHandle, wrapped, hip.hipIpcMemLazyEnablePeerAccess))
-
-    def ipc_close(self, base_ptr: int) -> None:
-        """Undo `ipc_open`."""
-        _call(hip.hipIpcCloseMemHandle, base_ptr)
+        return int(_library("IpcOpenMemHandle", wrapped, hip.hipIpcMemLazyEnablePeerAccess))
 
 
-class HipVmm:
-    """Implements `VmmDriver`.
+class HipVmm(VmmDriver):
+    """Virtual memory management of a GPU.
 
     Args:
         index: the device's index, as torch and HIP_VISIBLE_DEVICES number it.
@@ -62,10 +50,15 @@ class HipVmm:
         DriverError: the runtime does not start.
     """
 
+    _call = _library
+    _fd = hip.hipMemAllocationHandleType.hipMemHandleTypePosixFileDescriptor
+    _smallest = hip.hipMemAllocationGranularity_flags.hipMemAllocationGranularityMinimum
+    _anywhere = None
+
     def __init__(self, index: int) -> None:
         self._index = index
         supported = hip.hipDeviceAttribute_t.hipDeviceAttributeVirtualMemoryManagementSupported
-        if not _call(hip.hipDeviceGetAttribute, supported, index):
+        if not _library("DeviceGetAttribute", supported, index):
             raise UnsupportedError(f"GPU {index} or its driver does not support virtual memory management")
         device = hip.hipMemLocationType.hipMemLocationTypeDevice
         self._properties = hip.hipMemAllocationProp()
@@ -73,7 +66,7 @@ class HipVmm:
         self._properties.location.type = device
         self._properties.location.id = index
         field = ctypes.c_uint32.from_address(int(self._properties) + _HANDLE_TYPE_OFFSET)
-        field.value = int(_FD)
+        field.value = int(self._fd)
         self._access = hip.hipMemAccessDesc()
         self._access.location.type = device
         self._access.location.id = index
@@ -81,39 +74,30 @@ class HipVmm:
         self._reserved: dict[int, int] = {}  # sizes by address; see `set_access`
         self._mapped: dict[int, int] = {}
 
-    def granularity(self) -> int:
-        """Return the smallest piece of physical memory in bytes."""
-        option = hip.hipMemAllocationGranularity_flags.hipMemAllocationGranularityMinimum
-        return int(_call(hip.hipMemGetAllocationGranularity, self._properties, option))
+    @contextlib.contextmanager
+    def _current(self) -> Iterator[None]:
+        before = int(_library("GetDevice"))
+        _library("SetDevice", self._index)
+        try:
+            yield
+        finally:
+            _library("SetDevice", before)
 
     def reserve(self, nbytes: int, alignment: int) -> int:
-        """Reserve addresses."""
-        ptr = int(_call(hip.hipMemAddressReserve, nbytes, alignment, None, 0))
+        ptr = super().reserve(nbytes, alignment)
         self._reserved[ptr] = nbytes
         return ptr
 
     def unreserve(self, ptr: int, nbytes: int) -> None:
-        """Undo `reserve`."""
-        _call(hip.hipMemAddressFree, ptr, nbytes)
+        super().unreserve(ptr, nbytes)
         self._reserved.pop(ptr, None)
 
-    def create(self, nbytes: int) -> int:
-        """Create physical memory on this device; returns its handle."""
-        with _Current(self._index):
-            return int(_call(hip.hipMemCreate, nbytes, self._properties, 0))
-
-    def release(self, handle: int) -> None:
-        """Let go of a handle."""
-        _call(hip.hipMemRelease, handle)
-
     def map(self, ptr: int, nbytes: int, handle: int) -> None:
-        """Map physical memory at reserved addresses."""
-        _call(hip.hipMemMap, ptr, nbytes, 0, handle, 0)
+        super().map(ptr, nbytes, handle)
         self._mapped[ptr] = nbytes
 
     def unmap(self, ptr: int, nbytes: int) -> None:
-        """Undo `map`."""
-        _call(hip.hipMemUnmap, ptr, nbytes)
+        super().unmap(ptr, nbytes)
         self._mapped.pop(ptr, None)
 
     def set_access(self, ptr: int, nbytes: int) -> None:
@@ -128,7 +112,7 @@ class HipVmm:
         refused: DriverError | None = None
         for start, size in self._wider(ptr, nbytes):
             try:
-                _call(hip.hipMemSetAccess, start, size, self._access, 1)
+                super().set_access(start, size)
             except DriverError as e:
                 if e.name != hip.hipError_t.hipErrorInvalidValue.name:
                     raise
@@ -156,47 +140,10 @@ class HipVmm:
         return [(a, b - a) for a, b in dict.fromkeys(ranges)]
 
     def export_fd(self, handle: int) -> int:
-        """Return a new file descriptor for physical memory."""
         fd = ctypes.c_int(-1)
-        _call(hip.hipMemExportToShareableHandle, ctypes.addressof(fd), handle, _FD, 0)
+        _library("MemExportToShareableHandle", ctypes.addressof(fd), handle, self._fd, 0)
         return fd.value
 
-    def import_fd(self, fd: int) -> int:
-        """Return a handle of another process's physical memory."""
-        with _Current(self._index):
-            return int(_call(hip.hipMemImportFromShareableHandle, fd, _FD))
-
-    def retain(self, ptr: int) -> int:
-        """Return one more reference to the handle that is mapped at `ptr`."""
-        return int(_call(hip.hipMemRetainAllocationHandle, ptr))
-
-    def address_range(self, ptr: int) -> tuple[int, int]:
-        """Return (base address, size in bytes) of the mapping that `ptr` lies in."""
-        base, nbytes = _call(hip.hipMemGetAddressRange, ptr)
-        return int(base), int(nbytes)
-
-    def memory_info(self) -> tuple[int, int]:
-        """Return (free, total) bytes of the device."""
-        with _Current(self._index):
-            free, total = _call(hip.hipMemGetInfo)
-        return int(free), int(total)
-
     def synchronize(self) -> None:
-        """Wait until the device has finished everything."""
-        with _Current(self._index):
-            _call(hip.hipDeviceSynchronize)
-
-
-class _Current:
-    """Makes a device the current one of this thread inside the block."""
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-        self._before = index
-
-    def __enter__(self) -> None:
-        self._before = int(_call(hip.hipGetDevice))
-        _call(hip.hipSetDevice, self._index)
-
-    def __exit__(self, *exc: object) -> None:
-        _call(hip.hipSetDevice, self._before)
+        with self._current():
+            _library("DeviceSynchronize")

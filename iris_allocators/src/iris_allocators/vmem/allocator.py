@@ -30,9 +30,10 @@ import torch
 from iris_allocators.driver import VmmDriver, topology_command, vmm_driver
 from iris_allocators.driver.transaction import Transaction
 from iris_allocators.info import VMEM_INFO
+from iris_allocators.ranges import Range
 from iris_allocators.settings import VmemSettings
 from iris_allocators.vmem.external import External, retain
-from iris_allocators.vmem.lease import Lease, Range, idle
+from iris_allocators.vmem.lease import Lease, idle
 from iris_allocators.vmem.pieces import AddressSpace, Piece
 from iris_core.errors import (
     DriverError,
@@ -418,12 +419,8 @@ class VmemAllocator:
         self._generation += 1
 
     def _wrap(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None], *keep: object) -> torch.Tensor:
-        part = Range(self._own.base_ptr + offset_bytes, nbytes, (self._lease, *keep), on_release)
-        try:
-            return self._as_bytes(part)
-        except BaseException:
-            part.cancel()
-            raise
+        part = Range(self._own.base_ptr + offset_bytes, nbytes, (self._lease, *keep))
+        return part.tensor(self._as_bytes, on_release)
 
     def _exhausted(self, wanted: int, e: DriverError) -> HeapExhaustedError:
         free, total = self._driver.memory_info()

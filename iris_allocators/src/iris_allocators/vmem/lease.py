@@ -12,8 +12,6 @@ from iris_core.errors import DriverError
 from iris_core.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from iris_allocators.driver import VmmDriver
     from iris_allocators.vmem.pieces import AddressSpace
 
@@ -38,35 +36,6 @@ class Lease:
     def is_ours(self) -> bool:
         """Whether this process made the heap; a forked one has its objects, but not the device."""
         return os.getpid() == self._pid
-
-
-class Range:
-    """A range of the heap as torch takes it in: `__cuda_array_interface__`, version 3.
-
-    Args:
-        ptr: its address.
-        nbytes: its size.
-        keep: what has to live as long as the storage.
-        on_release: called when the storage is gone.
-    """
-
-    def __init__(self, ptr: int, nbytes: int, keep: tuple[object, ...], on_release: Callable[[], None]) -> None:
-        self._keep = keep
-        self.ptr = ptr
-        self.nbytes = nbytes
-        self.__cuda_array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (ptr, False),
-            "strides": None,
-            "version": 3,
-        }
-        self._guard = weakref.finalize(self, on_release)
-        self._guard.atexit = False
-
-    def cancel(self) -> None:
-        """There is no storage after all: nobody is told."""
-        self._guard.detach()
 
 
 class _Waiter:

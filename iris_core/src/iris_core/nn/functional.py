@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from iris_core.api import Iris
     from iris_core.dispatch.config import FusedConfig
+
+
+_DTYPES = tuple(getattr(torch, name) for name in PLAIN)
 
 
 class Setting:
@@ -39,181 +42,92 @@ class Setting:
         self.group = group
         self.config = config
 
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """Everything in front of the features as rows, contiguous."""
-    return x.reshape(-1, x.shape[-1]).contiguous()
-
-
-_DTYPES = tuple(getattr(torch, name) for name in PLAIN)
-
-
-def _check(
-    op: str, setting: Setting, name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-    parts: int | None = None,
-) -> None:  # fmt: skip
-    """Raise unless a layer is possible; on all members that come to compare their first `op`, as that does."""
-    try:
-        _check_alone(name, x, weight, bias)
-        if parts is not None:
-            _check_rows(name, x, parts)
-    except (ArgumentError, UnsupportedError) as error:
-        setting.ops.refuse(op, error, setting.group)
-
-
-def _check_alone(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    dtypes = {what: each.dtype for what, each in (("x", x), ("weight", weight), ("bias", bias)) if each is not None}
-    if _autocast_dtype(x) is None and len(set(dtypes.values())) > 1:
-        said = ", ".join(f"{what} has {dtype}" for what, dtype in dtypes.items())
-        raise ArgumentError(f"{name}: {said}; they must have one dtype, or autocast must be on")
-    if unknown := [dtype for dtype in dtypes.values() if dtype not in _DTYPES]:  # the backward pass would be refused
-        raise UnsupportedError(f"{name}: {unknown[0]} is not supported; layers take float32, bfloat16 and float16")
-    if weight.dim() != 2:
-        raise ArgumentError(f"{name}: the weight must be a matrix, not of shape {tuple(weight.shape)}")
-    if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
-        raise ArgumentError(
-            f"{name}: x has shape {tuple(x.shape)}, the weight {tuple(weight.shape)}: x must have {weight.shape[1]} "
-            "features"
-        )
-    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
-        raise ArgumentError(f"{name}: the bias must be ({weight.shape[0]},), not {tuple(bias.shape)}")
-
-
-class _Kind:
-    """One of the functions: its product, and its gradients; rows of x, of the result and of its gradient are matrices.
-
-    Here: x @ w.T + b, where x is the same on all members and the weights are parts.
-    """
-
-    def rows_of(self, x_rows: int, size: int) -> int:
-        """Return the length of the result's first dimension."""
-        return x_rows
-
-    def product(self, s: Setting, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return the result."""
-        return torch.nn.functional.linear(x, weight, bias)
-
-    def own(self, s: Setting, grad: torch.Tensor) -> torch.Tensor:
-        """Return the part of the gradient that is of this member's features."""
-        return grad
-
-    def grad_x(self, s: Setting, grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of x."""
-        out = grad.new_empty(grad.shape[0], weight.shape[1])
-        s.ops.matmul_all_reduce(out, grad, weight, group=s.group)
+    def product(
+        self, op: str, a: torch.Tensor, b: torch.Tensor, *bias: Any, dim: int = 0, config: FusedConfig | None = None
+    ) -> torch.Tensor:
+        """Return the result of an operation, which `dim` divides or gathers."""
+        rows, columns, more = a.shape[0], b.shape[1], {}
+        if op in ("all_gather_matmul", "matmul_all_gather"):
+            more = {"gather_dim": dim}
+            if dim == 0:
+                rows *= self.size
+            elif op == "matmul_all_gather":
+                columns *= self.size
+        elif op == "matmul_reduce_scatter":
+            rows //= self.size
+        out = a.new_empty(rows, columns)
+        getattr(self.ops, op)(out, a, b, *bias, config=config, group=self.group, **more)
         return out
 
-    def grad_weight(self, s: Setting, grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of the weight."""
-        return grad.t() @ x
 
-    def grad_bias(self, s: Setting, grad: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of the bias, in float32."""
-        return grad.sum(0, dtype=torch.float32)
+class _Kind(NamedTuple):
+    """The operations of a function, and of the gradient of its x; None where nothing is communicated."""
 
-
-class _AllGatherFeatures(_Kind):
-    """The features of all members' x @ w.T + b, beside each other."""
-
-    def product(self, s: Setting, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        out = x.new_empty(x.shape[0], weight.shape[0] * s.size)
-        s.ops.matmul_all_gather(out, x.contiguous(), weight.t(), bias, config=s.config, group=s.group, gather_dim=1)
-        return out
-
-    def own(self, s: Setting, grad: torch.Tensor) -> torch.Tensor:
-        return grad.chunk(s.size, -1)[s.rank]
+    forward: str | None
+    backward: str | None
 
 
-class _AllReduce(_Kind):
-    """The sum of all members' x @ w.T, + b; x and the weights are parts."""
-
-    def product(self, s: Setting, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        out = x.new_empty(x.shape[0], weight.shape[0])
-        s.ops.matmul_all_reduce(out, x.contiguous(), weight.t(), bias, config=s.config, group=s.group)
-        return out
-
-    def grad_x(self, s: Setting, grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return grad @ weight
-
-
-class _AllGatherRows(_Kind):
-    """The rows of all members' x, @ w.T + b; x is a part of the rows, the weights are parts."""
-
-    def rows_of(self, x_rows: int, size: int) -> int:
-        return x_rows * size
-
-    def product(self, s: Setting, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        out = x.new_empty(x.shape[0] * s.size, weight.shape[0])
-        s.ops.all_gather_matmul(out, x.contiguous(), weight.t(), bias, config=s.config, group=s.group, gather_dim=0)
-        return out
-
-    def grad_x(self, s: Setting, grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        out = grad.new_empty(grad.shape[0] // s.size, weight.shape[1])
-        s.ops.matmul_reduce_scatter(out, grad, weight, group=s.group)
-        return out
-
-    def grad_weight(self, s: Setting, grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """As (features in, all rows) @ (all rows, features out): shards along the inner dimension."""
-        turned = grad.new_empty(x.shape[1], grad.shape[1])
-        s.ops.all_gather_matmul(turned, x.t(), grad, group=s.group, gather_dim=1)
-        return turned.t()
-
-
-class _ReduceScatterRows(_Kind):
-    """This member's rows of the sum of all members' x @ w.T, + b; x and the weights are parts."""
-
-    def rows_of(self, x_rows: int, size: int) -> int:
-        return x_rows // size
-
-    def product(self, s: Setting, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        out = x.new_empty(x.shape[0] // s.size, weight.shape[0])
-        s.ops.matmul_reduce_scatter(out, x.contiguous(), weight.t(), bias, config=s.config, group=s.group)
-        return out
-
-    def grad_x(self, s: Setting, grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        out = grad.new_empty(grad.shape[0] * s.size, weight.shape[1])
-        s.ops.all_gather_matmul(out, grad, weight, group=s.group, gather_dim=0)
-        return out
-
-    def grad_weight(self, s: Setting, grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        out = grad.new_empty(grad.shape[1], x.shape[1])
-        s.ops.all_gather_matmul(out, grad.t(), x, group=s.group, gather_dim=1)
-        return out
-
-    def grad_bias(self, s: Setting, grad: torch.Tensor) -> torch.Tensor:
-        part = super().grad_bias(s, grad)  # each member has seen its own rows only
-        s.ccl.all_reduce(part, part, group=s.group)
-        return part
+_KINDS = {
+    "linear": _Kind(None, "matmul_all_reduce"),
+    "linear_all_gather": _Kind("matmul_all_gather", "matmul_all_reduce"),
+    "linear_all_reduce": _Kind("matmul_all_reduce", None),
+    "all_gather_linear": _Kind("all_gather_matmul", "matmul_reduce_scatter"),
+    "linear_reduce_scatter": _Kind("matmul_reduce_scatter", "all_gather_matmul"),
+}
 
 
 class _Function(torch.autograd.Function):
-    """A kind, as torch differentiates it."""
+    """A function, as torch differentiates it; rows of x, of the result and of its gradient are matrices."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, setting: Setting, kind: _Kind
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, s: Setting, kind: _Kind
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.setting, ctx.kind, ctx.has_bias = setting, kind, bias is not None
-        out = kind.product(setting, x.reshape(-1, x.shape[-1]), weight, bias)
+        ctx.setting, ctx.kind, ctx.has_bias = s, kind, bias is not None
+        rows = x.reshape(-1, x.shape[-1])
+        if kind.forward is None:
+            out = torch.nn.functional.linear(rows, weight, bias)
+        else:
+            dim = 1 if kind.forward == "matmul_all_gather" else 0
+            out = s.product(kind.forward, rows.contiguous(), weight.t(), bias, dim=dim, config=s.config)
         if x.dim() < 2:
             return out.view(*x.shape[:-1], out.shape[1])
-        return out.view(kind.rows_of(x.shape[0], setting.size), *x.shape[1:-1], out.shape[1])
+        first = {"all_gather_matmul": x.shape[0] * s.size, "matmul_reduce_scatter": x.shape[0] // s.size}
+        return out.view(first.get(kind.forward or "", x.shape[0]), *x.shape[1:-1], out.shape[1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
-        kind: _Kind = ctx.kind
-        rows, grad_x, grad_w, grad_b = _rows(kind.own(ctx.setting, grad)), None, None, None
+        s: Setting = ctx.setting
+        forward, backward = ctx.kind
+        if forward == "matmul_all_gather":
+            grad = grad.chunk(s.size, -1)[s.rank]
+        rows, grad_x, grad_w, grad_b = _rows(grad), None, None, None
         if ctx.needs_input_grad[0]:
-            grad_x = kind.grad_x(ctx.setting, rows, weight.detach()).view(x.shape)
+            w = weight.detach()
+            grad_x = (rows @ w if backward is None else s.product(backward, rows, w)).view(x.shape)
         if ctx.needs_input_grad[1]:
-            empty = not rows.shape[0]
-            grad_w = torch.zeros_like(weight) if empty else kind.grad_weight(ctx.setting, rows, _rows(x))
+            if not rows.shape[0]:
+                grad_w = torch.zeros_like(weight)
+            elif forward == "all_gather_matmul":  # (features in, all rows) @ (all rows, features out)
+                grad_w = s.product(forward, _rows(x).t(), rows, dim=1).t()
+            elif forward == "matmul_reduce_scatter":
+                grad_w = s.product("all_gather_matmul", rows.t(), _rows(x), dim=1)
+            else:
+                grad_w = rows.t() @ _rows(x)
         if ctx.has_bias and ctx.needs_input_grad[2]:
-            grad_b = kind.grad_bias(ctx.setting, rows).to(grad.dtype)
+            total = rows.sum(0, dtype=torch.float32)
+            if forward == "matmul_reduce_scatter":  # each member has seen its own rows only
+                s.ccl.all_reduce(total, total, group=s.group)
+            grad_b = total.to(grad.dtype)
         return grad_x, grad_w, grad_b, None, None
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """Everything in front of the features as rows, contiguous."""
+    return x.reshape(-1, x.shape[-1]).contiguous()
 
 
 class TakePart(torch.autograd.Function):
@@ -259,8 +173,7 @@ def linear(
         ArgumentError: the shapes or dtypes do not fit.
         UnsupportedError: of a dtype.
     """
-    _check_alone("linear", x, weight, bias)
-    return _apply(_Kind(), x, weight, bias, Setting(context, group))
+    return _apply("linear", x, weight, bias, Setting(context, group))
 
 
 def linear_all_gather(
@@ -284,9 +197,7 @@ def linear_all_gather(
         ArgumentError: the shapes or dtypes do not fit.
         UnsupportedError: of a dtype.
     """
-    setting = Setting(context, group, config)
-    _check("matmul_all_gather", setting, "linear_all_gather", x, weight, bias)
-    return _apply(_AllGatherFeatures(), x, weight, bias, setting)
+    return _apply("linear_all_gather", x, weight, bias, Setting(context, group, config))
 
 
 def linear_all_reduce(
@@ -314,9 +225,7 @@ def linear_all_reduce(
         ArgumentError: the shapes or dtypes do not fit.
         UnsupportedError: of a dtype.
     """
-    setting = Setting(context, group, config)
-    _check("matmul_all_reduce", setting, "linear_all_reduce", x, weight, bias)
-    return _apply(_AllReduce(), x, weight, bias, setting)
+    return _apply("linear_all_reduce", x, weight, bias, Setting(context, group, config))
 
 
 def all_gather_linear(
@@ -344,9 +253,7 @@ def all_gather_linear(
         ArgumentError: the shapes or dtypes do not fit.
         UnsupportedError: of a dtype.
     """
-    setting = Setting(context, group, config)
-    _check("all_gather_matmul", setting, "all_gather_linear", x, weight, bias, 1)
-    return _apply(_AllGatherRows(), x, weight, bias, setting)
+    return _apply("all_gather_linear", x, weight, bias, Setting(context, group, config))
 
 
 def linear_reduce_scatter(
@@ -374,15 +281,20 @@ def linear_reduce_scatter(
         ArgumentError: the shapes or dtypes do not fit.
         UnsupportedError: of a dtype.
     """
-    setting = Setting(context, group, config)
-    _check("matmul_reduce_scatter", setting, "linear_reduce_scatter", x, weight, bias, setting.size)
-    return _apply(_ReduceScatterRows(), x, weight, bias, setting)
+    return _apply("linear_reduce_scatter", x, weight, bias, Setting(context, group, config))
 
 
 def _apply(
-    kind: _Kind, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, setting: Setting
+    name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, setting: Setting
 ) -> torch.Tensor:
-    dtype = _autocast_dtype(x)
+    kind = _KINDS[name]
+    dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
+    try:
+        _check(name, x, weight, bias, setting.size, dtype)
+    except (ArgumentError, UnsupportedError) as error:
+        if kind.forward is None:
+            raise
+        setting.ops.refuse(kind.forward, error, setting.group)  # on all members that come to compare their call of it
     if dtype is not None:  # torch differentiates the conversions
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     with torch.autocast(x.device.type, enabled=False):
@@ -390,14 +302,27 @@ def _apply(
     return result
 
 
-def _autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
-    """The dtype of autocast where x lies; None if it is off."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-
-
-def _check_rows(name: str, x: torch.Tensor, size: int) -> None:
-    if x.dim() < 2 or x.shape[0] % size:
+def _check(
+    name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, size: int, dtype: torch.dtype | None
+) -> None:
+    """Raise unless a layer is possible; `dtype` is autocast's, or None."""
+    dtypes = {what: each.dtype for what, each in (("x", x), ("weight", weight), ("bias", bias)) if each is not None}
+    if dtype is None and len(set(dtypes.values())) > 1:
+        said = ", ".join(f"{what} has {dtype}" for what, dtype in dtypes.items())
+        raise ArgumentError(f"{name}: {said}; they must have one dtype, or autocast must be on")
+    if unknown := [dtype for dtype in dtypes.values() if dtype not in _DTYPES]:  # the backward pass would be refused
+        raise UnsupportedError(f"{name}: {unknown[0]} is not supported; layers take float32, bfloat16 and float16")
+    if weight.dim() != 2:
+        raise ArgumentError(f"{name}: the weight must be a matrix, not of shape {tuple(weight.shape)}")
+    if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise ArgumentError(
-            f"{name}: x has shape {tuple(x.shape)}: its first dimension is divided among the {size} ranks of the group"
+            f"{name}: x has shape {tuple(x.shape)}, the weight {tuple(weight.shape)}: x must have {weight.shape[1]} "
+            "features"
+        )
+    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+        raise ArgumentError(f"{name}: the bias must be ({weight.shape[0]},), not {tuple(bias.shape)}")
+    parts = {"all_gather_linear": 1, "linear_reduce_scatter": size}.get(name)
+    if parts is not None and (x.dim() < 2 or x.shape[0] % parts):
+        raise ArgumentError(
+            f"{name}: x has shape {tuple(x.shape)}: its first dimension is divided among the {parts} ranks of the group"
         )
