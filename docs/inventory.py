@@ -36,11 +36,8 @@ OPEN = (
     "iris_triton.settings",
     "iris_triton.launcher",
     "iris_triton.rocm_iris.distributed",
-    "iris_triton.rocm_iris.functions",
     "iris_triton.rocm_iris.hip",
     "iris_triton.rocm_iris.operations",
-    "iris_triton.rocm_iris.tensor_creation",
-    "iris_triton.rocm_iris.tracing",
     "iris_gluon.settings",
     "iris_gluon.bulk",
 )
@@ -57,6 +54,7 @@ OBJECTS = (
     "iris_triton.rocm_iris.collectives.PortedCollectives",
     "iris_triton.rocm_iris.configs.Config",
     "iris_triton.rocm_iris.configs.FusedConfig",
+    "iris_triton.rocm_iris.ported_context.Tracing",
     "iris_triton.language.trace.DeviceTracing",
 )
 

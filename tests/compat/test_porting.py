@@ -14,7 +14,7 @@ from iris_triton.ccl import Config
 from iris_triton.ops import FusedConfig
 from iris_triton.rocm_iris.collectives import PortedCollectives
 from iris_triton.rocm_iris.configs import Obliging
-from iris_triton.rocm_iris.pending import UnderWay
+from iris_triton.rocm_iris.handles import UnderWay
 
 
 class Handle:

@@ -52,7 +52,7 @@ BUDGETS = {
     "iris_triton/gemm": 1760,
     "iris_triton/interpreter": 4520,
     "iris_triton/language": 1970,
-    "iris_triton/rocm_iris": 2490,
+    "iris_triton/rocm_iris": 1994,
     "iris_triton/testing": 1540,
     "iris_triton/tiles": 1180,
     "iris_gluon/*.py": 920,
@@ -62,9 +62,7 @@ BUDGETS = {
 }
 
 # What does not keep to the rules yet: only ever shorter.
-CROWDED = {
-    "iris_triton/src/iris_triton/rocm_iris": 17,
-}
+CROWDED: dict[str, int] = {}
 LONG = {
     "iris_core.testing.conformance.allocator": 662,
 }

@@ -53,13 +53,13 @@ if TYPE_CHECKING:
     from iris_triton.language import wait as wait
     from iris_triton.language import wait_any as wait_any
     from iris_triton.language.trace import TraceEvent as TraceEvent
-    from iris_triton.rocm_iris.engines import quiet as quiet
-    from iris_triton.rocm_iris.host import get_device_id_for_rank as get_device_id_for_rank
-    from iris_triton.rocm_iris.host import iris as iris
-    from iris_triton.rocm_iris.pointers import CUDAArrayInterface as CUDAArrayInterface
-    from iris_triton.rocm_iris.pointers import tensor_from_ptr as tensor_from_ptr
     from iris_triton.rocm_iris.ported_context import Iris as Iris
+    from iris_triton.rocm_iris.ported_context import get_device_id_for_rank as get_device_id_for_rank
+    from iris_triton.rocm_iris.ported_context import iris as iris
     from iris_triton.rocm_iris.ported_context import is_simulation_env as is_simulation_env
+    from iris_triton.rocm_iris.tensors import CUDAArrayInterface as CUDAArrayInterface
+    from iris_triton.rocm_iris.tensors import tensor_from_ptr as tensor_from_ptr
+    from iris_triton.rocm_iris.x import quiet as quiet
     from iris_triton.tiles import AllReduceConfig as AllReduceConfig
     from iris_triton.tiles import TensorView as TensorView
     from iris_triton.tiles import Tile as Tile

@@ -1,4 +1,4 @@
-"""`iris.bench` of the reference system: its decorators and its command line, on top of `iris_core.bench`.
+"""`iris.bench` of AMD's Iris: its decorators and its command line, on top of `iris_core.bench`.
 
     import iris.bench as bench
 
@@ -19,6 +19,7 @@ Data is not verified by such benchmarks; `state.exec(..., check=...)` and `state
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import os
 import pathlib
@@ -34,7 +35,7 @@ from iris_core.bench.suites import finish, suite
 from iris_core.errors import BenchmarkError, IrisError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from iris_core.bench.registry import Benchmark
     from iris_core.bench.results import Report
@@ -49,7 +50,6 @@ _CPU_RANKS = 2
 _CONTEXT = "iris_triton.rocm_iris.ported_context:Iris"
 _HEAP_NBYTES = 1 << 34
 _DTYPES = {"fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
-_AXIS, _SKIP = "--axis_", "--skip_"
 
 
 # -- declaring --------------------------------------------------------------------------------------------------------
@@ -124,112 +124,106 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0 if all is well, 1 if data was wrong, 2 if the run could not be made.
     """
     try:
-        args, axes, skipped = _parsed(argv)
-        chosen = registry.registered(pattern=args.benchmark_filter)
-        report = _run(chosen, args, axes, skipped)
+        args = _parsed(argv)
+        report = _run(args)
     except IrisError as error:
         print(error, file=sys.stderr)
         return 2
-    if report is None:
+    if _world_size() is not None and os.environ["RANK"] != "0":
         return 0
     return finish(report, out=args.benchmark_out, style=args.benchmark_format)
 
 
-def _parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, list[Any]], dict[str, list[Any]]]:
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the arguments; `axis` and `skip` are values by the name of an axis."""
     parser = argparse.ArgumentParser(
         epilog="--axis_NAME=VALUES: other values of an axis; --skip_NAME=VALUES: values that are left out. VALUES is a "
         "list 1,2,fp16, pow2:FIRST:LAST with exponents, or lin:FIRST:LAST:STEP."
     )
-    parser.add_argument("--benchmark_filter", default="", metavar="REGEX", help="benchmarks whose names match")
-    parser.add_argument("--benchmark_format", choices=("console", "json", "csv"), default="console")
-    parser.add_argument("--benchmark_out", default="", metavar="FILE", help="JSON, or CSV if it ends in .csv")
-    parser.add_argument("--heap_size", type=int, default=_HEAP_NBYTES, metavar="BYTES", help="heap of each rank")
-    parser.add_argument("--use_gluon", action="store_true", help="open contexts with the Gluon backend")
-    parser.add_argument("--n_warmup", type=int, default=25, help="calls before the timed ones (default 25)")
-    parser.add_argument("--n_repeat", type=int, default=100, help="timed calls (default 100)")
-    parser.add_argument("--rounds", type=int, default=1, help="how often all of that is done (default 1)")
+    add = parser.add_argument
+    add("--benchmark_filter", default="", metavar="REGEX", help="benchmarks whose names match")
+    add("--benchmark_format", choices=("console", "json", "csv"), default="console")
+    add("--benchmark_out", default="", metavar="FILE", help="JSON, or CSV if it ends in .csv")
+    add("--heap_size", type=int, default=_HEAP_NBYTES, metavar="BYTES", help="heap of each rank")
+    add("--use_gluon", action="store_true", help="open contexts with the Gluon backend")
+    add("--n_warmup", type=int, default=25, help="calls before the timed ones (default 25)")
+    add("--n_repeat", type=int, default=100, help="timed calls (default 100)")
+    add("--rounds", type=int, default=1, help="how often all of that is done (default 1)")
     args, rest = parser.parse_known_args(argv)
-    found: dict[str, dict[str, list[Any]]] = {_AXIS: {}, _SKIP: {}}
+    args.axis, args.skip = {}, {}
     for text in rest:
-        kind = next((each for each in found if text.startswith(each)), None)
-        if kind is None:
+        option, _, values = text.partition("_")
+        if option not in ("--axis", "--skip"):
             parser.error(f"unrecognized argument: {text}")
-        name, values = parse_axis(text.removeprefix(kind), power_of_two)
-        found[kind][name] = [_value(each) for each in values]
-    return args, found[_AXIS], found[_SKIP]
+        name, found = parse_axis(values, power_of_two)
+        getattr(args, option.removeprefix("--"))[name] = [_value(each) for each in found]
+    return args
 
 
 def _value(given: Any) -> Any:
-    if given not in _DTYPES:
-        return given
-    return getattr(importlib.import_module("torch"), _DTYPES[given])
+    return getattr(importlib.import_module("torch"), _DTYPES[given]) if given in _DTYPES else given
 
 
-def _run(
-    chosen: Sequence[Benchmark], args: argparse.Namespace, axes: dict[str, list[Any]], skipped: dict[str, list[Any]]
-) -> Report | None:
-    """Run everything; None on the ranks that have nothing to say."""
+def _run(args: argparse.Namespace) -> Report:
     from iris_core.bench.session import merged
 
-    reports: list[Report] = []
-    numbers: Sequence[int] | None = axes.pop(_RANKS, None)
-    without = skipped.pop(_RANKS, [])
-    world = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
-    registry.check_axes(chosen, {**axes, **skipped})
-    for benchmark in chosen:
-        wanted: Sequence[int] = numbers or getattr(benchmark.function, _WANTED, None) or [_usual_ranks()]
-        for ranks in _possible([each for each in wanted if each not in without], world, benchmark):
-            options = RunOptions(
-                num_ranks=ranks,
-                backend="gluon" if args.use_gluon else "triton",
-                heap_size=args.heap_size,
-                rounds=args.rounds,
-                warmup=args.n_warmup,
-                repeat=args.n_repeat,
-                context=_CONTEXT,
-                axes={name: values for name, values in axes.items() if name in benchmark.axes},
-            )
-            reports.append(_one_run(benchmark, _narrowed(benchmark, options, skipped), world))
+    chosen = registry.registered(pattern=args.benchmark_filter)
+    numbers, without = args.axis.pop(_RANKS, None), args.skip.pop(_RANKS, [])
+    registry.check_axes(chosen, {**args.axis, **args.skip})
+    reports = [
+        _one_run(benchmark, _options(benchmark, args, ranks))
+        for benchmark in chosen
+        for ranks in _numbers_of_ranks(benchmark, numbers, without)
+    ]
     if not reports:
         raise BenchmarkError("nothing is left to run")
-    if world is not None and os.environ["RANK"] != "0":
-        return None
     return merged(reports)
 
 
-def _usual_ranks() -> int:
+def _numbers_of_ranks(benchmark: Benchmark, numbers: Sequence[int] | None, without: Sequence[int]) -> list[int]:
     from iris_triton.rocm_iris.hip import count_devices
 
-    return min(count_devices(), _MOST_RANKS) or _CPU_RANKS
-
-
-def _possible(wanted: Sequence[int], world: int | None, benchmark: Benchmark) -> Iterator[int]:
+    usual = min(count_devices(), _MOST_RANKS) or _CPU_RANKS
+    wanted = numbers or getattr(benchmark.function, _WANTED, None) or [usual]
+    wanted = [each for each in wanted if each not in without]
+    world = _world_size()
+    if world is None:
+        return wanted
     for ranks in wanted:
-        if world is None or ranks == world:
-            yield ranks
-        else:
+        if ranks != world:
             warnings.warn(f"{benchmark.name}: num_ranks={ranks} is left out: this world has {world}", stacklevel=4)
-    if world is not None and world not in wanted:
-        yield world
+    return [world]
 
 
-def _narrowed(benchmark: Benchmark, options: RunOptions, skipped: dict[str, list[Any]]) -> RunOptions:
-    """The options without the values that are to be left out."""
-    import dataclasses
+def _world_size() -> int | None:
+    """Return the number of ranks that torchrun has started; None if this process is none of them."""
+    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else None
 
-    axes = dict(options.axes)
-    for name, values in benchmark.values(options).items():
-        if name in skipped:
-            axes[name] = [value for value in values if value not in skipped[name]]
-            if not axes[name]:
-                raise BenchmarkError(f"{benchmark.name}: no value of axis {name!r} is left")
+
+def _options(benchmark: Benchmark, args: argparse.Namespace, ranks: int) -> RunOptions:
+    options = RunOptions(
+        num_ranks=ranks,
+        backend="gluon" if args.use_gluon else "triton",
+        heap_size=args.heap_size,
+        rounds=args.rounds,
+        warmup=args.n_warmup,
+        repeat=args.n_repeat,
+        context=_CONTEXT,
+        axes=args.axis,
+    )
+    axes = benchmark.values(options)
+    for name in axes.keys() & args.skip.keys():
+        axes[name] = [value for value in axes[name] if value not in args.skip[name]]
+        if not axes[name]:
+            raise BenchmarkError(f"{benchmark.name}: no value of axis {name!r} is left")
     return dataclasses.replace(options, axes=axes)
 
 
-def _one_run(benchmark: Benchmark, options: RunOptions, world: int | None) -> Report:
+def _one_run(benchmark: Benchmark, options: RunOptions) -> Report:
     from iris_core.bench import machine, session
     from iris_core.bench.results import Report
 
+    world = _world_size()
     if world is None:
         return session.run([benchmark], options, name="benchmarks")
     start = time.perf_counter()

@@ -1,13 +1,14 @@
-"""`ctx.ccl` as scripts of the reference system call it.
+"""`ctx.ccl` as scripts of AMD's Iris call it, and the same as functions: `from iris.ccl.all_gather import all_gather`.
 
 Where shapes say which layout is meant, they decide; `all_to_all` of matrices exchanges chunks of columns.  A call that
-is not asynchronous ends with a barrier of the group's devices, where the reference system has one of all hosts: what
-comes next may use the memory of peers.  An asynchronous one returns its handle, and `ctx.barrier()` waits for it.
+is not asynchronous ends with a barrier of the group's devices, where AMD's Iris has one of all hosts: what comes next
+may use the memory of peers.  An asynchronous one returns its handle, and `ctx.barrier()` waits for it.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,10 @@ from iris_core.ccl.api import Collectives
 from iris_core.dispatch.requests import COLUMNS, TILES, TORCH
 from iris_core.errors import UnsupportedError
 from iris_triton.rocm_iris.configs import Obliging
-from iris_triton.rocm_iris.pending import Handle, UnderWay
+from iris_triton.rocm_iris.handles import Handle, UnderWay
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
     import torch.distributed as dist
@@ -34,7 +35,7 @@ _ENDING_TOGETHER = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 
 @dataclass(eq=False)
 class AllReduceWorkspace(Handle):
-    """What `ctx.ccl.all_reduce` returns: a description of the call and, of an asynchronous one, its handle.
+    """Describes a call of `ctx.ccl.all_reduce`, which returns it, and is the handle of an asynchronous one.
 
     Buffers and flags belong to the library: they are made once, and never reset by the caller.  So `ring_buffer`,
     `flags` and `locks` are None, and a workspace may be passed on to the next call, or left out.
@@ -68,7 +69,7 @@ class AllReduceWorkspace(Handle):
 
 
 class PortedCollectives(Collectives):
-    """`Collectives` with the reference system's layouts, workspaces and free-handed configs.
+    """`Collectives` with the layouts and workspaces of AMD's Iris, and configs that are advice.
 
     Attributes:
         under_way: asynchronous operations, for which the context's barriers wait.
@@ -78,7 +79,7 @@ class PortedCollectives(Collectives):
         super().__init__(binder)
         self.under_way = UnderWay()
         self._obliging = Obliging()
-        self._speaks_gluon = False
+        self._has_gluon = False
 
     def all_reduce(
         self,
@@ -114,17 +115,23 @@ class PortedCollectives(Collectives):
 
         Local.  Raises what the call would raise for its arguments.
         """
-        self._speak_gluon(config)
-        self._obliging.run("all_reduce", config, lambda c: self._checked_choice(output, input, c))
+
+        def check(config: Config | None) -> None:
+            chosen = super(PortedCollectives, self).explain("all_reduce", output, input, config=config)
+            if not chosen.algorithm:
+                raise UnsupportedError(f"all_reduce: {chosen.why}")
+
+        self._add_gluon(config)
+        self._obliging.run("all_reduce", config, check)
         return _checked(workspace).describe(input, config, None)
 
-    def _speak_gluon(self, config: Config | None) -> None:
+    def _add_gluon(self, config: Config | None) -> None:
         """Add the algorithms in Gluon for the first config that wants one; this context's backend has those in Triton.
 
         Raises:
             UnsupportedError: iris-gluon is not installed.
         """
-        if not getattr(config, "use_gluon", False) or self._speaks_gluon:
+        if not getattr(config, "use_gluon", False) or self._has_gluon:
             return
         try:  # by name, as this distribution does not require that one
             prepare = importlib.import_module("iris_gluon.backend").prepare
@@ -136,12 +143,7 @@ class PortedCollectives(Collectives):
         if not any(each.info.name == "gluon" for each in self._binder.providers.found()[0]):
             prepare(on_cpu=self._binder.gpu is None)
             self._binder.add(collectives())
-        self._speaks_gluon = True
-
-    def _checked_choice(self, output: torch.Tensor, input: torch.Tensor, config: Config | None) -> None:
-        chosen = super().explain("all_reduce", output, input, config=config)
-        if not chosen.algorithm:
-            raise UnsupportedError(f"all_reduce: {chosen.why}")
+        self._has_gluon = True
 
     def all_to_all(
         self,
@@ -160,33 +162,31 @@ class PortedCollectives(Collectives):
         Args:
             output, input, group, async_op, config, output_split_sizes, input_split_sizes: see there.
             layout: "columns" or "torch".  By default matrices without split sizes exchange chunks of columns, as in
-                the reference system, and everything else exchanges rows, as in torch.
+                AMD's Iris, and everything else exchanges rows, as in torch.
         """
-        return super().all_to_all(
-            output,
-            input,
-            group,
-            async_op,
-            config,
-            output_split_sizes=output_split_sizes,
-            input_split_sizes=input_split_sizes,
-            layout=layout or _exchanged(output, input, output_split_sizes, input_split_sizes),
-        )
-
-    def meet(self, group: dist.ProcessGroup | Sequence[int] | None = None) -> None:
-        """Let what comes next on the stream wait until all members are here; the hosts go on, except on CPUs."""
-        if len(self._binder.members_of(group)) > 1:
-            self._binder.barrier(group, async_op=False)
+        splits = {"output_split_sizes": output_split_sizes, "input_split_sizes": input_split_sizes}
+        layout = self._layout("all_to_all", output, input, group, layout, **splits)
+        return super().all_to_all(output, input, group, async_op, config, **splits, layout=layout)
 
     def explain(self, op: str, /, *tensors: torch.Tensor | None, **options: Any) -> Explanation:
         """Return which algorithm serves a call; see `iris_core.ccl.api.Collectives`."""
-        self._speak_gluon(options.get("config"))
-        if op == "all_to_all" and not options.get("layout") and len(tensors) > 1:
-            splits = options.get("output_split_sizes"), options.get("input_split_sizes")
-            options["layout"] = _exchanged(tensors[0], tensors[1], *splits)
-        if op == "reduce_scatter" and len(tensors) > 1 and _are_equal_matrices(tensors[0], tensors[1]):
-            options["layout"] = TILES if len(self._binder.members_of(options.get("group"))) > 1 else TORCH
+        self._add_gluon(options.get("config"))
+        if op in ("all_to_all", "reduce_scatter") and len(tensors) > 1:
+            splits = {name: options.get(name) for name in ("output_split_sizes", "input_split_sizes")}
+            where = options.get("group"), options.get("layout")
+            options["layout"] = self._layout(op, tensors[0], tensors[1], *where, **splits)
         return super().explain(op, *tensors, **options)
+
+    def _layout(self, op: str, out: Any, inp: Any, group: Any, layout: str | None, **splits: Any) -> str:
+        """Return the layout of a call: what its shapes say, where they do."""
+        shape = getattr(inp, "shape", ())
+        are_equal_matrices = len(shape) == 2 and getattr(out, "shape", None) == shape
+        has_splits = any(each is not None for each in splits.values())
+        if op == "all_to_all" and layout is None and are_equal_matrices and not has_splits:
+            return COLUMNS
+        if op == "reduce_scatter" and are_equal_matrices:  # torch's output is a part; one member alone gets all
+            return TILES if len(self._binder.members_of(group)) > 1 else TORCH
+        return layout or TORCH
 
     def _run(
         self,
@@ -199,20 +199,19 @@ class PortedCollectives(Collectives):
         first: Any = None,
         second: Any = None,
     ) -> Work | None:
-        if op == "reduce_scatter" and _are_equal_matrices(out, inp):
-            # The whole for every member, where torch's output is a part: each gets some tiles.  One alone gets all.
-            second = TILES if len(self._binder.members_of(group)) > 1 else TORCH
+        if op == "reduce_scatter":
+            second = self._layout(op, out, inp, group, second)
         run = super()._run
         if config is None:
             work = run(op, out, inp, group, async_op, None, first, second)
         else:
-            self._speak_gluon(config)
+            self._add_gluon(config)
             call = lambda c: run(op, out, inp, group, async_op, c, first, second)
             work = self._obliging.run(op, config, call, tiles=second == TILES)
         if work is not None:
             self.under_way.add(work)
-        elif op in _ENDING_TOGETHER:
-            self.meet(group)
+        elif op in _ENDING_TOGETHER and len(self._binder.members_of(group)) > 1:
+            self._binder.barrier(group, async_op=False)
         return work
 
 
@@ -222,10 +221,21 @@ def _checked(workspace: AllReduceWorkspace | None) -> AllReduceWorkspace:
     return workspace or AllReduceWorkspace()
 
 
-def _exchanged(out: Any, inp: Any, out_splits: Any, in_splits: Any) -> str:
-    return COLUMNS if out_splits is None and in_splits is None and _are_equal_matrices(out, inp) else TORCH
+def _function(name: str) -> Callable[..., Any]:
+    """Return a method of `PortedCollectives` as a function whose third argument is the context."""
+
+    def call(output: torch.Tensor, input: torch.Tensor, ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(ctx.ccl, name)(output, input, *args, **kwargs)
+
+    signature = inspect.signature(getattr(PortedCollectives, name))
+    _, output, input, *others = signature.parameters.values()
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    call.__signature__ = signature.replace(parameters=(output, input, context, *others))  # type: ignore[attr-defined]
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"Call `ctx.ccl.{name}`; see `PortedCollectives`."
+    return call
 
 
-def _are_equal_matrices(out: Any, inp: Any) -> bool:
-    shape = getattr(inp, "shape", None)
-    return shape is not None and len(shape) == 2 and getattr(out, "shape", None) == shape
+all_gather, all_reduce, all_reduce_preamble, all_to_all, reduce_scatter = map(
+    _function, ("all_gather", "all_reduce", "all_reduce_preamble", "all_to_all", "reduce_scatter")
+)

@@ -1,4 +1,4 @@
-"""Configs as scripts of the reference system use them: fields are assigned after the fact, and are advice.
+"""Configs as scripts of AMD's Iris use them: fields are assigned after the fact, and are advice.
 
 `ctx.ccl` and `ctx.ops` refuse a config of which they cannot fulfil every field.  Scripts that were tuned for other
 kernels set fields that ours have no use for; contexts of `iris_triton.iris()` leave those out and say so once.
@@ -15,21 +15,15 @@ from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+C = TypeVar("C", bound=type[Any])
 R = TypeVar("R")
 
 _HINTS = (
-    "swizzle_size",
-    "num_xcds",
-    "chunk_size",
-    "group_size_m",
-    "cache_modifier_a",
-    "cache_modifier_b",
-    "all_reduce_distribution",
-    "threads_per_warp",
-    "waves_per_eu",
-)
+    "swizzle_size", "num_xcds", "chunk_size", "group_size_m", "cache_modifier_a", "cache_modifier_b",
+    "all_reduce_distribution", "threads_per_warp", "waves_per_eu",
+)  # fmt: skip
 """For particular kernels and caches."""
 
 _TUNINGS = (*_HINTS, "comm_sms", "num_sms", "num_stages", "num_warps")
@@ -37,27 +31,38 @@ _ADVICE = (*_TUNINGS, "use_gluon")
 """How fast it is to be, not what."""
 
 _VARIANTS = (
-    "all_gather_variant",
-    "all_reduce_variant",
-    "reduce_scatter_variant",
-    "all_reduce_num_rings",
+    "all_gather_variant", "all_reduce_variant", "reduce_scatter_variant", "all_reduce_num_rings",
     "all_reduce_ring_slice_n",
-)
+)  # fmt: skip
 _TILES = ("block_size_m", "block_size_n", "block_size_k")
 
 
-def _assign(config: Any, name: str, value: Any) -> None:
-    """Give a field of a frozen config another value, checked as in its constructor."""
-    if name not in {field.name for field in dataclasses.fields(config)}:
-        raise AttributeError(f"{type(config).__name__} has no field {name!r}")
-    changed = dataclasses.replace(config, **{name: value})
-    object.__setattr__(config, name, value)
-    object.__setattr__(config, "_hash", hash(changed))  # calls are looked up by value
+def _assignable(config: C) -> C:
+    """Let the fields of a frozen config be assigned, checked as in its constructor."""
+
+    def assign(self: Any, name: str, value: Any) -> None:
+        if name not in self.__dataclass_fields__:
+            raise AttributeError(f"{type(self).__name__} has no field {name!r}")
+        self.__dict__.update(vars(dataclasses.replace(self, **{name: value})))  # its hash is among them
+
+    config.__setattr__ = assign  # type: ignore[assignment]
+    return config
 
 
+@_assignable
 @dataclasses.dataclass(frozen=True)
-class _ReferenceConfig(CoreConfig):
-    """With the reference system's defaults, which scripts read; as there, such a value is no wish."""
+class Config(CoreConfig):
+    """`iris_core.ccl.Config` whose fields can be assigned; every assignment is checked.
+
+    Fields have the defaults of AMD's Iris, which scripts read; one that has its default counts as not given.
+
+    Example:
+        >>> from iris_triton.rocm_iris.configs import Config
+        >>> config = Config(block_size_m=64)
+        >>> config.comm_sms = 16
+        >>> config.comm_sms
+        16
+    """
 
     block_size_m: int | None = 32
     block_size_n: int | None = 64
@@ -73,26 +78,13 @@ class _ReferenceConfig(CoreConfig):
     __hash__ = CoreConfig.__hash__
 
 
-class Config(_ReferenceConfig):
-    """`iris_core.ccl.Config` whose fields can be assigned; every assignment is checked.
-
-    Fields have the reference system's defaults; one that has its default counts as not given.
-
-    Example:
-        >>> from iris_triton.rocm_iris.configs import Config
-        >>> config = Config(block_size_m=64)
-        >>> config.comm_sms = 16
-        >>> config.comm_sms
-        16
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        _assign(self, name, value)
-
-
+@_assignable
 @dataclasses.dataclass(frozen=True)
-class _ReferenceFusedConfig(CoreFusedConfig):
-    """With the reference system's defaults, which scripts read; as there, such a value is no wish."""
+class FusedConfig(CoreFusedConfig):
+    """`iris_core.ops.FusedConfig` whose fields can be assigned; every assignment is checked.
+
+    Fields have the defaults of AMD's Iris, which scripts read; one that has its default counts as not given.
+    """
 
     block_size_m: int | None = 256
     block_size_n: int | None = 64
@@ -107,21 +99,8 @@ class _ReferenceFusedConfig(CoreFusedConfig):
     __hash__ = CoreFusedConfig.__hash__
 
 
-class FusedConfig(_ReferenceFusedConfig):
-    """`iris_core.ops.FusedConfig` whose fields can be assigned; every assignment is checked.
-
-    Fields have the reference system's defaults; one that has its default counts as not given.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        _assign(self, name, value)
-
-
 class Obliging:
-    """Runs calls with as much of their config as the algorithms here can fulfil.
-
-    The same on every rank: what is refused depends on what all ranks agree on.
-    """
+    """Runs calls with as much of their config as the algorithms here can fulfil, the same on every rank."""
 
     def __init__(self) -> None:
         self._plainer: dict[Any, Any] = {}
@@ -158,14 +137,12 @@ class Obliging:
             raise
 
 
-def _plainer(config: Any, tiles: bool) -> list[tuple[Any, str]]:
-    """The config without what is advice, also without a variant, at last without anything; each with what it lacks."""
+def _plainer(config: Any, tiles: bool) -> Iterator[tuple[Any, str]]:
+    """Yield the config without advice, without a variant, at last without anything, each with what it lacks."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    found = []
     everything = (*_ADVICE, *_VARIANTS, *(() if tiles else _TILES))
     for names in (_HINTS, _TUNINGS, _ADVICE, _VARIANTS, (*_ADVICE, *_VARIANTS), everything):
-        dropped = [name for name in names if getattr(config, name, None) != defaults.get(name)]
+        dropped = [name for name in names if name in defaults and getattr(config, name) != defaults[name]]
         if dropped:
             said = ", ".join(f"{name}={getattr(config, name)!r}" for name in dropped)
-            found.append((dataclasses.replace(config, **{name: defaults[name] for name in dropped}), said))
-    return found
+            yield dataclasses.replace(config, **{name: defaults[name] for name in dropped}), said

@@ -1,7 +1,7 @@
-"""What AMD's Iris has around torch.distributed: groups as first rank and stride, and exchanges between hosts.
+"""`iris.host.distributed.helpers` of AMD's Iris: groups as first rank and stride, and exchanges of torch.distributed.
 
-The exchanges are those of torch.distributed, whose ranks all take part; a world that `iris_core.run` has started has
-none, so that they raise GroupError there (`ctx.broadcast` works in every world).
+All ranks of torch.distributed take part in the exchanges.  A world that `iris_core.run` has started has none, so that
+they raise GroupError there (`ctx.broadcast` works in every world).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def extract_group_info(group: dist.ProcessGroup | None, ctx: Iris | int, num_ran
 
     Args:
         group: a process group of torch.distributed; None for all ranks.
-        ctx: the open context; or this rank, as `iris.host.distributed.helpers` has it.
+        ctx: the open context; or this rank.
         num_ranks: number of ranks, where the second argument is a rank.
 
     Raises:
@@ -86,36 +86,28 @@ def distributed_allgather(data: Any) -> np.ndarray:
     array = np.asarray(data)
     if array.ndim != 1:
         raise ArgumentError(f"distributed_allgather: needs an array of one dimension, not {array.ndim}")
-    return _gathered(array)
+    return distributed_allgather_multidim(array)
 
 
 def distributed_allgather_multidim(data: Any) -> np.ndarray:
     """Return the tensors of all ranks, which have equal shapes, flattened, as rows of a matrix."""
-    return _gathered(torch.as_tensor(data).cpu().numpy().reshape(-1))
+    found: list[Any] = [None] * init_distributed()[2]
+    dist.all_gather_object(found, torch.as_tensor(data).cpu().numpy().reshape(-1))
+    return np.stack(found)
 
 
 def distributed_broadcast_scalar(value: Any = None, root: int = 0) -> Any:
     """Return the value of rank `root`."""
-    return _broadcast(value, root)
+    if init_distributed()[1] == root and value is None:
+        raise ArgumentError(f"rank {root} broadcasts its value and has none")
+    found = [value]
+    dist.broadcast_object_list(found, src=root)
+    return found[0]
 
 
 def distributed_broadcast_tensor(value_to_broadcast: Any = None, root: int = 0) -> np.ndarray:
     """Return the tensor or array of rank `root` as an array."""
     value = value_to_broadcast
-    found: np.ndarray = _broadcast(None if value is None else torch.as_tensor(value).cpu().numpy(), root)
+    array = None if value is None else torch.as_tensor(value).cpu().numpy()
+    found: np.ndarray = distributed_broadcast_scalar(array, root)
     return found
-
-
-def _gathered(array: np.ndarray) -> np.ndarray:
-    _, _, size = init_distributed()
-    found: list[Any] = [None] * size
-    dist.all_gather_object(found, array)
-    return np.stack(found)
-
-
-def _broadcast(value: Any, root: int) -> Any:
-    if init_distributed()[1] == root and value is None:
-        raise ArgumentError(f"rank {root}, whose value is asked for, has none")
-    found = [value]
-    dist.broadcast_object_list(found, src=root)
-    return found[0]

@@ -1,12 +1,16 @@
-"""`iris.hip` of the reference system: what it says of devices, on any vendor's; memory of the driver's is not offered.
+"""`iris.hip` of AMD's Iris: queries about devices of any vendor; memory of the driver's is not offered.
 
-Queries answer for NVIDIA and, where that makes sense, for the CPU as well.  Calls for memory and handles raise
-UnsupportedError, which says what to use: allocators are the only place that talks to drivers.
+Queries answer for NVIDIA and, where that makes sense, for the CPU as well; a `device_id` is a GPU's number, None means
+the current one, and a GPU that is not there is a DeviceError.  Calls for memory and handles raise UnsupportedError,
+which says what to use: allocators are the only place that talks to drivers.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
 
 from iris_core.errors import DeviceError, UnsupportedError
 
@@ -26,54 +30,28 @@ _HANDLE_NBYTES = 64
 # -- queries ----------------------------------------------------------------------------------------------------------
 def count_devices() -> int:
     """Return how many GPUs this process sees; 0 on a machine without."""
-    import torch
-
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def set_device(gpu_id: int) -> None:
-    """Make a GPU the current one.
-
-    Raises:
-        DeviceError: there is no such GPU.
-    """
-    import torch
-
+    """Make a GPU the current one."""
     torch.cuda.set_device(_existing(gpu_id))
 
 
 def get_device_id() -> int:
     """Return the current GPU's index; 0 on the CPU."""
-    import torch
-
     return torch.cuda.current_device() if count_devices() else 0
 
 
 def get_cu_count(device_id: int | None = None) -> int:
-    """Return the number of multiprocessors (compute units); on the CPU, of cores that this process may use.
-
-    Args:
-        device_id: the GPU; the current one if None.
-
-    Raises:
-        DeviceError: there is no such GPU.
-    """
+    """Return the number of multiprocessors (compute units); on the CPU, of cores that this process may use."""
     if _is_cpu(device_id):
-        import os
-
         return len(os.sched_getaffinity(0))
     return int(_properties(device_id).multi_processor_count)
 
 
 def get_arch_string(device_id: int | None = None) -> str:
-    """Return the architecture: "gfx942" on AMD, "sm_90" on NVIDIA, "cpu" without a GPU.
-
-    Args:
-        device_id: the GPU; the current one if None.
-
-    Raises:
-        DeviceError: there is no such GPU.
-    """
+    """Return the architecture: "gfx942" on AMD, "sm_90" on NVIDIA, "cpu" without a GPU."""
     if _is_cpu(device_id):
         return "cpu"
     properties = _properties(device_id)
@@ -82,14 +60,7 @@ def get_arch_string(device_id: int | None = None) -> str:
 
 
 def get_num_xcc(device_id: int | None = None) -> int:
-    """Return the number of accelerator dies: 1 but for AMD's devices of several.
-
-    Args:
-        device_id: the GPU; the current one if None.
-
-    Raises:
-        DeviceError: there is no such GPU.
-    """
+    """Return the number of accelerator dies: 1 but for AMD's devices of several."""
     if _is_cpu(device_id) or not _is_amd():
         return 1
     units = get_cu_count(device_id)  # a partition of a device has fewer dies
@@ -97,14 +68,7 @@ def get_num_xcc(device_id: int | None = None) -> int:
 
 
 def get_wall_clock_rate(device_id: int | None = None) -> int:
-    """Return the rate in kHz of the constant clock that kernels read (`iris_triton.language.asm.read_realtime`).
-
-    Args:
-        device_id: the GPU; the current one if None.
-
-    Raises:
-        DeviceError: there is no such GPU.
-    """
+    """Return the rate in kHz of the constant clock that kernels read (`iris_triton.language.asm.read_realtime`)."""
     if not _is_cpu(device_id):
         _properties(device_id)
     return _WALL_CLOCK_KHZ[_is_amd()]
@@ -116,8 +80,6 @@ def get_rocm_version() -> tuple[int, int]:
     Raises:
         UnsupportedError: torch was not built for ROCm.
     """
-    import torch
-
     if torch.version.hip is None:
         raise UnsupportedError(f"get_rocm_version: this torch is not for ROCm (CUDA: {torch.version.cuda})")
     major, minor, *_ = torch.version.hip.split(".")
@@ -139,8 +101,6 @@ def hip_malloc(size: int) -> int:
     Raises:
         UnsupportedError: there is no GPU.
     """
-    import torch
-
     if not count_devices():
         raise UnsupportedError("hip_malloc: there is no GPU here; ctx.empty gives memory on any device")
     return int(torch.cuda.caching_allocator_alloc(size))
@@ -152,8 +112,6 @@ def hip_free(ptr: int) -> None:
     Raises:
         UnsupportedError: there is no GPU.
     """
-    import torch
-
     if not count_devices():
         raise UnsupportedError("hip_free: there is no GPU here")
     torch.cuda.caching_allocator_delete(ptr)  # type: ignore[no-untyped-call]
@@ -186,29 +144,19 @@ def _refused(name: str, instead: str) -> Callable[..., NoReturn]:
 _HANDLES = "peers' memory is mapped when a context is opened, see ctx.get_heap_bases and ctx.heap.translate"
 _VMM = "iris_triton.iris(allocator_type='vmem') maps memory page by page, and grows"
 _SHARED = "ctx.as_symmetric shares existing memory with peers (allocator vmem)"
-
-malloc_fine_grained = _refused("malloc_fine_grained", "ctx.empty gives memory that peers' kernels can synchronise in")
-get_ipc_handle = _refused("get_ipc_handle", _HANDLES)
-open_ipc_handle = _refused("open_ipc_handle", _HANDLES)
-export_dmabuf_handle = _refused("export_dmabuf_handle", _SHARED)
-import_dmabuf_handle = _refused("import_dmabuf_handle", _SHARED)
-destroy_external_memory = _refused("destroy_external_memory", _SHARED)
-get_allocation_granularity = _refused("get_allocation_granularity", _VMM)
-mem_create = _refused("mem_create", _VMM)
-mem_export_to_shareable_handle = _refused("mem_export_to_shareable_handle", _VMM)
-mem_import_from_shareable_handle = _refused("mem_import_from_shareable_handle", _VMM)
-mem_address_reserve = _refused("mem_address_reserve", _VMM)
-mem_map = _refused("mem_map", _VMM)
-mem_unmap = _refused("mem_unmap", _VMM)
-mem_address_free = _refused("mem_address_free", _VMM)
-mem_release = _refused("mem_release", _VMM)
-mem_set_access = _refused("mem_set_access", _VMM)
+_INSTEAD = {
+    "malloc_fine_grained": "ctx.empty gives memory that peers' kernels can synchronise in",
+    **dict.fromkeys(("get_ipc_handle", "open_ipc_handle"), _HANDLES),
+    **dict.fromkeys(("export_dmabuf_handle", "import_dmabuf_handle", "destroy_external_memory"), _SHARED),
+    **dict.fromkeys(("get_allocation_granularity", "mem_create", "mem_export_to_shareable_handle"), _VMM),
+    **dict.fromkeys(("mem_import_from_shareable_handle", "mem_address_reserve", "mem_map", "mem_unmap"), _VMM),
+    **dict.fromkeys(("mem_address_free", "mem_release", "mem_set_access"), _VMM),
+}
+globals().update({name: _refused(name, instead) for name, instead in _INSTEAD.items()})
 
 
 # -- helpers ----------------------------------------------------------------------------------------------------------
 def _is_amd() -> bool:
-    import torch
-
     return torch.version.hip is not None
 
 
@@ -225,6 +173,4 @@ def _existing(device_id: int) -> int:
 
 
 def _properties(device_id: int | None) -> Any:
-    import torch
-
     return torch.cuda.get_device_properties(get_device_id() if device_id is None else _existing(device_id))

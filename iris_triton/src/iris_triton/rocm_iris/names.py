@@ -15,103 +15,69 @@ import sys
 from types import ModuleType
 from typing import Any
 
+_HERE = "iris_triton.rocm_iris"
+_OPS = (
+    "matmul_all_reduce", "all_gather_matmul", "all_gather_matmul_hbm_buffer", "matmul_all_gather",
+    "matmul_reduce_scatter",
+)  # fmt: skip
+
 TABLE = (
-    ("iris_triton.rocm_iris.ported_context", "Iris", "iris iris.iris iris.host.iris"),
-    ("iris_triton.rocm_iris.host", "iris", "iris iris.iris iris.host.iris"),
-    ("iris_triton.rocm_iris.host", "get_device_id_for_rank", "iris iris.host.platform.utils iris.util"),
-    ("iris_triton.rocm_iris.ported_context", "is_simulation_env", "iris iris.host.platform.utils iris.util"),
+    (f"{_HERE}.ported_context", "Iris iris", "iris iris.iris iris.host.iris"),
+    (f"{_HERE}.ported_context", "get_device_id_for_rank is_simulation_env", "iris iris.host.platform.utils iris.util"),
     ("iris_core.bench", "do_bench", "iris iris.host.platform.utils iris.util"),
-    (
-        "iris_triton.language",
-        "load store copy get put atomic_add atomic_sub atomic_cas atomic_xchg atomic_xor atomic_or atomic_and"
-        " atomic_min atomic_max",
-        "iris iris.iris iris.mem.triton iris.mem.triton.ops iris.device.triton iris.device.triton.ops",
-    ),
-    ("iris_triton.rocm_iris.engines", "quiet", "iris iris.mem.triton iris.mem.triton.ops iris.device.triton.ops"),
-    (
-        "iris_triton.context",
-        "DeviceContext Context=DeviceContext",
-        "iris iris.iris iris.mem.triton iris.mem.triton.context iris.device.triton iris.device.triton.context"
-        " iris.x.core",
-    ),
-    (
-        "iris_triton.tiles",
-        "Tile TileView TensorView AllReduceConfig make_tensor_view",
-        "iris iris.mem.triton iris.mem.triton.types iris.x.core",
-    ),
-    (
-        "iris_triton.tiles",
-        "tile_layout tile_ptr offset_ptr chiplet_transform_chunked compute_tile_indices compute_tile_offsets",
-        "iris.mem.triton iris.mem.triton.types iris.x.core",
-    ),
+    ("iris_triton.language",
+     "load store copy get put atomic_add atomic_sub atomic_cas atomic_xchg atomic_xor atomic_or atomic_and "
+     "atomic_min atomic_max",
+     "iris iris.iris iris.mem.triton iris.mem.triton.ops iris.device.triton iris.device.triton.ops"),
+    (f"{_HERE}.x", "quiet", "iris iris.mem.triton iris.mem.triton.ops iris.device.triton.ops"),
+    ("iris_triton.context", "DeviceContext Context=DeviceContext",
+     "iris iris.iris iris.mem.triton iris.mem.triton.context iris.device.triton iris.device.triton.context iris.x "
+     "iris.x.core"),
+    ("iris_triton.tiles", "Tile TileView TensorView AllReduceConfig make_tensor_view",
+     "iris iris.mem.triton iris.mem.triton.types iris.x iris.x.core"),
+    ("iris_triton.tiles",
+     "tile_layout tile_ptr offset_ptr chiplet_transform_chunked compute_tile_indices compute_tile_offsets",
+     "iris.mem.triton iris.mem.triton.types iris.x iris.x.core"),
     ("iris_triton.tiles", "chiplet_transform_chunked", "iris.ccl.utils"),
-    ("iris_triton.rocm_iris.x", "*", "iris.x"),
-    (
-        "iris_triton.language.asm",
-        "read_realtime get_cu_id get_xcc_id wait_cnt=wait_stores",
-        "iris.mem.utils iris.device.utils iris.device_utils",
-    ),
+    ("iris_triton.tiles", "check_locks lock_words make_locks", "iris.x"),
+    (f"{_HERE}.x",
+     "all_gather gather all_to_all all_reduce_atomic all_reduce_spinlock all_reduce_one_shot all_reduce_two_shot "
+     "all_reduce_ring reduce_scatter",
+     "iris.x"),
+    ("iris_triton.language.asm", "read_realtime get_cu_id get_xcc_id wait_cnt=wait_stores",
+     "iris.mem.utils iris.device.utils iris.device_utils"),
     ("iris_gluon", "*", "iris.gluon iris.experimental.iris_gluon"),
-    (
-        "iris_gluon",
-        "IrisDeviceCtx Context=IrisDeviceCtx",
-        "iris.mem.gluon iris.mem.gluon.context iris.device.gluon iris.device.gluon.context",
-    ),
-    (
-        "iris_gluon",
-        "GluonDeviceTracing Tracing=GluonDeviceTracing",
-        "iris.mem.gluon.tracing iris.device.gluon.tracing",
-    ),
-    ("iris_triton.rocm_iris.host", "RocshmemProvider", "iris.experimental iris.experimental.rocshmem_provider"),
-    ("iris_triton.rocm_iris.configs", "Config", "iris.ccl iris.ccl.config"),
+    ("iris_gluon", "IrisDeviceCtx Context=IrisDeviceCtx",
+     "iris.mem.gluon iris.mem.gluon.context iris.device.gluon iris.device.gluon.context"),
+    ("iris_gluon", "GluonDeviceTracing Tracing=GluonDeviceTracing", "iris.mem.gluon.tracing iris.device.gluon.tracing"),
+    (f"{_HERE}.ported_context", "RocshmemProvider", "iris.experimental iris.experimental.rocshmem_provider"),
+    (f"{_HERE}.configs", "Config", "iris.ccl iris.ccl.config"),
     ("iris_core.types", "ReduceOp", "iris.ccl iris.ccl.utils"),
-    ("iris_triton.rocm_iris.collectives", "AllReduceWorkspace", "iris.ccl iris.ccl.all_reduce"),
-    ("iris_triton.rocm_iris.distributed", "extract_group_info", "iris.ccl iris.ccl.utils"),
-    ("iris_triton.rocm_iris.distributed", "*", "iris.host.distributed.helpers iris._distributed_helpers"),
-    ("iris_triton.rocm_iris.functions", "all_gather", "iris.ccl.all_gather"),
-    ("iris_triton.rocm_iris.functions", "all_reduce all_reduce_preamble", "iris.ccl.all_reduce"),
-    ("iris_triton.rocm_iris.functions", "all_to_all", "iris.ccl.all_to_all"),
-    ("iris_triton.rocm_iris.functions", "reduce_scatter", "iris.ccl.reduce_scatter"),
-    ("iris_triton.rocm_iris.configs", "FusedConfig", "iris.ops iris.ops.config"),
+    (f"{_HERE}.collectives", "AllReduceWorkspace", "iris.ccl iris.ccl.all_reduce"),
+    (f"{_HERE}.distributed", "extract_group_info", "iris.ccl iris.ccl.utils"),
+    (f"{_HERE}.distributed", "*", "iris.host.distributed.helpers"),
+    (f"{_HERE}.collectives", "all_gather", "iris.ccl.all_gather"),
+    (f"{_HERE}.collectives", "all_reduce all_reduce_preamble", "iris.ccl.all_reduce"),
+    (f"{_HERE}.collectives", "all_to_all", "iris.ccl.all_to_all"),
+    (f"{_HERE}.collectives", "reduce_scatter", "iris.ccl.reduce_scatter"),
+    (f"{_HERE}.configs", "FusedConfig", "iris.ops iris.ops.config"),
     ("iris_core.ops.workspace", "FusedWorkspace", "iris.ops iris.ops.workspace"),
-    *(
-        ("iris_triton.rocm_iris.operations", f"{op} {op}_preamble", f"iris.ops iris.ops.{op}")
-        for op in (
-            "matmul_all_reduce",
-            "all_gather_matmul",
-            "all_gather_matmul_hbm_buffer",
-            "matmul_all_gather",
-            "matmul_reduce_scatter",
-        )
-    ),
-    (
-        "iris_triton.rocm_iris.pointers",
-        "CUDAArrayInterface tensor_from_ptr",
-        "iris iris.host.memory.tensor_utils iris.tensor_utils",
-    ),
-    ("iris_triton.rocm_iris.tensor_creation", "*", "iris.tensor_creation iris.host.memory.tensors"),
-    ("iris_triton.rocm_iris.hip", "*", "iris.hip iris.host.platform.hip"),
-    (
-        "iris_core.logs",
-        "logger set_logger_level DEBUG INFO WARNING ERROR",
-        "iris iris.host.logging iris.host.logging.logging iris.logging",
-    ),
+    *((f"{_HERE}.operations", f"{op} {op}_preamble", f"iris.ops iris.ops.{op}") for op in _OPS),
+    (f"{_HERE}.tensors", "CUDAArrayInterface tensor_from_ptr", "iris iris.host.memory.tensor_utils iris.tensor_utils"),
+    (f"{_HERE}.tensors", "arange empty full linspace ones rand randint randn uniform zeros zeros_like",
+     "iris.tensor_creation iris.host.memory.tensors"),
+    (f"{_HERE}.hip", "*", "iris.hip iris.host.platform.hip"),
+    ("iris_core.logs", "logger set_logger_level DEBUG INFO WARNING ERROR",
+     "iris iris.host.logging iris.host.logging.logging iris.logging"),
     ("iris_core.logs", "IrisFormatter=RankFormatter", "iris.host.logging.logging iris.logging"),
     ("iris_triton.language.trace", "TraceEvent", "iris iris.host.tracing iris.host.tracing.events iris.tracing.events"),
     ("iris_core.tracing.layout", "EVENT_NAMES", "iris.host.tracing iris.host.tracing.events iris.tracing.events"),
-    ("iris_triton.rocm_iris.tracing", "Tracing", "iris.host.tracing iris.host.tracing.core iris.tracing.core"),
-    (
-        "iris_triton.rocm_iris.host",
-        "iris_launch",
-        "iris.host.tracing.kernel_artifacts iris.tracing.kernel_artifacts",
-    ),
-    (
-        "iris_triton.language.trace",
-        "DeviceTracing Tracing=DeviceTracing",
-        "iris.mem.triton.tracing iris.device.triton.tracing",
-    ),
-    ("iris_triton.rocm_iris.bench", "*", "iris.bench"),
-)
+    (f"{_HERE}.ported_context", "Tracing", "iris.host.tracing iris.host.tracing.core iris.tracing.core"),
+    (f"{_HERE}.ported_context", "iris_launch", "iris.host.tracing.kernel_artifacts iris.tracing.kernel_artifacts"),
+    ("iris_triton.language.trace", "DeviceTracing Tracing=DeviceTracing",
+     "iris.mem.triton.tracing iris.device.triton.tracing"),
+    (f"{_HERE}.bench", "*", "iris.bench"),
+)  # fmt: skip
 """A module here, names that it has (`theirs=ours` where they differ, `*` for all), and modules there that have them."""
 
 

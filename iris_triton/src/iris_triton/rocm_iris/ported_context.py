@@ -1,31 +1,61 @@
-"""Iris as scripts of the reference system know it."""
+"""Iris as scripts of AMD's Iris know it: the context, and the functions of the host."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, cast
+
+import torch
 
 from iris_core import api
-from iris_core.device.targets import same_device
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.logs import logger
+from iris_core.settings import load_settings
+from iris_core.tracing import recorder
+from iris_core.tracing.layout import COLUMNS
 from iris_triton.rocm_iris.collectives import PortedCollectives
 from iris_triton.rocm_iris.operations import PortedOperations
-from iris_triton.rocm_iris.tracing import Tracing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    import torch
     import torch.distributed as dist
+
+T = TypeVar("T")
 
 _ENGINES = ("sdma",)
 _ALLOCATORS = {"torch": "torch", "vmem": "vmem", "vmem_chunked": "vmem"}
-"""Allocators there, all for GPUs, and which does their job here."""
+"""Allocators of AMD's Iris, all for GPUs, and the ones here that do their job."""
+
+
+class Tracing(recorder.Tracing):
+    """`iris_core.tracing.recorder.Tracing`, whose buffers scripts may read.
+
+    Wait for the device first: `ctx.barrier()`.
+    """
+
+    @property
+    def trace_counter(self) -> torch.Tensor | None:
+        """Number of events that kernels have recorded or had no room for: int32[1]; None when off."""
+        return None if self._counters is None else self._counters[:1]
+
+    @property
+    def op_index_counter(self) -> torch.Tensor | None:
+        """Number of remote operations that were recorded: int32[1]; None when off."""
+        return None if self._counters is None else self._counters[1:]
+
+    @property
+    def trace_buffers(self) -> dict[str, torch.Tensor]:
+        """Columns of the events by name, int32 or int64[max_events]; empty when off.
+
+        `duration_cycles` holds what its name says, -1 for an event without one.
+        """
+        return dict(zip((each.name for each in COLUMNS), self._columns, strict=False))
 
 
 def _without_sizes(name: str) -> Any:
-    """A factory that makes a tensor without dimensions where it is called without a size."""
+    """Return a factory that makes a tensor without dimensions where it is called without a size."""
     factory = getattr(api.Iris, name)
 
     @functools.wraps(factory)
@@ -35,8 +65,21 @@ def _without_sizes(name: str) -> Any:
     return make
 
 
+def _without_engines(name: str) -> Callable[..., NoReturn]:
+    """Return a method that refuses a copy engine's work."""
+
+    def refuse(self: Iris, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedError(
+            f"ctx.{name}: this context has no copy engine (it was opened without engines, and there are none); use "
+            "put, signal and wait in a kernel, or ctx.ccl.send, recv and the algorithm copy_engine of ctx.ccl on the "
+            "host"
+        )
+
+    return refuse
+
+
 class Iris(api.Iris):
-    """`iris_core.Iris` with the reference system's constructor, its `ccl` and `ops`, and names of its own.
+    """`iris_core.Iris` with the constructor of AMD's Iris, its `ccl` and `ops`, and names of its own.
 
     Collective: every rank of the world constructs it with the same arguments.
 
@@ -44,17 +87,20 @@ class Iris(api.Iris):
     `allocate_symmetric` and `as_symmetric`.  IRIS_TRITON__ALLOCATION_BARRIER=0, or
     `options={"triton": {"allocation_barrier": False}}`, leaves it out, for programs that synchronise by themselves.
 
+    Copies by engines from the host are not offered: `put`, `put_tile`, `put_tiles` and `quiet` raise UnsupportedError
+    (a RuntimeError), which says what is.
+
     Args:
         heap_size: bytes of each rank's heap, as a number or "64MiB"; IRIS_HEAP_SIZE or 1 GiB by default.
         allocator_type: allocator by name; "vmem_chunked" is "vmem", and where ranks compute on the CPU the names of
-            the reference system mean "host", with a warning.  "auto": IRIS_ALLOCATOR, then the best usable one.
+            AMD's Iris mean "host", with a warning.  "auto": IRIS_ALLOCATOR, then the best usable one.
         engines: copy engines; there are none, so anything but None or nothing is refused.
         allocator: the same as `allocator_type`, as `iris_core.Iris` has it.
         backend: device backend by name.
         device, group, options: as in `iris_core.Iris`.
 
     Raises:
-        ArgumentError: (a ValueError) an engine that nobody knows, or two allocators.
+        ArgumentError: (a ValueError) an unknown engine, or two allocators.
         UnsupportedError: (a RuntimeError) a copy engine was asked for.
         PluginNotFoundError: (a ValueError) there is no such allocator; lists those that are installed.
         IrisError: everything else that `iris_core.Iris` raises.
@@ -92,11 +138,10 @@ class Iris(api.Iris):
         on_cpu = is_simulation_env() if device is None else str(device).startswith("cpu")
         name = allocator if allocator != "auto" else allocator_for(allocator_type, on_cpu)
         super().__init__(heap_size, allocator=name, backend=backend, device=device, group=group, options=options)
-        self.ops.meet = self.ccl.meet
 
     @property
     def ccl(self) -> PortedCollectives:
-        """The collectives, with the reference system's layouts; see `iris_triton.rocm_iris.collectives`."""
+        """The collectives, with the layouts of AMD's Iris; see `iris_triton.rocm_iris.collectives`."""
         return cast("PortedCollectives", super().ccl)
 
     @property
@@ -105,8 +150,8 @@ class Iris(api.Iris):
         return cast("PortedOperations", super().ops)
 
     zeros, ones, empty, rand, randn = map(_without_sizes, ("zeros", "ones", "empty", "rand", "randn"))
+    put, put_tile, put_tiles, quiet = map(_without_engines, ("put", "put_tile", "put_tiles", "quiet"))
 
-    # -- who and where ------------------------------------------------------------------------------------------------
     @property
     def heap_size(self) -> int:
         """Bytes of each rank's heap that were asked for; `heap.usable_nbytes` has them rounded up."""
@@ -114,9 +159,11 @@ class Iris(api.Iris):
 
     def get_device(self) -> torch.device:  # type: ignore[override]
         """Return this rank's device; `device` is its name."""
-        import torch
-
         return torch.device(self.device)
+
+    def get_copy_engine_ctx(self) -> None:
+        """Return None: kernels have no copy engines."""
+        return self.copy_engines_device_ctx
 
     # -- synchronisation ----------------------------------------------------------------------------------------------
     def barrier(self, stream: Any = None, group: dist.ProcessGroup | None = None) -> None:
@@ -132,13 +179,8 @@ class Iris(api.Iris):
         super().device_barrier(group, stream=stream, sem=sem)
 
     def _join(self, stream: Any) -> None:
-        if stream is None or not hasattr(stream, "cuda_stream"):
-            self.ccl.under_way.join()
-            self.ops.under_way.join()
-            return
-        import torch
-
-        with torch.cuda.stream(stream):
+        is_stream = hasattr(stream, "cuda_stream")
+        with torch.cuda.stream(stream) if is_stream else contextlib.nullcontext():
             self.ccl.under_way.join()
             self.ops.under_way.join()
 
@@ -155,75 +197,46 @@ class Iris(api.Iris):
         return super().broadcast(value, src, source_rank=source_rank if src_rank is None else src_rank)
 
     # -- memory: a script there writes, allocates and launches, so what allocates ends with a barrier -----------------
-    def allocate_symmetric(self, *size: Any, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return an uninitialised tensor and its address on every rank, after a barrier; see `iris_core.Iris`."""
-        made = super().allocate_symmetric(*size, dtype=dtype)
-        self._end_allocation()
-        return made
-
-    def as_symmetric(self, external: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the heap with the content of `external`, after a barrier; see `iris_core.Iris`."""
-        made = super().as_symmetric(external)
-        self._end_allocation()
-        return made
-
-    def _make(self, name: str, like: torch.Tensor, out: torch.Tensor | None, *how: Any) -> torch.Tensor:
-        made = super()._make(name, like, out, *how)
-        if out is None:
-            self._end_allocation()
-        return made
-
-    def _end_allocation(self) -> None:
-        settings = getattr(self.backend, "settings", None)  # of a backend by others, anything
-        if getattr(settings, "allocation_barrier", True) and not self.heap.streams.is_capturing():
-            self.barrier()
-
-    # -- older names --------------------------------------------------------------------------------------------------
     def allocate(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialised tensor of one dimension on the heap, after a barrier; `heap.allocate` has none.
 
         Collective: every rank calls it alike.
         """
-        made = self.heap.allocate(num_elements, dtype)
-        self._end_allocation()
+        return self._end_allocation(self.heap.allocate(num_elements, dtype))
+
+    def allocate_symmetric(self, *size: Any, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return an uninitialised tensor and its address on every rank, after a barrier; see `iris_core.Iris`."""
+        return self._end_allocation(super().allocate_symmetric(*size, dtype=dtype))
+
+    def as_symmetric(self, external: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on the heap with the content of `external`, after a barrier; see `iris_core.Iris`."""
+        return self._end_allocation(super().as_symmetric(external))
+
+    def _make(self, name: str, like: torch.Tensor, out: torch.Tensor | None, *how: Any) -> torch.Tensor:
+        made = super()._make(name, like, out, *how)
+        return self._end_allocation(made) if out is None else made
+
+    def _end_allocation(self, made: T) -> T:
+        settings = getattr(self.backend, "settings", None)  # of a backend by others, anything
+        if getattr(settings, "allocation_barrier", True) and not self.heap.streams.is_capturing():
+            self.barrier()
         return made
 
-    def __on_symmetric_heap(self, tensor: torch.Tensor) -> bool:  # tests there ask for _Iris__on_symmetric_heap
-        return self.is_symmetric(tensor)
 
-    def __is_valid_device(self, device: Any) -> bool:
-        import torch
+def iris(
+    heap_size: int | str | None = None, allocator_type: str = "auto", engines: str | Iterable[str] | None = ()
+) -> Iris:
+    """Open a context with the Triton backend: `Iris(heap_size, allocator_type, engines)`, which see.
 
-        return device is None or same_device(torch.device(device), self.device)
-
-    # -- copy engines -------------------------------------------------------------------------------------------------
-    def get_copy_engine_ctx(self) -> None:
-        """Return None: kernels have no copy engines."""
-        return self.copy_engines_device_ctx
-
-    def put(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: copies by engines from the host are not offered; the message says what is.
-
-        Raises:
-            UnsupportedError: (a RuntimeError) always.
-        """
-        _no_engines("put")
-
-    def put_tile(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse; see `put`."""
-        _no_engines("put_tile")
-
-    def put_tiles(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse; see `put`."""
-        _no_engines("put_tiles")
-
-    def quiet(self, to_rank: int | None = None, channel: int = 0) -> NoReturn:
-        """Refuse; see `put`."""
-        _no_engines("quiet")
+    Example:
+        >>> import iris_triton as iris
+        >>> ctx = iris.iris(1 << 20)  # doctest: +SKIP
+    """
+    return Iris(heap_size, allocator_type, engines)
 
 
 def allocator_for(name: str, on_cpu: bool) -> str:
-    """Return which of our allocators does the job of one of the reference system; other names are ours."""
+    """Return the allocator that does the job of one of AMD's Iris; other names are ours."""
     if name not in _ALLOCATORS or not on_cpu:
         return _ALLOCATORS.get(name, name)
     logger.warning("allocator_type=%r needs GPUs; ranks that compute on the CPU take the allocator 'host'", name)
@@ -234,7 +247,7 @@ def _check_engines(engines: str | Iterable[str] | None) -> None:
     wanted = [engines] if isinstance(engines, str) else list(engines or ())
     unknown = [each for each in wanted if each not in _ENGINES]
     if unknown:
-        raise ArgumentError(f"engines={wanted}: nobody knows {unknown[0]!r}; there is {', '.join(_ENGINES)}")
+        raise ArgumentError(f"engines={wanted}: there is no {unknown[0]!r}; there is {', '.join(_ENGINES)}")
     if wanted:
         raise UnsupportedError(
             f"engines={wanted}: kernels have no copy engines here; leave engines out. put and signal of kernels store "
@@ -242,18 +255,43 @@ def _check_engines(engines: str | Iterable[str] | None) -> None:
         )
 
 
-def _no_engines(what: str) -> NoReturn:
-    raise UnsupportedError(
-        f"ctx.{what}: this context has no copy engine (it was opened without engines, and there are none); use put, "
-        "signal and wait in a kernel, or ctx.ccl.send, recv and the algorithm copy_engine of ctx.ccl on the host"
-    )
-
-
 def is_simulation_env() -> bool:
     """Return whether contexts compute on the CPU: there is no GPU, or IRIS_DEVICE says so."""
-    import torch
-
-    from iris_core.settings import load_settings
-
     device = load_settings().device
     return not torch.cuda.is_available() if device is None else device.startswith("cpu")
+
+
+def get_device_id_for_rank(rank: int) -> int:
+    """Return the index of the GPU that a rank uses when the ranks of a host share its GPUs in turn; 0 without a GPU.
+
+    Args:
+        rank: the rank within its host.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return rank % count if count else 0
+
+
+def iris_launch(
+    kernel_fn: Any, grid: Any, *args: Any, algorithm: str, rank: int, dtype: Any = None, **kwargs: Any
+) -> Any:
+    """Launch a kernel: `kernel_fn[grid](*args, **kwargs)`, and return what that returns.
+
+    With IRIS_KERNEL_ARTIFACTS_DIR the artefacts of every kernel are kept, however it is launched, under the kernel's
+    name and the rank; so `algorithm`, `rank` and `dtype`, which name their folder in AMD's Iris, are not needed.
+    """
+    return kernel_fn[grid](*args, **kwargs)
+
+
+class RocshmemProvider:
+    """A heap of rocSHMEM's, which is not offered: making one raises.
+
+    Raises:
+        UnsupportedError: always; `ctx.allocate_symmetric` returns the same pair of tensor and peers' addresses.
+    """
+
+    def __new__(cls, device: Any = None) -> NoReturn:
+        """Refuse."""
+        raise UnsupportedError(
+            "RocshmemProvider: there is no rocSHMEM here; iris_triton.iris(...).allocate_symmetric(...) returns the "
+            "same: a tensor and its address on every rank"
+        )

@@ -1,8 +1,8 @@
-"""Tile-level collectives as functions, with the names and orders of parameters of the reference system's `iris.x`.
+"""Tile-level collectives as functions, with the names and orders of parameters of `iris.x` of AMD's Iris; `quiet`.
 
 Each does what the method of the same name of `ctx` does, a `DeviceContext` or, in Gluon, an `IrisDeviceCtx`; the
 methods say what the parameters mean.  With int32 `locks`, `all_reduce_one_shot`, `all_reduce_two_shot` and
-`reduce_scatter` have the reference system's flags, a word for each tile that the kernel itself raises:
+`reduce_scatter` have the flags of AMD's Iris, a word for each tile that the kernel itself raises:
 
     tl.store(part_of_tile, data)                            # in src_view
     tl.debug_barrier()
@@ -10,56 +10,18 @@ methods say what the parameters mean.  With int32 `locks`, `all_reduce_one_shot`
     x.all_reduce_one_shot(tile, src_view, dst_view, locks, ctx)
 
 The host zeroes `locks` between two launches, behind a barrier.  With int64 `locks` of `iris_triton.tiles.make_locks`
-neither is needed, and new kernels should have those (docs/tiles.md).  `all_reduce_ring`, which has no flags in the
-reference system and is a race there, always needs them, as the last argument.
+neither is needed, and new kernels should have those (docs/tiles.md).  `all_reduce_ring`, which has no flags in AMD's
+Iris and is a race there, always needs them, as the last argument.
 """
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
 
-from iris_triton.context import DeviceContext
-from iris_triton.tiles.locks import check_locks, lock_words, make_locks
-from iris_triton.tiles.reductions import AllReduceConfig
-from iris_triton.tiles.views import (
-    TensorView,
-    Tile,
-    TileView,
-    chiplet_transform_chunked,
-    compute_tile_indices,
-    compute_tile_offsets,
-    make_tensor_view,
-    offset_ptr,
-    tile_layout,
-    tile_ptr,
-)
-
 __all__ = [
-    "AllReduceConfig",
-    "DeviceContext",
-    "TensorView",
-    "Tile",
-    "TileView",
-    "all_gather",
-    "all_reduce_atomic",
-    "all_reduce_one_shot",
-    "all_reduce_ring",
-    "all_reduce_spinlock",
-    "all_reduce_two_shot",
-    "all_to_all",
-    "check_locks",
-    "chiplet_transform_chunked",
-    "compute_tile_indices",
-    "compute_tile_offsets",
-    "gather",
-    "lock_words",
-    "make_locks",
-    "make_tensor_view",
-    "offset_ptr",
-    "reduce_scatter",
-    "tile_layout",
-    "tile_ptr",
-]
+    "all_gather", "all_reduce_atomic", "all_reduce_one_shot", "all_reduce_ring", "all_reduce_spinlock",
+    "all_reduce_two_shot", "all_to_all", "gather", "quiet", "reduce_scatter",
+]  # fmt: skip
 
 
 @triton.jit
@@ -127,3 +89,18 @@ def reduce_scatter(tile, src_view, dst_view, locks, ctx):
     Rank r owns T // world_size of T tiles from r * (T // world_size) on; the last rank also those that are left.
     """
     ctx.reduce_scatter(tile, src_view, dst_view, locks)
+
+
+@triton.jit
+def quiet(copy_engine_ctx, to_rank):
+    """Wait for the stores of copy engines to a rank: nothing, since kernels have none and `put` stores by itself.
+
+    Args:
+        copy_engine_ctx: None, as `ctx.get_copy_engine_ctx()` returns.
+        to_rank: the rank.
+    """
+    tl.static_assert(
+        copy_engine_ctx is None,
+        "quiet: there are no copy engines inside kernels here; pass what ctx.get_copy_engine_ctx() returns, None. "
+        "On the host, ctx.ccl has algorithms of copy engines.",
+    )

@@ -1,4 +1,4 @@
-"""Asynchronous operations: what stands for one, and those that nobody has waited for yet, for which barriers wait."""
+"""Asynchronous operations: a result that is a handle as well, and those for which barriers wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Handle:
-    """What a call returns that stands for its handle as well.
+    """The result of a call that may be asynchronous, and then is its handle.
 
     Attributes:
         work: the handle; None of a call that was not asynchronous.
@@ -33,9 +33,8 @@ class Handle:
 class UnderWay:
     """Handles of one context's operations, by the thread that began them.
 
-    A thread waits for its own: the one that runs operations on the CPU must not wait for what comes behind.
-    What was begun in a capture belongs to the graph, and what was begun outside of it does not: neither can be waited
-    for, or asked about, on the other side.
+    A thread waits for its own: the one that runs operations on the CPU must not wait for later ones.
+    Handles of a capture belong to the graph, others do not: neither can be waited for, or asked, on the other side.
     """
 
     def __init__(self) -> None:
@@ -43,7 +42,7 @@ class UnderWay:
         self._captured: list[Work] = []
 
     def add(self, work: Work) -> None:
-        """Keep a handle until `join`; those that are done are let go of."""
+        """Keep a handle until `join`, and drop those that are done."""
         if _is_capturing():
             self._captured.append(work)
             return

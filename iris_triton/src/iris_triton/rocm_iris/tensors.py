@@ -1,4 +1,7 @@
-"""Tensors made of addresses: memory that somebody else owns."""
+"""Tensors of other memory, and `iris.tensor_creation`: the factories of a context as functions of a heap.
+
+zeros(ctx.heap, ctx.get_device(), (2, 3), dtype=torch.float32)
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ import torch
 
 from iris_core.errors import ArgumentError
 from iris_core.heap.backing import tensor_at
+from iris_core.heap.tensors import Device, TensorFactories
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-_SIGNED = {1: "i1", 2: "i2", 4: "i4", 8: "i8"}
-_KINDS = {
+    from iris_core.heap.heap import SymmetricHeap
+
+_TYPESTRS = {
     **{getattr(torch, f"int{bits}"): f"i{bits // 8}" for bits in (8, 16, 32, 64)},
     **{getattr(torch, f"uint{bits}"): f"u{bits // 8}" for bits in (8, 16, 32, 64)},
     torch.bool: "b1",
@@ -24,7 +29,7 @@ _KINDS = {
     torch.complex64: "c8",
     torch.complex128: "c16",
 }
-"""Element types that the protocol has a name for."""
+"""Element types that the protocol has a name for; others are given as integers."""
 
 
 class CUDAArrayInterface:
@@ -64,15 +69,9 @@ class CUDAArrayInterface:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        kind = _KINDS.get(self.dtype) or _SIGNED[self.dtype.itemsize]
-        order = "|" if self.dtype.itemsize == 1 else "<"
-        return {
-            "shape": self.shape,
-            "typestr": f"{order}{kind}",
-            "data": (self.ptr, False),
-            "strides": None,
-            "version": 3,
-        }
+        nbytes = self.dtype.itemsize
+        typestr = ("|" if nbytes == 1 else "<") + _TYPESTRS.get(self.dtype, f"i{nbytes}")
+        return {"shape": self.shape, "typestr": typestr, "data": (self.ptr, False), "strides": None, "version": 3}
 
 
 def tensor_from_ptr(
@@ -107,3 +106,19 @@ def tensor_from_ptr(
     if like.numel() and ptr == 0:
         raise ArgumentError("there is no memory at address 0")
     return tensor_at(ptr, dtype, torch.device(device), like.shape, like.stride())
+
+
+class _Factories(TensorFactories):
+    def __init__(self, heap: SymmetricHeap, device: Device) -> None:
+        self.heap, self.device = heap, str(torch.device(device or "cpu"))
+
+
+def _factory(name: str) -> Callable[..., torch.Tensor]:
+    def make(heap: SymmetricHeap, device: Device, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return getattr(_Factories(heap, device), name)(*args, **kwargs)  # type: ignore[no-any-return]
+
+    return make
+
+
+arange, empty, full, linspace, ones, rand = map(_factory, ("arange", "empty", "full", "linspace", "ones", "rand"))
+randint, randn, uniform, zeros, zeros_like = map(_factory, ("randint", "randn", "uniform", "zeros", "zeros_like"))
