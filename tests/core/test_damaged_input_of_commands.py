@@ -15,6 +15,7 @@ from iris_core.dispatch.tables import Entry, read_table, write_table
 from iris_core.registry import reset_default_registry
 from iris_core.testing.dist_info import provider_source
 from iris_core.tuning.tuner import Tuned
+from iris_core.world import launch
 
 
 @pytest.fixture(autouse=True)
@@ -104,11 +105,11 @@ def measured(monkeypatch):
     """What was measured, without measuring; the list of how often."""
     calls = []
 
-    def measure(job, wanted, options):
+    def measure(job, ranks, wanted, options, *, environ):
         calls.append(options)
-        return Tuned("cpu", (ENTRY,), (), ())
+        return [Tuned("cpu", (ENTRY,), (), ())]
 
-    monkeypatch.setattr(tune, "_measure", measure)
+    monkeypatch.setattr(launch, "run", measure)
     return calls
 
 

@@ -31,7 +31,7 @@ BUDGETS = {
     "iris_core/*.py": 2722,
     "iris_core/bench": 1897,
     "iris_core/ccl": 444,
-    "iris_core/cli": 1380,
+    "iris_core/cli": 1249,
     "iris_core/device": 1596,
     "iris_core/dispatch": 3045,
     "iris_core/heap": 3278,

@@ -31,21 +31,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json([record.to_json() for record in records])
     elif records:
-        print_table(
-            ("KIND", "NAME", "DISTRIBUTION", "VERSION", "API", "STATE", "ABOUT"),
-            [
-                (
-                    r.kind,
-                    r.name,
-                    r.distribution,
-                    r.version,
-                    r.api,
-                    r.state,
-                    r.reason or (r.info.summary if r.info else ""),
-                )
-                for r in records
-            ],
-        )
+        rows = []
+        for r in records:
+            about = r.reason or (r.info.summary if r.info else "")
+            rows.append((r.kind, r.name, r.distribution, r.version, r.api, r.state, about))
+        print_table(("KIND", "NAME", "DISTRIBUTION", "VERSION", "API", "STATE", "ABOUT"), rows)
     else:
         print("no plugin is installed: pip install ./iris_allocators ./iris_triton")
     return int(any(record.state is PluginState.BROKEN for record in records))

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iris_core.bench import RunOptions
-    from iris_core.dispatch.tables import Entry, Table
+    from iris_core.dispatch.tables import Entry
     from iris_core.tuning.tuner import Tuned
 
 EXAMPLES = """\
@@ -24,8 +23,6 @@ EXAMPLES = """\
   iris tune --ops --backend gluon             the same, with the algorithms for Hopper
   iris tune --ops --op matmul_reduce_scatter --shape 4096x28672x8192
 """
-
-_OF_COLLECTIVES = ("min", "max", "factor")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -71,19 +68,32 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and write; 1 if an algorithm was wrong."""
+    from iris_core.bench import RunOptions, machine
     from iris_core.dispatch.tables import write_table
-    from iris_core.tuning.tuner import merged
+    from iris_core.settings import load_settings
+    from iris_core.tuning.tuner import file_name, merged
+    from iris_core.world.launch import run as start_ranks
 
     ranks, device = _ranks(args.ranks, args.device)
     job, wanted, heap = (_operations if args.ops else _collectives)(args, ranks, device)
     _check_out(args.out, device, ranks)
-    found = _measure(job, wanted, _options(args, ranks, device, heap))
-    path = _path(args, found, ranks)
-    if path is not None:
-        old = _table_there(path, found.device, ranks)
-        write_table(path, found.device, ranks, _versions(), merged(old.entries if old else (), found.entries))
-        (_print_operations if args.ops else _print_collectives)(found.entries)
+    plugins = {"allocator": args.allocator, "backend": args.backend}
+    bounds = {"rounds": args.rounds, "batch_ms": 2.0, "limit_s": args.limit}
+    options = RunOptions(num_ranks=ranks, device=device, heap_size=heap, **plugins, **bounds)
+    environ = {} if "IRIS_DEVICE_TIMEOUT" in os.environ else {"IRIS_DEVICE_TIMEOUT": str(options.device_timeout_s)}
+    found = start_ranks(job, ranks, wanted, options, environ=environ)[0]
+    for line in (*found.passed_over, *(f"WRONG DATA, left out: {each}" for each in found.wrong)):
+        print(line, file=sys.stderr)
+    if found.entries:
+        folder = Path(load_settings().cache_dir) / ("ops" if args.ops else "ccl")
+        path = Path(args.out) if args.out else folder / file_name(found.device, ranks)
+        entries = merged(_entries_there(path, found.device, ranks), found.entries)
+        versions = {name: version for name, version in machine.versions().items() if version}
+        write_table(path, found.device, ranks, versions, entries)
+        _print_fastest(found.entries, ops=args.ops)
         print(f"written to {path}")
+    else:
+        print("iris tune: there is nothing to choose from, no table was written", file=sys.stderr)
     return int(bool(found.wrong))
 
 
@@ -110,7 +120,7 @@ def _operations(args: argparse.Namespace, ranks: int, device: str) -> tuple[Call
     from iris_core.errors import ArgumentError
     from iris_core.tuning.matmuls import FusedTuneOptions, tune_operations_on_this_rank
 
-    if strange := [f"--{name}" for name in _OF_COLLECTIVES if getattr(args, name) is not None]:
+    if strange := [f"--{name}" for name in ("min", "max", "factor") if getattr(args, name) is not None]:
         raise ArgumentError(f"{', '.join(strange)}: fused operations have shapes (--shape), not sizes of buffers")
     wanted = FusedTuneOptions(
         ops=tuple(args.op) or FusedTuneOptions.ops,
@@ -120,44 +130,6 @@ def _operations(args: argparse.Namespace, ranks: int, device: str) -> tuple[Call
     if device == "cpu" and not args.shape:
         raise ArgumentError("on CPU ranks, the layers of large models take hours: give small ones by --shape")
     return tune_operations_on_this_rank, wanted, max(sample.heap_nbytes for _, sample in wanted.samples(0, ranks))
-
-
-def _options(args: argparse.Namespace, ranks: int, device: str, heap: int) -> RunOptions:
-    from iris_core.bench import RunOptions
-
-    return RunOptions(
-        num_ranks=ranks,
-        device=device,
-        allocator=args.allocator,
-        backend=args.backend,
-        heap_size=heap,
-        rounds=args.rounds,
-        batch_ms=2.0,
-        limit_s=args.limit,
-    )
-
-
-def _measure(job: Callable[..., Tuned], wanted: object, options: RunOptions) -> Tuned:
-    """Run a job on ranks of its own, and say what it passed over and what was wrong."""
-    from iris_core.world.launch import run as start_ranks
-
-    environ = {} if "IRIS_DEVICE_TIMEOUT" in os.environ else {"IRIS_DEVICE_TIMEOUT": str(options.device_timeout_s)}
-    found = start_ranks(job, options.num_ranks, wanted, options, environ=environ)[0]
-    for line in (*found.passed_over, *(f"WRONG DATA, left out: {each}" for each in found.wrong)):
-        print(line, file=sys.stderr)
-    return found
-
-
-def _path(args: argparse.Namespace, found: Tuned, ranks: int) -> Path | None:
-    """Where the table is to be; None if there is none."""
-    from iris_core.settings import load_settings
-    from iris_core.tuning.tuner import file_name
-
-    if not found.entries:
-        print("iris tune: there is nothing to choose from, no table was written", file=sys.stderr)
-        return None
-    folder = Path(load_settings().cache_dir) / ("ops" if args.ops else "ccl")
-    return Path(args.out) if args.out else folder / file_name(found.device, ranks)
 
 
 def _check_out(out: str, device: str, ranks: int) -> None:
@@ -177,23 +149,25 @@ def _check_out(out: str, device: str, ranks: int) -> None:
         raise ArgumentError(f"--out {out}: files cannot be made in {path.parent}")
 
 
-def _table_there(path: Path, device: str, ranks: int) -> Table | None:
-    """The table that a new one is put together with; None if there is none for that."""
+def _entries_there(path: Path, device: str, ranks: int) -> Sequence[Entry]:
+    """The entries of the table that is there, if it was measured with so many ranks on this device."""
     from iris_core.dispatch.tables import read_table
     from iris_core.errors import SettingsError
 
+    if not path.exists():
+        return ()
     try:
-        table = read_table(path) if path.exists() else None
+        table = read_table(path)
     except SettingsError as error:
-        print(f"iris tune: {error}; it is replaced", file=sys.stderr)
-        return None
-    if table is not None and not table.measured:
-        print(f"iris tune: the times of {path} are a model's: it is replaced", file=sys.stderr)
-        return None
-    if table is not None and (table.device, table.group_size) != (device, ranks):
-        print(f"iris tune: {path} is of {table.group_size} ranks on {table.device}: it is replaced", file=sys.stderr)
-        return None
-    return table
+        problem = str(error)
+    else:
+        if table.measured and (table.device, table.group_size) == (device, ranks):
+            return table.entries
+        problem = f"the times of {path} are a model's"
+        if table.measured:
+            problem = f"{path} is of {table.group_size} ranks on {table.device}"
+    print(f"iris tune: {problem}; it is replaced", file=sys.stderr)
+    return ()
 
 
 def _nbytes(option: str, text: str) -> int:
@@ -235,26 +209,14 @@ def _ranks(ranks: int | None, device: str | None) -> tuple[int, str]:
     return ranks, device
 
 
-def _versions() -> dict[str, str]:
-    from iris_core.bench import machine
-
-    return {name: version for name, version in machine.versions().items() if version}
-
-
-def _print_collectives(entries: Sequence[Entry]) -> None:
-    _print_fastest(("OPERATION", "DTYPE", "BYTES UP TO"), entries, lambda e: (e.op, e.dtype, e.max_nbytes))
-
-
-def _print_operations(entries: Sequence[Entry]) -> None:
-    headings = "OPERATION", "DIM", "DTYPE", "M x N x K OF A RANK"
-    _print_fastest(headings, entries, lambda e: (e.op, -1 if e.gather_dim is None else e.gather_dim, e.dtype, e.shape))
-
-
-def _print_fastest(
-    headings: Sequence[str], entries: Sequence[Entry], point: Callable[[Entry], tuple[Any, ...]]
-) -> None:
+def _print_fastest(entries: Sequence[Entry], *, ops: bool) -> None:
     """Print the fastest algorithm of each point."""
     from iris_core.cli._output import print_table
+
+    def point(entry: Entry) -> tuple[Any, ...]:
+        if ops:
+            return entry.op, -1 if entry.gather_dim is None else entry.gather_dim, entry.dtype, entry.shape
+        return entry.op, entry.dtype, entry.max_nbytes
 
     shown: dict[Any, str] = {float("inf"): "any", -1: ""}
     fastest: dict[tuple[Any, ...], Entry] = {}
@@ -265,4 +227,5 @@ def _print_fastest(
         where = ("x".join(map(str, each)) if isinstance(each, tuple) else shown.get(each, str(each)) for each in at)
         config = json.dumps(dict(entry.config)) if entry.config else ""
         rows.append((*where, entry.algorithm, f"{entry.seconds * 1e6:.2f}", config))
-    print_table((*headings, "ALGORITHM", "US", "CONFIG"), rows)
+    headings = ("DIM", "DTYPE", "M x N x K OF A RANK") if ops else ("DTYPE", "BYTES UP TO")
+    print_table(("OPERATION", *headings, "ALGORITHM", "US", "CONFIG"), rows)
