@@ -47,29 +47,14 @@ _COUNTERS = 1
 
 
 class Place(NamedTuple):
-    """A barrier's place among those of a group.
-
-    Attributes:
-        launch: launches it on a torch stream, None for the current one.
-        drop: lets later ones go ahead where it is not going to be launched; afterwards it changes nothing.
-    """
+    """A barrier's place among those of a group."""
 
     launch: Callable[[Any], None]
     drop: Callable[[], None]
 
 
 class DeviceBarriers:
-    """The barriers of one rank.
-
-    Args:
-        heap: open.
-        area: the heap's system area, of which nobody has anything yet.
-        world: the ranks of the heap.
-        backend: launches the kernels.
-        name: the backend's name, for messages.
-        graphs: graphs of one group that can have barriers, where a 64th of the area is enough for that; 0 where the
-            device has no graphs.
-    """
+    """The barriers of one rank."""
 
     def __init__(
         self,
@@ -148,14 +133,7 @@ class DeviceBarriers:
 
 
 class _Group:
-    """The barriers of some ranks.
-
-    Args:
-        members: their ranks in the world, ascending.
-        words: int64[slots, size + 1]: the words of every slot; the first one is for what is captured in no graph.
-        targets: int64[slots, size]: the targets of every slot.
-        backend: launches the kernels.
-    """
+    """The barriers of some ranks."""
 
     def __init__(
         self, members: tuple[int, ...], words: torch.Tensor, targets: torch.Tensor, backend: SupportsDeviceBarrier
@@ -235,11 +213,7 @@ class _Group:
 
 
 class _Turn:
-    """A barrier's place among those of a group on a CPU rank.
-
-    Args:
-        before: the place before it.
-    """
+    """A barrier's place among those of a group on a CPU rank."""
 
     def __init__(self, before: _Turn | None) -> None:
         self._before = before

@@ -26,9 +26,6 @@ class LaunchOrder:
     """On a GPU: a launch on another stream than the last one first waits for that stream.
 
     Launches that a graph captures are ordered in the same way, but among themselves: nothing orders replays.
-
-    Args:
-        index: of the device.
     """
 
     def __init__(self, index: int) -> None:
@@ -109,13 +106,7 @@ class DoneWork:
 
 
 class StreamWork:
-    """A collective on a stream of its own.
-
-    Args:
-        event: a torch.cuda.Event, recorded on that stream behind it.
-        what: the operation, for messages.
-        tensors: kept alive until the handle is gone.
-    """
+    """A collective on a stream of its own."""
 
     def __init__(self, event: Any, what: str, tensors: tuple[Any, ...]) -> None:
         self._event = event
@@ -123,14 +114,7 @@ class StreamWork:
         self._tensors = tensors
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Let the current stream of the collective's device wait until it is done; the host goes on at once.
-
-        Args:
-            timeout_s: if given, the host waits instead, so long at most.
-
-        Raises:
-            CollectiveTimeoutError: it was not done in time.
-        """
+        """Let the current stream of the collective's device wait until it is done; the host goes on at once."""
         if timeout_s is None:
             torch.cuda.current_stream(self._event.device).wait_event(self._event)  # the thread's may be another
             return
@@ -146,13 +130,7 @@ class StreamWork:
 
 
 class HostWork:
-    """A collective on a stream of the host.
-
-    Args:
-        future: of that stream.
-        what: the operation, for messages.
-        was_raised: called with an error that the caller gets.
-    """
+    """A collective on a stream of the host."""
 
     def __init__(
         self, future: concurrent.futures.Future[Any], what: str, was_raised: Callable[[BaseException], None]
@@ -162,15 +140,7 @@ class HostWork:
         self._was_raised = was_raised
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Block until it is done.
-
-        Args:
-            timeout_s: so long at most.
-
-        Raises:
-            CollectiveTimeoutError: it was not done in time.
-            Exception: what it raised, or a call of the team before it.
-        """
+        """Block until it is done."""
         self.result(timeout_s)
 
     def result(self, timeout_s: float | None = None) -> Any:
@@ -192,12 +162,7 @@ class HostWork:
 
 
 class HostOrder:
-    """On the CPU, where a launch ends when its kernel does: asynchronous calls run on a stream of their own.
-
-    Args:
-        streams: of the rank.
-        keep: called with a tensor and the stream that is going to use it.
-    """
+    """On the CPU, where a launch ends when its kernel does: asynchronous calls run on a stream of their own."""
 
     def __init__(self, streams: HostStreams, keep: Callable[[Any, Any], None]) -> None:
         self._streams = streams
@@ -245,12 +210,7 @@ def _finish(launch: Callable[..., Any], plan: Any, *tensors: Any) -> None:
 
 
 class DeviceOrder(LaunchOrder):
-    """On a GPU: a `LaunchOrder`, with a stream of its own for asynchronous calls.
-
-    Args:
-        index: of the device.
-        keep: called with a tensor and the stream that is going to use it, where that is not the current one.
-    """
+    """On a GPU: a `LaunchOrder`, with a stream of its own for asynchronous calls."""
 
     def __init__(self, index: int, keep: Callable[[Any, Any], None]) -> None:
         super().__init__(index)

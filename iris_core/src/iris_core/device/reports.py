@@ -82,26 +82,7 @@ class Describer(Protocol):
 
 
 class KernelReports:
-    """The reports of all ranks, as one rank sees them.
-
-    Args:
-        rank: this rank.
-        target: its device.
-        page: of the world.
-        heap_base: where this rank's heap begins.
-        is_of_group: whether a group of ranks may have its own memory at an offset of the heap.
-        timeout_s: bound of waits in kernels, in seconds; None where they are unbounded.
-        watchdog_s: seconds after which a wait without a bound is warned about; 0 for never.
-        log: for warnings.
-
-    Attributes:
-        words: the status words (int64[STATUS_WORDS], on the device); the context tensor has their address.
-        alarm: its first word changes with every report, of any rank.  A call compares it with `heard`, and calls
-            `raise_new` if they differ.
-        heard: the alarm up to which this rank has looked at reports.
-        describers: who knows what addresses mean.
-        idle: whether no kernel of this rank runs, as far as the host knows.
-    """
+    """The reports of all ranks, as one rank sees them."""
 
     def __init__(
         self,
@@ -158,15 +139,7 @@ class KernelReports:
     def raise_new(self, offset_bytes: int | None = None) -> None:
         """Raise what concerns this rank and was not raised here before; for a call, before it launches anything.
 
-        Args:
-            offset_bytes: of the control words of the team whose call it is; None for no team's.
-
         While a graph is captured nothing is raised: the next call behind it does.
-
-        Raises:
-            DeviceTimeoutError: a wait inside a kernel has reached its bound, on any member.
-            DeviceError: a kernel has found that another rank calls differently, or a call has failed on the host of
-                another member.
         """
         if offset_bytes is not None and offset_bytes == self._standing:
             self._page.withdraw(self._rank)
@@ -188,13 +161,7 @@ class KernelReports:
             self.raise_new()
 
     def host_failed(self, offset_bytes: int, error: BaseException, *, is_certain: bool) -> None:
-        """Let the other members know that a call of a team has failed on this host.
-
-        Args:
-            offset_bytes: of the team's control words.
-            error: what is raised here.
-            is_certain: see `HostFailure`.
-        """
+        """Let the other members know that a call of a team has failed on this host."""
         if getattr(error, "rank", None) not in (None, self._rank):
             return  # they know it
         with self._lock:
@@ -393,12 +360,7 @@ def _wait_text(report: Report) -> str:
 
 
 def timeout_text(report: Report, meaning: Meaning) -> str:
-    """Say that a wait has reached its bound.
-
-    Args:
-        report: the wait.
-        meaning: what is known of it.
-    """
+    """Say that a wait has reached its bound."""
     way_out = ""
     if meaning.op:
         way_out = "ctx.ccl.reset() on all members puts the group back to its beginning. "

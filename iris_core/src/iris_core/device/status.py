@@ -49,17 +49,7 @@ _TEXT_NBYTES = _ROW_NBYTES - _WORD - _FAILURE.size
 
 
 class HostFailure(NamedTuple):
-    """A call that a rank's host has not launched, or whose launch has failed.
-
-    Attributes:
-        stamp: another one for every failure.
-        offset_bytes: of the control words of the team, in the rank's heap.
-        number: how many such calls of the team the rank has had, since the last barrier of all ranks.
-        num_barriers: how many of these there have been.
-        at_ns: when, by time.monotonic_ns.
-        is_certain: whether the other members need the call; else all may have failed alike, or this rank tries again.
-        text: what was raised; what the row has no room for is left out.
-    """
+    """A call that a rank's host has not launched, or whose launch has failed."""
 
     stamp: int
     offset_bytes: int
@@ -74,16 +64,6 @@ class StatusPage:
     """The page, as one rank maps it.
 
     Collective: every rank of the world makes it.
-
-    Args:
-        world: the ranks.
-
-    Attributes:
-        world_size: how many ranks there are.
-        nbytes: size of the page.
-        address: where it begins in this process.
-        words: all words (int64).  The first one is the alarm.
-        shared: whether the other ranks have the same page; else each knows its own reports only.
     """
 
     def __init__(self, world: World) -> None:
@@ -190,11 +170,7 @@ class StatusPage:
 
     # -- the device ---------------------------------------------------------------------------------------------------
     def register(self, target: DeviceTarget) -> int:
-        """Let a device write to the page; returns the address of the page as its kernels see it.
-
-        Raises:
-            DeviceError: the driver refuses, as it may in a container.
-        """
+        """Let a device write to the page; returns the address of the page as its kernels see it."""
         if target.type is DeviceType.CPU:
             return self.address
         library, register, locate, unregister = _DRIVERS[target.type]
@@ -236,11 +212,6 @@ class Standstill:
     Let a rank look twice, see nobody move, and two more rounds of each rank.  Each of these ranks has polled all its
     words once after the first look, in vain, while nobody stored; so none of them will move unless another one does
     first.
-
-    Args:
-        rows: address of each rank's row in this process: moves and rounds in one word, and the moves of that rank when
-            another one has found out that all stand still.
-        rank: this rank.
     """
 
     def __init__(self, rows: Sequence[int], rank: int) -> None:
@@ -249,11 +220,7 @@ class Standstill:
         self._first: list[int] | None = None
 
     def report(self, quiet: bool) -> bool:
-        """Say that programs of this rank have polled all their words, and return whether all ranks stand still.
-
-        Args:
-            quiet: whether nothing has changed since the last report; not at the first one of a launch.
-        """
+        """Say that programs of this rank have polled all their words, and return whether all ranks stand still."""
         own = self._own
         moves = own[0] >> 32
         if not quiet:

@@ -19,15 +19,7 @@ if TYPE_CHECKING:
 
 
 def device_targets(device: str | None, rank: int) -> list[DeviceTarget]:
-    """Return the devices that a rank may use, the preferred one first.
-
-    Args:
-        device: "cpu", "cuda", "cuda:1", or None for any.
-        rank: this rank; LOCAL_RANK, where set, decides which GPU it gets.
-
-    Raises:
-        DeviceError: the device does not exist here.
-    """
+    """Return the devices that a rank may use, the preferred one first."""
     import torch
 
     cpu = DeviceTarget(DeviceType.CPU)

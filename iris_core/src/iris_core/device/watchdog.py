@@ -15,13 +15,7 @@ _LONGEST_SLEEP_S = 5.0
 
 
 class LongWait(NamedTuple):
-    """A wait of a kernel.
-
-    Attributes:
-        stamp: another one whenever the wait, or another one of the rank, says that it goes on.
-        what: for whom and in which operation, for a sentence.
-        details: where exactly.
-    """
+    """A wait of a kernel."""
 
     stamp: int
     what: str
@@ -29,15 +23,7 @@ class LongWait(NamedTuple):
 
 
 class Watchdog:
-    """Looks every few seconds; logs each long wait when it is seen, then at growing intervals, and when it has ended.
-
-    Args:
-        rank: this rank.
-        after_s: how long a wait has lasted when it is seen, and after which it says that it goes on.
-        look: returns the wait that was the last to last so long, or None.
-        unheard: returns the text of an error that the next call of this rank raises; empty if there is none.
-        log: where to.
-    """
+    """Look every few seconds; log each long wait when it is seen, then at growing intervals, and when it has ended."""
 
     def __init__(
         self,

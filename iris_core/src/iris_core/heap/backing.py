@@ -71,18 +71,7 @@ class RangeSet:
 
 
 class Backing:
-    """The memory of this rank's heap, and the peers' heaps as this process sees them.
-
-    Args:
-        allocator: owns the memory, exports it, and maps the others'.
-        world: the ranks.
-
-    Attributes:
-        grows: whether commits make memory that peers have to map.
-        decommits: whether memory can be given back.
-        bases: address of every rank's heap in this process; never changes once it is known.
-        max_alignment: the largest power of two that divides every base in every process.
-    """
+    """The memory of this rank's heap, and the peers' heaps as this process sees them."""
 
     def __init__(self, allocator: Allocator, world: World) -> None:
         self._allocator, self._world = allocator, world
@@ -188,11 +177,7 @@ class Backing:
         return self._allocator.generation != self._generation
 
     def open(self) -> None:
-        """Map all peers.  Collective: see `exchange`.
-
-        Raises:
-            RankMismatchError: the ranks' allocators commit memory by different granules.
-        """
+        """Map all peers.  Collective: see `exchange`."""
         self.exchange()
         aligned = min(base & -base for base in self.bases)
         rows = self._world.all_gather_ints([aligned, self._allocator.granularity])
@@ -205,14 +190,6 @@ class Backing:
         """Export to and import from every peer, or the members of a group.
 
         Collective: every rank calls it, or every member.  If it fails on one rank, it raises on all.
-
-        Args:
-            world: the members; all ranks by default.
-            members: their ranks.  Nobody else will ever map what is new.
-
-        Raises:
-            HeapError: an allocator reported something that cannot be.
-            PeerAccessError: some rank could not map a peer's heap; the text is that rank's.
         """
         world, ranks = world or self._world, range(self._world.world_size) if members is None else members
         growth = cast("SupportsGrowth", self._allocator) if self.grows else None
@@ -225,8 +202,8 @@ class Backing:
         """Exchange what one export describes; whether some rank has more."""
         more: list[int] = []
 
-        def tell(worked: bool) -> list[int]:
-            rows = world.all_gather_ints([worked, growth is not None and growth.has_more])
+        def tell(error: Exception | None) -> list[int]:
+            rows = world.all_gather_ints([error is None, growth is not None and growth.has_more])
             more.extend(row[1] for row in rows)
             return [row[0] for row in rows]
 
@@ -293,14 +270,7 @@ class Backing:
 def tensor_at(
     address: int, dtype: torch.dtype, device: torch.device | str, shape: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
-    """Return a tensor of memory that this process can address; whose it is must outlive the tensor.
-
-    Args:
-        address: of the first element.
-        dtype, shape, stride: of the tensor.
-        device: the one that works on it.  A peer's memory is not the device's own, so the driver is not asked, as
-            torch's public ways of taking an address in do: they would copy what they find on another device.
-    """
+    """Return a tensor of memory that this process can address; whose it is must outlive the tensor."""
     made = torch.empty(0, dtype=dtype, device=device)
     nbytes = _span(shape, stride) * dtype.itemsize
     storage = torch._C._construct_storage_from_data_pointer(address, made.device, nbytes)

@@ -137,12 +137,7 @@ class Record:
 
 
 class BlockTable:
-    """The blocks of one rank's heap.
-
-    Args:
-        base: address of the heap.
-        nbytes: its size.
-    """
+    """The blocks of one rank's heap."""
 
     def __init__(self, base: int, nbytes: int) -> None:
         self._base = base
@@ -179,12 +174,7 @@ class BlockTable:
         self.version += 1
 
     def find(self, tensor: torch.Tensor, what: str) -> Record:
-        """Return the live block of which `tensor` is a view; `what` is the call that asks, for messages.
-
-        Raises:
-            NotOnHeapError: the storage does not lie on the heap.
-            HeapError: it does, but is not that of a live block.
-        """
+        """Return the live block of which `tensor` is a view; `what` is the call that asks, for messages."""
         storage = tensor.untyped_storage()
         start = storage.data_ptr() - self._base
         # the newest first: an older one's storage may be gone and its identity used again

@@ -7,16 +7,16 @@ the heap already, the import adds one more holder to that block and takes no roo
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
 from iris_core.device.targets import same_device
 from iris_core.errors import DeviceError, LayoutError, SymmetryError, UnsupportedError
 from iris_core.heap.blocks import Op, Record
-from iris_core.heap.symmetry import Step, agree, agree_that, wait_for_device
+from iris_core.heap.symmetry import map_if_new, together, wait_for_device
 from iris_core.types import Capability
-from iris_core.world.failures import name_ranks, on_all_ranks
+from iris_core.world.failures import name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,39 +30,24 @@ CANNOT_IMPORT = "cannot import the tensor that was passed to as_symmetric"
 
 
 class Extent(NamedTuple):
-    """What one rank's tensor asks of the heap.
+    """What one rank's tensor asks of the heap."""
 
-    Attributes:
-        nbytes: how much of the heap its memory needs.
-        delta: where the tensor begins in that.
-        there: at which offset it lies already, because its memory was imported before; -1 if it was not.
-    """
-
-    nbytes: int
-    delta: int
-    there: int
+    nbytes: int  # of the heap that its memory needs
+    delta: int  # where the tensor begins in that
+    there: int  # offset at which it lies already, because its memory was imported before; -1 if it was not
 
 
 class Passed(NamedTuple):
-    """A tensor that a rank passes to as_symmetric.
-
-    Attributes:
-        shape: its sizes.
-        stride: its strides in elements, or those that it will have on the heap.
-        dtype: its type.
-        offset: where it lies on the heap; -1 if it does not.
-        extent: what it asks of the heap, where its memory is to be imported.
-    """
+    """A tensor that a rank passes to as_symmetric."""
 
     shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    stride: tuple[int, ...]  # in elements; those that it will have on the heap, where it is copied
     dtype: torch.dtype
-    offset: int = -1
-    extent: Extent | None = None
+    offset: int = -1  # where it lies on the heap; -1 if it does not
+    extent: Extent | None = None  # where its memory is to be imported
 
     @property
     def label(self) -> Label:
-        """The call."""
         return ("as_symmetric", self.shape, self.dtype)
 
     def __str__(self) -> str:
@@ -70,7 +55,7 @@ class Passed(NamedTuple):
         return f"{str(self.dtype).removeprefix('torch.')} of shape {self.shape}, strides {self.stride}, {where}"
 
     def signature(self) -> int:
-        """The same number for tensors that fit together.  Strides along which nobody moves do not count."""
+        """The same number for tensors that fit together.  Strides along which no index moves do not count."""
         moves = 0 not in self.shape
         stride = [step if moves and size > 1 else 0 for size, step in zip(self.shape, self.stride, strict=True)]
         # numbers only: the hash of text differs between processes
@@ -78,7 +63,7 @@ class Passed(NamedTuple):
 
 
 def examine(state: HeapState, external: torch.Tensor, device: str) -> Passed:
-    """Say what as_symmetric has to know of this rank's tensor; raise what `SymmetricHeap.as_symmetric` says.  Local."""
+    """Return what as_symmetric has to know of this rank's tensor, or raise what it says.  Local."""
     if not isinstance(external, torch.Tensor):
         raise TypeError(f"as_symmetric takes a torch tensor, not {type(external).__name__}")
     if external.layout is not torch.strided:
@@ -114,21 +99,14 @@ def agree_on_tensor(state: HeapState, external: torch.Tensor, device: str) -> Pa
     """Make sure that as_symmetric can go on with the same kind of tensor on every rank.
 
     Collective: every rank calls it.  One exchange when all agree.
-
-    Raises:
-        SymmetryError: the tensors do not fit together, or the histories or steps differ; the same on every rank.
-        HeapError: a rank cannot go on; see `raise_failure` for the kinds.
     """
-    steps: list[Step] = []
     passed: list[Passed] = []
 
-    def tell(worked: bool) -> list[int]:
-        label: Label = passed[0].label if passed else ("as_symmetric",)
-        signature = passed[0].signature() if passed else 0
-        steps.extend(agree(state, Op.IMPORT, label=label, ok=worked, signature=signature))
-        return [step.ok for step in steps]
+    def look() -> dict[str, Any]:
+        passed.append(examine(state, external, device))
+        return {"label": passed[0].label, "signature": passed[0].signature()}
 
-    on_all_ranks(state.world, CANNOT_IMPORT, lambda: passed.append(examine(state, external, device)), tell=tell)
+    steps = together(state, Op.IMPORT, CANNOT_IMPORT, look, label=("as_symmetric",))
     if len({step.signature for step in steps}) == 1:
         return passed[0]
     groups: dict[str, list[int]] = {}
@@ -148,12 +126,6 @@ def import_tensor(
 
     Collective: every rank calls it, after all have agreed on what they pass.  If it fails on one rank, it raises on all
     and nothing has changed.
-
-    Args:
-        state: of the heap.
-        external: what is imported.
-        passed: what is known of it.
-        reserve: finds an offset for (nbytes, alignment, label).
     """
     assert passed.extent is not None
     label = passed.label
@@ -170,7 +142,7 @@ def import_tensor(
         imported.append(allocator.import_tensor(offset, external, on_release))
 
     try:
-        agree_that(state, CANNOT_IMPORT, step, Op.IMPORT, size, label=label)
+        map_if_new(state, together(state, Op.IMPORT, CANNOT_IMPORT, step, nbytes=size, label=label))
     except BaseException as e:
         if is_new:
             state.offsets.free(offset)  # first of all: the free lists must stay equal on all ranks

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -235,9 +235,10 @@ class SymmetricHeap:
         """
         state = self._state
         what = f"could not get memory for {format_label(label)}"
-        commit = lambda: state.allocator.commit(offset, nbytes)
+        asked: dict[str, Any] = {"nbytes": nbytes, "alignment": alignment, "label": label}
         try:
-            symmetry.agree_that(state, what, commit, Op.ALLOCATE, nbytes, alignment, label)
+            commit = lambda: state.allocator.commit(offset, nbytes)
+            symmetry.map_if_new(state, symmetry.together(state, Op.ALLOCATE, what, commit, **asked))
         except BaseException as e:
             try:
                 state.backing.take_back(offset, nbytes)
@@ -248,7 +249,7 @@ class SymmetricHeap:
 
     def _record(self, record: Record, op: Op, alignment: int) -> None:
         self._state.blocks.add(record, op, alignment)
-        self._state.order.begin(record)
+        record.streams = [self.streams.current()]
         if self._on_allocated is not None:
             self._on_allocated(record.offset, record.nbytes)
 
@@ -372,7 +373,7 @@ class SymmetricHeap:
             PeerLostError: a rank's process has ended.
         """
         self._check_open()
-        symmetry.meet(self._state, stream, wait=wait)
+        symmetry.agree_at_barrier(self._state, stream, wait=wait)
 
     def check_peers(self, address: int = 0) -> None:
         """Raise if a peer cannot end a wait for a word; see `iris_core.protocols.HeapView`.  Local and cheap."""

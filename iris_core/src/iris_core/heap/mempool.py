@@ -34,12 +34,7 @@ _FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, c
 
 
 class _Segments:
-    """The two functions that torch calls, and the segments that it has.
-
-    Args:
-        heap: where segments come from; not kept alive.
-        index: torch's index of the heap's device.
-    """
+    """The two functions that torch calls, and the segments that it has."""
 
     def __init__(self, heap: SymmetricHeap, index: int) -> None:
         self._heap = weakref.ref(heap)
@@ -92,15 +87,7 @@ _kept: list[_Segments] = []
 
 
 def make_mem_pool(heap: SymmetricHeap, target: DeviceTarget) -> torch.cuda.MemPool:
-    """Make a MemPool on a heap.
-
-    Args:
-        heap: an open heap on a GPU.
-        target: the heap's device.
-
-    Raises:
-        UnsupportedError: the device is no GPU.
-    """
+    """Make a MemPool on a heap."""
     if target.torch_device == "cpu":
         raise UnsupportedError("mem_pool: torch has memory pools for GPUs only; make CPU tensors with ctx.empty(...)")
     _kept[:] = [segments for segments in _kept if not segments.is_done]
@@ -115,15 +102,7 @@ def make_mem_pool(heap: SymmetricHeap, target: DeviceTarget) -> torch.cuda.MemPo
 
 @contextlib.contextmanager
 def use_mem_pool(pool: torch.cuda.MemPool, target: DeviceTarget) -> Iterator[None]:
-    """`torch.cuda.use_mem_pool` for a pool of `make_mem_pool`, with the heap's errors instead of torch's.
-
-    Args:
-        pool: the pool.
-        target: the heap's device.
-
-    Raises:
-        IrisError: inside the block torch found no memory; this is the reason, with torch's error as its cause.
-    """
+    """`torch.cuda.use_mem_pool` for a pool of `make_mem_pool`, with the heap's errors instead of torch's."""
     segments = next(each for each in _kept if each.pool is not None and each.pool() is pool)
     segments.failure = None  # of an earlier block
     try:

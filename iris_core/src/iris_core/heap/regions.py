@@ -43,11 +43,7 @@ _FIRST_SHARE, _STEPS = 2, 16
 
 
 class SystemArea:
-    """One rank's view of the system area: which ranges its groups use.
-
-    Args:
-        state: of the heap.
-    """
+    """One rank's view of the system area: which ranges its groups use."""
 
     def __init__(self, state: HeapState) -> None:
         self._state = state
@@ -63,12 +59,7 @@ class SystemArea:
             whole.zero_()
 
     def tensor(self, offset_bytes: int, nbytes: int) -> torch.Tensor:
-        """Return this rank's bytes of a range (uint8), for Iris itself; nobody accounts for them.
-
-        Raises:
-            ValueError: the range does not lie in the area.
-            HeapClosedError: the heap is closed.
-        """
+        """Return this rank's bytes of a range (uint8), for Iris itself; nobody accounts for them."""
         if self._state.closed:
             raise HeapClosedError(self._state.closed)
         if offset_bytes < 0 or nbytes < 1 or offset_bytes + nbytes > self.nbytes:
@@ -88,14 +79,6 @@ class SystemArea:
         """Find a range for a group of ranks; `what` says what for.
 
         Collective: every member calls it with the same arguments, and nobody else.
-
-        Returns:
-            Where it begins, in bytes from the beginning of the area; the same on every member.  Its content is zero on
-            all of them, and no member has to fill it: no range is handed out twice, and all were cleared at opening.
-
-        Raises:
-            UnsupportedError: there is no room; raised on every member, and nothing has changed.
-            CollectiveTimeoutError, PeerLostError: a member did not take part.
         """
         size = _up(nbytes, ALIGNMENT)
         while True:
@@ -142,13 +125,6 @@ def take(state: HeapState, world: World, members: Sequence[int], nbytes: int, wh
     """Find a range for a group of ranks, the members of `world`, and back it with memory; `what` says what for.
 
     Collective: every member calls it with the same arguments, and nobody else.
-
-    Returns:
-        Its offset in the heap, the same on every member.  The content is undefined.
-
-    Raises:
-        HeapExhaustedError: there is no room; on every member, and nothing has changed.
-        HeapError, PeerAccessError: a member could not get or map memory; on every member.
     """
     backing, offsets = state.backing, state.offsets
     alignment = _granule(state) if backing.grows else offsets.alignment  # what has not the same peers is apart

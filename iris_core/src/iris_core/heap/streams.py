@@ -1,4 +1,4 @@
-"""Streams and freed memory: who may still use a block, and who has to wait before it is used again.
+"""Streams and freed memory: which streams may still use a block, and which must wait before it is used again.
 
 A kernel runs long after its launch, so a block that the program has freed may be in use for a while.  The rule is
 torch's, and a little wider: a block is in use until everything is done that had been launched when it was freed on the
@@ -64,76 +64,58 @@ class Streams(Protocol):
 
 
 class TorchStreams:
-    """torch's streams of a GPU.
-
-    Args:
-        index: torch's index of the device.
-    """
+    """torch's streams of the GPU with an index; see `Streams`."""
 
     def __init__(self, index: int) -> None:
         import torch
 
-        self._index = index
         self._target = DeviceTarget(DeviceType.CUDA, index)
         self._cuda = torch.cuda
 
     def current(self) -> Stream:
-        """The stream on which this thread launches."""
-        return self._cuda.current_stream(self._index)
+        return self._cuda.current_stream(self._target.index)
 
     def is_capturing(self) -> bool:
-        """Whether that stream is being captured into a graph."""
         with on_device(self._target):
             return self._cuda.is_current_stream_capturing()
 
     def synchronize(self, stream: Any = None) -> None:
-        """Wait for everything that was launched on the device, or on one stream."""
         if stream is not None:
             stream.synchronize()
         else:
-            self._cuda.synchronize(self._index)
+            self._cuda.synchronize(self._target.index)
 
 
 class HostEvent:
-    """A moment of a `HostStream`.
-
-    Args:
-        last: the last call launched before it; None if there was none.
-    """
+    """A moment of a `HostStream`: the last call launched before it, None if there was none."""
 
     def __init__(self, last: Future[Any] | None) -> None:
         self._last = last
 
     def query(self) -> bool:
-        """Whether everything that was launched before it is done."""
         return self._last is None or self._last.done()
 
     def synchronize(self) -> None:
-        """Wait for it.  What a call raised is raised elsewhere."""
+        """Wait for it.  The error of a call is raised elsewhere."""
         if self._last is not None:
             concurrent.futures.wait((self._last,))
 
 
 class Host:
-    """What is current on a CPU rank: the host itself, whose launches are done when they return."""
+    """The current stream of a CPU rank: the host itself, whose launches are done when they return."""
 
     def record_event(self) -> HostEvent:
-        """Return an event that has happened."""
         return HostEvent(None)
 
     def wait_event(self, event: Any) -> None:
-        """Wait for an event."""
         event.synchronize()
 
 
 class HostStream:
-    """Calls in order in a thread of this process.
+    """Calls in order in a thread of this process; failed calls go to `failures` with the name of the operation.
 
     A call that was launched while one before it was under way, or had failed and no caller knew, fails with that one:
     it would go on from where the peers are not.
-
-    Args:
-        failures: gets the operation and the error of a call that fails.
     """
 
     def __init__(self, failures: list[tuple[str, BaseException]]) -> None:
@@ -147,7 +129,7 @@ class HostStream:
         return self._last is None or self._last.done()
 
     def launch(self, what: str, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Run a call behind those that were launched before; `what` names it in errors."""
+        """Run a call after those that were launched before; `what` names it in errors."""
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="iris-collective")
         before = None if self.is_idle and not self._has_unknown_failure() else self._last
@@ -171,14 +153,12 @@ class HostStream:
                 self._failures.append((what, error))
             raise
         finally:
-            arguments.clear()  # who waits for the call finds its tensors no longer in use
+            arguments.clear()  # a caller that waits for the call finds its tensors no longer in use
 
     def record_event(self) -> HostEvent:
-        """Return an event that stands for everything launched so far."""
         return HostEvent(self._last)
 
     def wait_event(self, event: Any) -> None:
-        """Let later calls wait for an event."""
         self.launch("wait", event.synchronize)
 
     def synchronize(self) -> None:
@@ -192,7 +172,7 @@ class HostStream:
 
 
 class HostStreams:
-    """The streams of a CPU rank."""
+    """The streams of a CPU rank; see `Streams`."""
 
     def __init__(self) -> None:
         self._host = Host()
@@ -205,11 +185,9 @@ class HostStreams:
         return self._made[-1]
 
     def current(self) -> Stream:
-        """The host."""
         return self._host
 
     def is_capturing(self) -> bool:
-        """Return False: there are no graphs."""
         return False
 
     def synchronize(self, stream: Any = None) -> None:
@@ -219,18 +197,14 @@ class HostStreams:
         self.check()
 
     def check(self) -> None:
-        """Raise, once, the errors of calls that no caller has waited for.
-
-        Raises:
-            DeviceError: there are some; the first one is its cause.
-        """
+        """Raise DeviceError, once, for calls that have failed and that no caller has waited for."""
         if self._failures:
             failures, self._failures[:] = list(self._failures), []
             text = "; ".join(f"an asynchronous {what} failed: {type(e).__name__}: {e}" for what, e in failures)
             raise DeviceError(text) from failures[0][1]
 
     def was_raised(self, error: BaseException) -> None:
-        """A caller has got this error: `check` does not raise it again."""
+        """Note that a caller has got this error: `check` does not raise it again."""
         self._failures[:] = [failure for failure in self._failures if failure[1] is not error]
 
 
@@ -239,52 +213,38 @@ Uses = tuple[tuple[Stream, Event], ...]
 
 
 class Used(Protocol):
-    """A block, with the streams that use it and, once it was freed, their last moments: a `Record`."""
+    """A block with the streams that use it and, once it was freed, their last moments: a `Record`."""
 
     streams: list[Stream]
     uses: Uses | None
 
 
 class StreamOrder:
-    """What the heap knows of streams.
-
-    Args:
-        streams: of the heap's device.
-    """
+    """The streams that still use blocks, and free ranges."""
 
     def __init__(self, streams: Streams) -> None:
-        self._streams = streams
-        self.fences = _Fences()
-        """What is free and still used."""
+        self.streams = streams
+        self.fences = _Fences()  # of ranges that are free and still used
 
     def check_not_capturing(self, what: str) -> None:
-        """Refuse what would be repeated by a graph without the heap's knowledge.
-
-        Raises:
-            HeapError: the current stream is being captured.
-        """
-        if self._streams.is_capturing():
+        """Refuse what would be repeated by a graph without the heap's knowledge."""
+        if self.streams.is_capturing():
             raise HeapError(
                 f"{what}: the current stream is being captured into a graph, which uses its memory at every replay, "
                 "unknown to the heap. Allocate before the capture, and free when the graph is not replayed any more"
             )
 
     # -- a block's life -----------------------------------------------------------------------------------------------
-    def begin(self, record: Used) -> None:
-        """A block was handed out to the current stream."""
-        record.streams = [self._streams.current()]
-
     def add(self, record: Used, stream: Stream) -> None:
-        """Another stream uses the block."""
+        """Note that another stream uses a block."""
         if stream not in record.streams:
             record.streams.append(stream)
 
     def end(self, record: Used) -> None:
-        """The block was freed: note up to which moment streams use it.  A second call changes nothing."""
-        if record.uses is not None:
-            return
-        self.add(record, self._streams.current())
-        record.uses = tuple((stream, stream.record_event()) for stream in record.streams)
+        """Note up to which moment streams use a block that was freed.  A second call changes nothing."""
+        if record.uses is None:
+            self.add(record, self.streams.current())
+            record.uses = tuple((stream, stream.record_event()) for stream in record.streams)
 
     def is_idle(self, record: Used) -> bool:
         """Whether this rank's streams are done with a block that was freed."""
@@ -299,15 +259,15 @@ class StreamOrder:
 
     # -- a rank alone -------------------------------------------------------------------------------------------------
     def fence(self, start: int, end: int, record: Used) -> None:
-        """A range may be handed out again, but its last user may still be running."""
+        """Note that a free range may be handed out again, though streams may still use it."""
         if record.uses:
             self.fences.add(start, end, record.uses)
 
     def hand_out(self, start: int, end: int) -> None:
-        """A range is handed out: the current stream waits for those that used it before."""
+        """Let the current stream, which gets a range, wait for those that used it before."""
         if not self.fences:
             return
-        current = self._streams.current()
+        current = self.streams.current()
         for uses in self.fences.take(start, end):
             for stream, event in uses:
                 if stream != current:
@@ -318,12 +278,8 @@ class StreamOrder:
         self.fences.prune()
         return [part for offset, size in ranges for part in self.fences.gaps(offset, size)]
 
-    def synchronize(self, stream: Stream | None = None) -> None:
-        """Wait for the whole device, or for one stream."""
-        self._streams.synchronize(stream)
-
     def device_is_idle(self, freed: Iterable[Used]) -> None:
-        """The whole device was waited for: nothing is in use that was freed so far."""
+        """Note that the whole device was waited for: it uses nothing that was freed so far."""
         if self.fences:
             self.fences = _Fences()
         for record in freed:

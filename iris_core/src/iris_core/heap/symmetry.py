@@ -15,15 +15,15 @@ from __future__ import annotations
 import contextlib
 import gc
 from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from iris_core.errors import DeviceError, HeapExhaustedError, SymmetryError
+from iris_core.errors import DeviceError, HeapError, HeapExhaustedError, IrisError, SymmetryError
 from iris_core.heap import regions
 from iris_core.heap.blocks import HISTORY_LENGTH, Call, Op, format_label
 from iris_core.world.failures import name_ranks, on_all_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from iris_core.heap.blocks import Label, Record
     from iris_core.heap.heap_state import HeapState
@@ -34,33 +34,19 @@ NOT_FINISHED = "could not finish the work of its device"
 
 
 class Step(NamedTuple):
-    """What one rank brings to a step that all take together.
-
-    Attributes:
-        op: the step itself.
-        calls: length of its history.
-        digest: digest of its history.
-        nbytes: size asked for, for steps that allocate.
-        alignment: alignment asked for, for steps that allocate.
-        ok: 0 if its local part of the step failed.
-        dirty: 1 if its allocator has something new for the peers.
-        floor: where the lowest region of a group begins on it.
-        num_dropped: how many blocks it has dropped since the last step.
-        num_idle: how many of the freed blocks, the oldest first, its streams no longer use.
-        signature: what else must be equal, for steps that compare it themselves.
-    """
+    """What one rank brings to a step that all take together; the first five are equal on all where heaps are."""
 
     op: int
-    calls: int
+    calls: int  # length and digest of its history
     digest: int
-    nbytes: int
+    nbytes: int  # asked for, by steps that allocate
     alignment: int
-    ok: int
-    dirty: int
-    floor: int
-    num_dropped: int
-    num_idle: int
-    signature: int
+    ok: int  # 0 if its local part of the step failed
+    dirty: int  # 1 if its allocator has something new for the peers
+    floor: int  # where the lowest region of a group begins on it
+    num_dropped: int  # blocks that it has dropped since the last step
+    num_idle: int  # freed blocks, the oldest first, that its streams no longer use
+    signature: int  # what else must be equal, for steps that compare it themselves
 
 
 def agree(
@@ -81,11 +67,9 @@ def agree(
 
     Raises:
         SymmetryError: the histories or the steps differ; raised on every rank, naming the first differing call.
-        CollectiveTimeoutError: a rank did not arrive in time.
-        PeerLostError: a rank's process has ended.
     """
-    history, dirty = state.blocks.history, state.backing.dirty
-    calls, digest = history.calls, history.digest
+    history = state.blocks.history
+    calls, digest, dirty = history.calls, history.digest, state.backing.dirty
     mine = (op, calls, digest, nbytes, alignment, ok, dirty, state.floor, num_dropped, num_idle, signature)
     steps = [Step(*row) for row in state.world.all_gather_ints(mine)]
     if all(step[:5] == mine[:5] for step in steps):
@@ -96,27 +80,29 @@ def agree(
     raise SymmetryError(explain_difference([[Call(*call) for call in row] for row in everyone]))
 
 
-def agree_that(
+def together(
     state: HeapState,
-    what: str,
-    step: Callable[[], None],
     op: Op,
-    nbytes: int = 0,
-    alignment: int = 0,
-    label: Label = (),
-) -> None:
-    """Do a local step and map what it has made new; on all ranks or on none.  See `on_all_ranks` and `agree`.
+    what: str,
+    local: Callable[[], Mapping[str, Any] | None],
+    otherwise: type[IrisError] = HeapError,
+    **arguments: Any,
+) -> list[Step]:
+    """Do a local step on all ranks or on none, and compare histories; see `on_all_ranks` and `agree`.
 
-    Collective: every rank calls it.
+    Collective: every rank calls it.  `local` returns further arguments of `agree`.
     """
     steps: list[Step] = []
 
-    def tell(worked: bool) -> list[int]:
-        steps.extend(agree(state, op, nbytes, alignment, label, ok=worked))
-        return [each.ok for each in steps]
+    def run() -> None:
+        arguments.update(local() or {})
 
-    on_all_ranks(state.world, what, step, tell=tell)
-    map_if_new(state, steps)
+    def tell(error: Exception | None) -> list[int]:
+        steps.extend(agree(state, op, ok=error is None, **arguments))
+        return [step.ok for step in steps]
+
+    on_all_ranks(state.world, what, run, otherwise, tell=tell)
+    return steps
 
 
 def map_if_new(state: HeapState, steps: Sequence[Step]) -> None:
@@ -155,15 +141,12 @@ def explain_difference(tails: Sequence[Sequence[Call]]) -> str:
 
 # -- freeing ----------------------------------------------------------------------------------------------------------
 def find_room(state: HeapState, nbytes: int, alignment: int, label: Label) -> int:
-    """Find an offset where there was none: ask the other ranks for memory that nobody needs any more.
+    """Find an offset where there was none: ask the other ranks for memory that none of them needs any more.
 
     The free lists are equal on all ranks, so all find no room at the same call and all come to the agreement.
 
     Raises:
         HeapExhaustedError: there is none.
-        SymmetryError: the ranks' histories differ.
-        DeviceError: the work of a rank's device has failed.
-        HeapError: a rank could not give memory back.
     """
     offsets, end = state.offsets, state.floor
     if offsets.rounded(nbytes) <= offsets.nbytes:
@@ -171,7 +154,8 @@ def find_room(state: HeapState, nbytes: int, alignment: int, label: Label) -> in
             if collect:
                 gc.collect()  # tensors in reference cycles
             wait = bool(state.blocks.waiting())
-            floors, gave_back, error = _reclaim(state, Op.ALLOCATE, nbytes, alignment, label, wait=wait)
+            asked: dict[str, Any] = {"nbytes": nbytes, "alignment": alignment, "label": label}
+            floors, gave_back, error = _reclaim(state, Op.ALLOCATE, wait=wait, **asked)
             _settle(state, gave_back, error)
             with contextlib.suppress(HeapExhaustedError):
                 return offsets.allocate(nbytes, alignment)
@@ -211,69 +195,49 @@ def reclaim_dropped(state: HeapState) -> None:
     _settle(state, *_recycle(state, records))
 
 
-def meet(state: HeapState, stream: Stream | None, *, wait: bool) -> None:
-    """Compare histories, free what nobody needs, and give idle memory back; see `SymmetricHeap.barrier_agreement`.
-
-    Collective: every rank calls it.
-    """
+def agree_at_barrier(state: HeapState, stream: Stream | None, *, wait: bool) -> None:
+    """Compare histories, free what no rank needs, and give idle memory back; see `SymmetricHeap.barrier_agreement`."""
     _, gave_back, error = _reclaim(state, Op.BARRIER, wait=wait, stream=stream)
     try:
         if state.backing.may_release(state.offsets.num_frees) or state.order.fences:
             gave_back |= state.backing.release_idle(state.order.unfenced(state.offsets.free_blocks()))
     except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
         error, gave_back = error or e, True
-    if gave_back:
-        _settle(state, gave_back, error)
+    _settle(state, gave_back, error)
 
 
 def wait_for_device(state: HeapState) -> None:
     """Wait until kernels of this rank no longer use the heap: no stream uses what was freed so far."""
-    state.order.synchronize()
+    state.order.streams.synchronize()
     state.order.device_is_idle(state.blocks.pending)
 
 
 def _reclaim(
-    state: HeapState,
-    op: Op,
-    nbytes: int = 0,
-    alignment: int = 0,
-    label: Label = (),
-    *,
-    wait: bool,
-    stream: Stream | None = None,
+    state: HeapState, op: Op, *, wait: bool, stream: Stream | None = None, **asked: Any
 ) -> tuple[list[int], bool, Exception | None]:
-    """Take a step with all ranks: compare, free what nobody needs, map what is new.
+    """Take a step with all ranks: compare, free what no rank needs, map what is new.
 
     Which blocks become free must be equal on all ranks, but streams are each rank's own.  So every rank says how many
-    of the freed blocks, the oldest first, it no longer uses, and the smallest number counts; a dropped block is spoken
-    of only when it is no longer used.
+    of the freed blocks, the oldest first, it no longer uses, and the smallest number counts; a dropped block is
+    mentioned only when it is no longer used.
 
-    Returns:
-        Where the memory of groups begins on each rank, and what `_recycle` returns.
+    Returns where the memory of groups begins on each rank, and what `_recycle` returns.
     """
     blocks, order, world = state.blocks, state.order, state.world
     dropped: list[int] = []
-    num_idle = 0
-    steps: list[Step] = []
 
-    def finish() -> None:
-        nonlocal dropped, num_idle
+    def finish() -> dict[str, int]:
         if wait:
-            order.synchronize(stream)
+            order.streams.synchronize(stream)
         if blocks.released or blocks.unannounced:
-            dropped = blocks.dropped()
+            dropped.extend(blocks.dropped())
         if wait and stream is None:
             order.device_is_idle([*blocks.pending, *(blocks.live[number] for number in dropped)])
         else:
-            dropped = [number for number in dropped if order.is_idle(blocks.live[number])]
-        num_idle = sum(1 for _ in takewhile(order.is_idle, blocks.pending))
+            dropped[:] = [number for number in dropped if order.is_idle(blocks.live[number])]
+        return {"num_dropped": len(dropped), "num_idle": sum(1 for _ in takewhile(order.is_idle, blocks.pending))}
 
-    def tell(worked: bool) -> list[int]:
-        numbers = {"num_dropped": len(dropped), "num_idle": num_idle}
-        steps.extend(agree(state, op, nbytes, alignment, label, ok=worked, **numbers))
-        return [step.ok for step in steps]
-
-    on_all_ranks(world, NOT_FINISHED, finish, DeviceError, tell=tell)
+    steps = together(state, op, NOT_FINISHED, finish, DeviceError, **asked)
     count = min(step.num_idle for step in steps)
     freed = blocks.take_pending(count) if count else []
     longest = max(step.num_dropped for step in steps)
@@ -289,16 +253,15 @@ def _reclaim(
 def _recycle(state: HeapState, records: Sequence[Record]) -> tuple[bool, Exception | None]:
     """Make blocks free that no rank refers to any more.
 
-    Returns:
-        Whether memory of others may go, equal on all ranks, and why this rank could not let go of it: an error is
-        raised when the steps that all ranks take together are done (`_settle`).
+    Returns whether memory of others may go, equal on all ranks, and why this rank could not let go of it: an error is
+    raised when the steps that all ranks take together are done (`_settle`).
     """
     imports = []
     imported = any(record.source is not None for record in records)
     error: Exception | None = None
     try:
         if imported:
-            wait_for_device(state)  # for what is mapped there, and for whoever gets the source's memory
+            wait_for_device(state)  # for what is mapped there, and for the next owner of the source's memory
     except Exception as e:  # noqa: BLE001 - returned; the device has failed, so nothing runs there any more
         error = e
     for record in records:
@@ -324,4 +287,4 @@ def _settle(state: HeapState, gave_back: bool, error: Exception | None) -> None:
             raise error
 
     if gave_back:
-        agree_that(state, "could not give memory back", check, Op.REFRESH)
+        map_if_new(state, together(state, Op.REFRESH, "could not give memory back", check))

@@ -522,10 +522,6 @@ def _range_length(start: Any, end: Any, step: Any, dtype: torch.dtype | None) ->
     """Return how many elements torch.arange makes, and of what type.
 
     Worked out here because torch's answer on the meta device imports sympy, which takes half a second.
-
-    Raises:
-        TypeError: something is not a real number.
-        ArgumentError: the step is 0 or leads away from the end, or a bound is not finite.
     """
     values = (start, end, step)
     if not all(isinstance(value, Real) for value in values):

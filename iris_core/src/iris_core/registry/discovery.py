@@ -23,11 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", re.ASCII)
 
 
 def discover(search_path: Sequence[str] | None = None) -> list[PluginRecord]:
-    """Read the entry points of all distributions; a damaged one is listed as broken.  Imports no plugin.
-
-    Args:
-        search_path: directories with installed distributions; default is the interpreter's path.
-    """
+    """Read the entry points of all distributions; a damaged one is listed as broken.  Imports no plugin."""
     where = searched(search_path)
     records: list[PluginRecord] = []
     seen = set()
@@ -77,11 +73,7 @@ def installed(search_path: Sequence[str] | None = None) -> Iterator[Any]:
 
 
 def identity(distribution: Any) -> tuple[str, str]:
-    """Return a distribution's name and version.
-
-    Raises:
-        ValueError, OSError, ...: its METADATA is damaged in some way.
-    """
+    """Return a distribution's name and version."""
     name, version = (distribution.metadata[field] for field in ("Name", "Version"))
     if not name or not _NAME.fullmatch(name):
         raise ValueError(f"METADATA has no valid Name: {name!r}")
@@ -118,11 +110,7 @@ def _entry_points_text(distribution: Any) -> str:
 
 
 def import_plugin(record: PluginRecord) -> Any:
-    """Import what a record's entry point names.
-
-    Raises:
-        PluginLoadError: that failed; the cause is chained.
-    """
+    """Import what a record's entry point names."""
     point = importlib_metadata.EntryPoint(record.name, record.entry_point, record.kind.group)
     try:
         return point.load()

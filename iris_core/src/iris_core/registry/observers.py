@@ -1,4 +1,4 @@
-"""Observers: plugins of the group iris.plugins that are told what happens.
+"""Observers: plugins of the group iris.plugins that are called when something happens.
 
 An observer that fails to load is left out, and one that raises is reported once for each hook; neither hurts the
 program or other observers.
@@ -6,6 +6,7 @@ program or other observers.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -22,40 +23,29 @@ if TYPE_CHECKING:
 
 
 class Observers:
-    """The observers of a registry, loaded at construction.
-
-    Args:
-        registry: the plugins.  Blocked observers are left out; broken and conflicting ones are logged and left out.
-    """
+    """The observers of a registry, loaded at construction; blocked, broken and conflicting ones are left out."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._reported: set[tuple[str, str]] = set()
         self._watching: dict[str, list[PluginRecord]] = {hook: [] for hook in OBSERVER_HOOKS}
         for record in registry.records(PluginKind.OBSERVER):
-            if record.state is PluginState.BLOCKED:
-                continue
             if record.state is PluginState.CONFLICTING:
                 way = f"block one with IRIS_BLOCK={record.qualified_name}"
                 record.leave_out(f"{record.label} is not the only one of that name: {way}")
-                continue
-            try:
-                for hook in registry.observed_hooks(record):
-                    self._watching[hook].append(record)
-            except PluginError as error:
-                record.leave_out(error)
+            elif record.state is not PluginState.BLOCKED:
+                try:
+                    for hook in registry.observed_hooks(record):
+                        self._watching[hook].append(record)
+                except PluginError as error:
+                    record.leave_out(error)
 
     def watched(self, hook: str) -> bool:
-        """Whether any observer implements a hook; lets a caller skip the preparation of its arguments."""
+        """Return whether any observer implements a hook."""
         return bool(self._watching[hook])
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """Tell every observer that implements a hook.
-
-        Args:
-            hook: "iris_opened", "iris_closing", "iris_allocated" or "iris_collective".
-            **arguments: the hook's arguments, all of them (see `iris_core.hooks`).
-        """
+        """Call a hook with its arguments, all of them, on every observer that implements it."""
         for record in self._watching[hook]:
             try:
                 self._registry.observe(record, hook, **arguments)
@@ -66,25 +56,19 @@ class Observers:
                     logger.exception("%s raised in %s (reported once); %s", record.label, hook, way)
 
 
-_latest: tuple[Registry, int, Observers] | None = None
-"""Of this process: the registry, its revision then, and its observers."""
-
-
-def _current() -> Observers:
-    global _latest
-    registry = default_registry()
-    if _latest is None or _latest[0] is not registry or _latest[1] != registry.revision:
-        _latest = registry, registry.revision, Observers(registry)
-    return _latest[2]
+@functools.lru_cache(maxsize=1)
+def _observers(registry: Registry, revision: int) -> Observers:
+    return Observers(registry)
 
 
 def is_watched(hook: str) -> bool:
-    """Whether any observer of this process implements a hook; cheap, for what happens often."""
-    return _current().watched(hook)
+    """Return whether any observer of this process implements a hook; cheap, for what happens often."""
+    registry = default_registry()
+    return _observers(registry, registry.revision).watched(hook)
 
 
 def notify(hook: str, **arguments: Any) -> None:
-    """Tell this process's observers; they are loaded at the first call and again when plugins were blocked or added.
+    """Call this process's observers; they are loaded at the first call and again when plugins were blocked or added.
 
     Args:
         hook: "iris_opened", "iris_closing", "iris_allocated" or "iris_collective".
@@ -93,11 +77,12 @@ def notify(hook: str, **arguments: Any) -> None:
     Example:
         >>> notify("iris_allocated", context=ctx, offset_bytes=0, nbytes=256)
     """
-    _current().notify(hook, **arguments)
+    registry = default_registry()
+    _observers(registry, registry.revision).notify(hook, **arguments)
 
 
 def allocation_notifier(context: object) -> Callable[[int, int], None]:
-    """Return what tells observers of an allocation of a context, as (offset_bytes, nbytes); keeps no context alive."""
+    """Return a function of (offset_bytes, nbytes) that notifies observers; it does not keep the context alive."""
     alive = weakref.ref(context)
 
     def tell(offset_bytes: int, nbytes: int) -> None:

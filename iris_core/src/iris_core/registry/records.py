@@ -163,11 +163,7 @@ class _Manager(pluggy.PluginManager):
 
 
 def validate_hooks(record: PluginRecord, plugin: Any) -> pluggy.PluginManager:
-    """Return a manager with this plugin alone, after checking which hooks it implements and how.
-
-    Raises:
-        PluginLoadError: it implements none, unknown ones, not all, ones of another kind, or with wrong arguments.
-    """
+    """Return a manager with this plugin alone, after checking which hooks it implements and how."""
     where = f": {record.entry_point!r}"
     if plugin is None or inspect.isclass(plugin):
         raise load_error(
@@ -207,12 +203,7 @@ def _complaint(hook: str, allowed: tuple[str, ...], kind: PluginKind) -> str:
 
 
 def check_info(record: PluginRecord, info: Any) -> PluginInfo:
-    """Check what a plugin says about itself; the API first, because the rest may depend on it.
-
-    Raises:
-        PluginAPIVersionError: it was written for another plugin API.
-        PluginLoadError: name, kind or another field is wrong.
-    """
+    """Check what a plugin says about itself; the API first, because the rest may depend on it."""
     if not isinstance(info, PluginInfo):
         raise wrong_result(record, "iris_plugin_info", "a PluginInfo", info)
     api = info.api

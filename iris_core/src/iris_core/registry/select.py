@@ -1,15 +1,14 @@
 """Choice of allocator and backend for a device: argument > environment > auto.
 
 An explicit choice fails loudly with its cause.  Automatic choice tries candidates by priority and name and keeps the
-reason for each one that it refused or passed over, so a substitute is never silent.  Settings that a caller gives for
-plugins are checked, also for those that were not chosen.
+reason for each one that it refused or passed over, so a substitute is never silent.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import CapabilityError, NoUsablePluginError, PluginError, SettingsError
@@ -51,14 +50,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What was chosen, and why.
-
-    Attributes:
-        allocator: the allocator's record, loaded.
-        backend: the backend's record, loaded.
-        target: the device.
-        reasons: one entry per candidate and device that was considered, in that order.
-    """
+    """The chosen plugins, whose records are loaded, the device, and the reason for each candidate and device."""
 
     allocator: PluginRecord
     backend: PluginRecord
@@ -75,7 +67,7 @@ class Plan:
 class _Candidate:
     record: PluginRecord
     info: PluginInfo
-    asked_by: str  # "" for auto
+    asked_by: str = ""  # empty where nothing names it
 
 
 def select(
@@ -95,8 +87,7 @@ def select(
         registry: the plugins; `settings.block` is applied to it.
         settings: `settings.allocator` and `settings.backend` count where the argument is "auto".
         targets: devices that may be used, the preferred one first.
-        allocator: the caller's choice: a name, `name@distribution`, or "auto" for none.
-        backend: likewise.
+        allocator, backend: the caller's choice: a name, `name@distribution`, or "auto" for none.
 
     Raises:
         PluginNotFoundError: no plugin has the name asked for.
@@ -109,97 +100,98 @@ def select(
     if not targets:
         raise ValueError("select needs at least one target")
     registry.block(settings.block)
-    reasons: list[Reason] = []
-    allocators = _candidates(registry, PluginKind.ALLOCATOR, allocator, settings, reasons)
-    backends = _candidates(registry, PluginKind.BACKEND, backend, settings, reasons)
+    search = _Search(registry)
+    allocators = search.candidates(PluginKind.ALLOCATOR, allocator, settings)
+    backends = search.candidates(PluginKind.BACKEND, backend, settings)
     _check_explicit_pair(allocators, backends)
-    ever_usable: list[_Candidate] = []
+    unusable = allocators + backends
     for target in targets:
-        usable_allocators = [each for each in allocators if _usable(registry, each, target, reasons)]
-        usable_backends = [each for each in backends if _usable(registry, each, target, reasons)]
-        pairs = [(a, b) for b in usable_backends for a in usable_allocators if not _missing(a, b)]
-        if pairs:
-            chosen_allocator, chosen_backend = pairs[0]
-            _record_choice(usable_allocators, chosen_allocator, chosen_backend, target, reasons)
-            _record_choice(usable_backends, chosen_backend, chosen_allocator, target, reasons)
-            return Plan(chosen_allocator.record, chosen_backend.record, target, tuple(reasons))
-        ever_usable += usable_allocators + usable_backends
-        for each in usable_allocators:
-            reasons.append(_reason(each, target, _why_unpaired(each, usable_backends)))
-        for each in usable_backends:
-            reasons.append(_reason(each, target, _why_unpaired(each, usable_allocators)))
-    raise _nothing_usable(targets, [each for each in allocators + backends if each not in ever_usable], reasons)
-
-
-def _nothing_usable(
-    targets: Sequence[DeviceTarget], unusable: list[_Candidate], reasons: list[Reason]
-) -> NoUsablePluginError:
+        usable = [[each for each in kind if search.is_usable(each, target)] for kind in (allocators, backends)]
+        pair = next(((a, b) for b in usable[1] for a in usable[0] if not _missing(a, b)), None)
+        for own, other in ((0, 1), (1, 0)):
+            partners = usable[other] if pair is None else [pair[other]]
+            for each in usable[own]:
+                unmet = [text for partner in partners if (text := _unmet(each, partner))]
+                if pair is not None and each is pair[own]:
+                    automatic = f"automatic: the first that fits, by priority ({each.info.priority}) and name"
+                    search.note(each, target, each.asked_by or automatic, chosen=True)
+                elif unmet or not partners:
+                    kind = PluginKind.BACKEND if own == 0 else PluginKind.ALLOCATOR
+                    search.note(each, target, "; ".join(unmet) or f"no usable {kind} there")
+                elif pair is not None:
+                    search.note(each, target, f"{pair[own].record.name} comes first by priority and name")
+        if pair is not None:
+            return Plan(pair[0].record, pair[1].record, target, tuple(search.reasons))
+        unusable = [each for each in unusable if each not in usable[0] + usable[1]]
     where = ", ".join(target.torch_device for target in targets)
-    asked = [each for each in unusable if each.asked_by]
-    if asked:
-        message = "; ".join(f"{each.record.label} cannot be used on {where} ({each.asked_by})" for each in asked)
-    else:
-        message = f"no allocator and backend can be used together on {where}"
-    listed = "".join(f"\n  {reason}" for reason in reasons) or " none is installed"
-    return NoUsablePluginError(
-        f"{message}:{listed}\n`iris doctor` examines the installation",
-        reasons={f"{each.kind} {each.name} {each.target}".rstrip(): each.text for each in reasons},
+    named = [f"{each.record.label} cannot be used on {where} ({each.asked_by})" for each in unusable if each.asked_by]
+    listed = "".join(f"\n  {reason}" for reason in search.reasons) or " none is installed"
+    raise NoUsablePluginError(
+        f"{'; '.join(named) or f'no allocator and backend can be used together on {where}'}:{listed}\n"
+        "`iris doctor` examines the installation",
+        reasons={f"{each.kind} {each.name} {each.target}".rstrip(): each.text for each in search.reasons},
     )
 
 
-def _candidates(
-    registry: Registry, kind: PluginKind, argument: str, settings: IrisSettings, reasons: list[Reason]
-) -> list[_Candidate]:
-    """The loaded candidates of one kind, best first; an explicit choice is the only one."""
-    setting: str = getattr(settings, kind.value)
-    name = setting if argument == AUTO else argument
-    if name != AUTO:
-        from_environment = name == setting and settings.source(kind.value) == "environment"
-        record = registry.load(registry.resolve(kind, name))
-        assert record.info is not None
-        asked_by = f"IRIS_{kind.upper()} names it" if from_environment else f"the argument {kind}={name!r} names it"
-        return [_Candidate(record, record.info, asked_by)]
-    found = []
-    for record in registry.records(kind):
-        if record.state in (PluginState.BLOCKED, PluginState.CONFLICTING):
-            reasons.append(Reason(kind, record.qualified_name, "", False, f"{record.state}: {record.reason}"))
-            continue
-        try:
-            registry.load(record)
-        except PluginError as error:
-            _refuse_failed(record, "", error, reasons)
-        else:
+@dataclass
+class _Search:
+    registry: Registry
+    reasons: list[Reason] = field(default_factory=list)
+
+    def note(self, candidate: _Candidate, target: DeviceTarget, text: str, *, chosen: bool = False) -> None:
+        record = candidate.record
+        self.reasons.append(Reason(record.kind, record.qualified_name, target.torch_device, chosen, text))
+
+    def leave_out(self, record: PluginRecord, target: str, error: PluginError) -> None:
+        """Pass over an installed plugin that does not work, but not quietly."""
+        record.leave_out(error)
+        self.reasons.append(Reason(record.kind, record.qualified_name, target, False, f"{record.state}: {error}"))
+
+    def candidates(self, kind: PluginKind, argument: str, settings: IrisSettings) -> list[_Candidate]:
+        """Return the loaded candidates of one kind, best first; an explicit choice is the only one."""
+        setting: str = getattr(settings, kind.value)
+        name = setting if argument == AUTO else argument
+        if name != AUTO:
+            from_environment = name == setting and settings.source(kind.value) == "environment"
+            record = self.registry.load(self.registry.resolve(kind, name))
             assert record.info is not None
-            found.append(_Candidate(record, record.info, ""))
-    return sorted(found, key=lambda each: (-each.info.priority, each.record.name))
+            asked_by = f"IRIS_{kind.upper()} names it" if from_environment else f"the argument {kind}={name!r} names it"
+            return [_Candidate(record, record.info, asked_by)]
+        found = []
+        for record in self.registry.records(kind):
+            if record.state in (PluginState.BLOCKED, PluginState.CONFLICTING):
+                text = f"{record.state}: {record.reason}"
+                self.reasons.append(Reason(kind, record.qualified_name, "", False, text))
+                continue
+            try:
+                self.registry.load(record)
+            except PluginError as error:
+                self.leave_out(record, "", error)
+            else:
+                assert record.info is not None
+                found.append(_Candidate(record, record.info))
+        return sorted(found, key=lambda each: (-each.info.priority, each.record.name))
 
-
-def _usable(registry: Registry, candidate: _Candidate, target: DeviceTarget, reasons: list[Reason]) -> bool:
-    """Whether a candidate works on a device; if not, says why in `reasons`."""
-    if target.type not in candidate.info.devices:
-        reasons.append(_reason(candidate, target, f"it works on {_listed(candidate.info.devices)} only"))
-        return False
-    try:
-        answer = registry.probe(candidate.record, target)
-    except PluginError as error:
-        if candidate.asked_by:
-            raise
-        _refuse_failed(candidate.record, target.torch_device, error, reasons)
-        return False
-    if not answer:
-        reasons.append(_reason(candidate, target, f"unavailable: {answer.reason or 'its probe gave no reason'}"))
-    return answer.ok
-
-
-def _refuse_failed(record: PluginRecord, target: str, error: PluginError, reasons: list[Reason]) -> None:
-    """An installed plugin that does not work is passed over, but not quietly."""
-    record.leave_out(error)
-    reasons.append(Reason(record.kind, record.qualified_name, target, False, f"{record.state}: {error}"))
+    def is_usable(self, candidate: _Candidate, target: DeviceTarget) -> bool:
+        """Return whether a candidate works on a device; if not, note why."""
+        if target.type not in candidate.info.devices:
+            self.note(candidate, target, f"it works on {_listed(candidate.info.devices)} only")
+            return False
+        try:
+            answer = self.registry.probe(candidate.record, target)
+        except PluginError as error:
+            if candidate.asked_by:
+                raise
+            self.leave_out(candidate.record, target.torch_device, error)
+            return False
+        if not answer:
+            self.note(candidate, target, f"unavailable: {answer.reason or 'its probe gave no reason'}")
+        return answer.ok
 
 
 def _check_explicit_pair(allocators: list[_Candidate], backends: list[_Candidate]) -> None:
-    """Two plugins that the caller named and that cannot work together on any device."""
-    if not (len(allocators) == len(backends) == 1 and allocators[0].asked_by and backends[0].asked_by):
+    """Refuse two plugins that the caller named and that cannot work together on any device."""
+    if not all(len(found) == 1 and found[0].asked_by for found in (allocators, backends)):
         return
     allocator, backend = allocators[0], backends[0]
     if missing := _missing(allocator, backend):
@@ -218,37 +210,13 @@ def _missing(allocator: _Candidate, backend: _Candidate) -> frozenset[str]:
     return frozenset(map(str, backend.info.requires - allocator.info.provides))
 
 
-def _why_unpaired(candidate: _Candidate, others: list[_Candidate]) -> str:
-    """Why a usable candidate found no partner on this device."""
-    allocator = candidate.record.kind is PluginKind.ALLOCATOR
-    if not others:
-        return f"no usable {PluginKind.BACKEND if allocator else PluginKind.ALLOCATOR} there"
-    if allocator:
-        return "; ".join(f"{b.record.name} needs {_listed(_missing(candidate, b))}, which it lacks" for b in others)
-    return "; ".join(f"it needs {_listed(_missing(a, candidate))}, which {a.record.name} lacks" for a in others)
-
-
-def _record_choice(
-    usable: list[_Candidate], chosen: _Candidate, partner: _Candidate, target: DeviceTarget, reasons: list[Reason]
-) -> None:
-    """Say of every usable candidate of one kind why it was or was not taken."""
-    for each in usable:
-        if each is chosen:
-            text = each.asked_by or f"automatic: the first that fits, by priority ({each.info.priority}) and name"
-            reasons.append(_reason(each, target, text, chosen=True))
-        elif _lacks(each, partner):
-            reasons.append(_reason(each, target, _why_unpaired(each, [partner])))
-        else:
-            reasons.append(_reason(each, target, f"{chosen.record.name} comes first by priority and name"))
-
-
-def _lacks(candidate: _Candidate, partner: _Candidate) -> bool:
-    allocator = candidate.record.kind is PluginKind.ALLOCATOR
-    return bool(_missing(candidate, partner) if allocator else _missing(partner, candidate))
-
-
-def _reason(candidate: _Candidate, target: DeviceTarget, text: str, *, chosen: bool = False) -> Reason:
-    return Reason(candidate.record.kind, candidate.record.qualified_name, target.torch_device, chosen, text)
+def _unmet(candidate: _Candidate, partner: _Candidate) -> str:
+    """Say what keeps two from working together; empty if nothing does."""
+    if candidate.record.kind is PluginKind.ALLOCATOR:
+        missing = _missing(candidate, partner)
+        return f"{partner.record.name} needs {_listed(missing)}, which it lacks" if missing else ""
+    missing = _missing(partner, candidate)
+    return f"it needs {_listed(missing)}, which {partner.record.name} lacks" if missing else ""
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -258,20 +226,7 @@ def _listed(names: Iterable[str]) -> str:
 def check_options(
     registry: Registry, options: Mapping[str, Mapping[str, Any]], used: Iterable[PluginRecord], stacklevel: int = 2
 ) -> None:
-    """Check the settings that a caller gave for plugins, also of plugins that are not used.
-
-    A plugin that was not chosen has no use for its settings; what was given is checked, and a warning says that it has
-    no effect.
-
-    Args:
-        registry: the plugins.
-        options: settings by plugin name.
-        used: the allocator and the backend that were chosen.
-        stacklevel: of the warnings.
-
-    Raises:
-        SettingsError: no such plugin is installed or has settings, or a value is wrong, or a name unknown.
-    """
+    """Check the settings that a caller gave for plugins, and warn of those without effect: their plugin is not used."""
     used = list(used)
     for name, given in options.items():
         records = [record for record in registry.records() if record.name == name]
@@ -307,7 +262,7 @@ def _unused(registry: Registry, records: Iterable[PluginRecord], given: Mapping[
             wrong.append(error)
         else:
             fits = True
-            if record.kind not in (PluginKind.ALLOCATOR, PluginKind.BACKEND):
+            if record.kind is PluginKind.COLLECTIVE:
                 return ""  # made when it is first needed
             reasons.append(f"another {record.kind} was chosen")
     if wrong and not fits:

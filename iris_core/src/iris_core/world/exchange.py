@@ -38,15 +38,7 @@ _RETRY_S = 0.002  # how long to wait until the kernel may take descriptors again
 
 
 class Frame(NamedTuple):
-    """What one rank brings to an exchange.
-
-    Attributes:
-        kind: of exchange, from 1.
-        call: the function that the program called.
-        payload: the bytes; one for each 200 descriptors at least.
-        fds: the descriptors, which belong to whoever takes the frame.
-        num_fds: how many were sent.
-    """
+    """What one rank brings to an exchange."""
 
     kind: int
     call: bytes = b""
@@ -56,18 +48,7 @@ class Frame(NamedTuple):
 
 
 class Link:
-    """A connection to one peer; nothing here waits.
-
-    Args:
-        connection: the socket, which belongs to this object from now on.
-
-    Attributes:
-        left: whether the peer has closed its world.
-        given_up: by world, the last exchange in which the peer has waited too long.
-        ended: whether nothing more will come.
-        stalled: whether the kernel takes no descriptors now, so that polling for room is no use.
-        refused: why descriptors could not be sent.
-    """
+    """A connection to one peer; nothing here waits."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -199,15 +180,7 @@ class Link:
 
 
 class Exchanges:
-    """The connections of one rank to its peers.
-
-    Args:
-        rank: this rank.
-        links: by peer.
-        pidfds: a descriptor of each peer's process.
-        first_error: turns the error of lost peers into that of those which were lost first, alike on all ranks.
-        leave: called at the end.
-    """
+    """The connections of one rank to its peers."""
 
     def __init__(
         self,
@@ -235,15 +208,7 @@ class Exchanges:
     def gather(
         self, world: int, number: int, mine: Frame, peers: Sequence[int], timeout_s: float
     ) -> tuple[dict[int, Frame], list[int]]:
-        """Send this rank's frame to peers, and return theirs.
-
-        Returns:
-            Frames by rank, and the ranks that were missing when the time was over; then no frame has descriptors.
-
-        Raises:
-            PeerLostError: the process of a peer has ended, or it has closed its world.
-            HeapClosedError: this rank has closed its world, or was forked off.
-        """
+        """Send this rank's frame to peers, and return theirs."""
         found: dict[int, Frame] = {}
         deadline = 0.0
         with self._changed:

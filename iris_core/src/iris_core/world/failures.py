@@ -45,6 +45,8 @@ _KINDS = (
 
 class _Ranks(Protocol):
     @property
+    def rank(self) -> int: ...
+    @property
     def world_size(self) -> int: ...
     def all_gather_object(self, obj: Any) -> Any: ...
     def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]: ...
@@ -61,7 +63,7 @@ def on_all_ranks(
     step: Callable[[], T],
     otherwise: type[IrisError] = HeapError,
     ranks: Sequence[int] | None = None,
-    tell: Callable[[bool], Sequence[bool | int]] | None = None,
+    tell: Callable[[Exception | None], Sequence[bool | int]] | None = None,
 ) -> T:
     """Do a local step; if it fails on any rank, all ranks raise the same error.
 
@@ -73,7 +75,8 @@ def on_all_ranks(
         step: what this rank does, alone.
         otherwise: as of `raise_failure`.
         ranks: likewise.
-        tell: exchanges whether the step has worked, with whatever else there is to be exchanged.
+        tell: exchanges whether the step has worked, with whatever else there is to be exchanged: gets this rank's
+            error, returns who counts as not failed.
 
     Raises:
         PeerLostError, CollectiveTimeoutError: raised by the step, at once: the other ranks learn it by themselves.
@@ -87,10 +90,8 @@ def on_all_ranks(
         if isinstance(e, PeerLostError | CollectiveTimeoutError):
             raise
         error = e
-    worked = error is None
-    oks = [ok for (ok,) in world.all_gather_ints([worked])] if tell is None else tell(worked)
-    if not all(oks):
-        raise_failure(world, error, oks, what, otherwise, ranks)
+    oks = [ok for (ok,) in world.all_gather_ints([error is None])] if tell is None else tell(error)
+    raise_failure(world, None if oks[world.rank] else error, oks, what, otherwise, ranks)
     return result  # type: ignore[no-any-return]
 
 
@@ -106,19 +107,6 @@ def raise_failure(
 
     Collective where an outcome is false.  The error names the ranks and has their reasons; where it happened, the
     original one is its cause.  In a world of one the original itself is raised.
-
-    Args:
-        world: the ranks.
-        error: this rank's error.
-        outcomes: per rank, whether its part has worked.
-        what: what the ranks could not do, the words behind "rank 1 ".
-        otherwise: raised where the first rank that failed had an error of another kind than these.
-        ranks: what the ranks are called in the message; their ranks in `world` by default.
-
-    Raises:
-        HeapExhaustedError, PeerAccessError, LayoutError, UnsupportedError, ArgumentError, DeviceError, PluginError,
-            SettingsError, CapabilityError, RankMismatchError, CollectiveTimeoutError, TypeError: on the first rank that
-            failed, the error was one.
     """
     if all(outcomes):
         return
@@ -165,9 +153,6 @@ def check_agreement(world: _Ranks, facts: Mapping[str, str]) -> None:
     """Compare what must be equal on all ranks ("heap_size": "1073741824", ...); they are opened with it.
 
     Collective: every rank calls it with the same keys.
-
-    Raises:
-        RankMismatchError: something differs; the message shows it rank by rank.
     """
     everyone = world.all_gather_object(dict(facts))
     keys = dict.fromkeys(key for row in everyone for key in row)

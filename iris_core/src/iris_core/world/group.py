@@ -192,11 +192,7 @@ class World:
         return [frame.payload for frame in self._frames(kind, mine, timeout_s=timeout_s)]
 
     def _frames(self, kind: _Kind, mine: bytes, fds: Sequence[int] = (), timeout_s: float | None = None) -> list[Frame]:
-        """Exchange frames; this rank's own has no descriptors.
-
-        Raises:
-            RankMismatchError: the ranks are in different exchanges; on all of them.
-        """
+        """Exchange frames; this rank's own has no descriptors."""
         if self._exchanges is None:
             return [Frame(kind, b"", mine)]
         self._exchanges.check_usable()
@@ -352,24 +348,14 @@ _made: dict[str, int] = {}  # worlds of this process, by folder
 
 
 class Arrival:
-    """A rank whose process the others know, before it has connections with them.
-
-    Args:
-        where: they meet; None for a world of one.
-    """
+    """A rank whose process the others know, before it has connections with them."""
 
     def __init__(self, where: rendezvous.Rendezvous | None) -> None:
         self._where = where
         self._opening = None if where is None else rendezvous.Opening(where)
 
     def open(self, timeout_s: float) -> World:
-        """Return the world; `timeout_s` bounds this and every exchange.  Collective: every rank calls it.
-
-        Raises:
-            CollectiveTimeoutError: a rank did not arrive in time.
-            PeerLostError: a rank's process has ended; all ranks name the one that was first.
-            UnsupportedError: the ranks are not on one host.
-        """
+        """Return the world; `timeout_s` bounds this and every exchange.  Collective: every rank calls it."""
         where, opening = self._where, self._opening
         if where is None or opening is None:
             return SingleWorld()
@@ -385,17 +371,7 @@ class Arrival:
 
 @contextlib.contextmanager
 def arrive(group: dist.ProcessGroup | None, environ: Mapping[str, str] | None = None) -> Iterator[Arrival]:
-    """Let the other ranks know this process; if the block raises before it has opened the world, they raise as well.
-
-    Args:
-        group: ranks of torch.distributed that share the heap; None for all.
-        environ: the environment; os.environ by default.
-
-    Raises:
-        GroupError: this process is not a member of the group.
-        RankMismatchError: torchrun's variables contradict each other.
-        UnsupportedError: the ranks are not on one host.
-    """
+    """Let the other ranks know this process; if the block raises before it has opened the world, they raise as well."""
     arrival = Arrival(_find(group, environ))
     try:
         yield arrival
@@ -405,12 +381,7 @@ def arrive(group: dist.ProcessGroup | None, environ: Mapping[str, str] | None = 
 
 
 def connect(group: dist.ProcessGroup | None, timeout_s: float, environ: Mapping[str, str] | None = None) -> World:
-    """Find the world of this process; see `arrive` and `Arrival.open`.  Collective: every rank of the world calls it.
-
-    Returns:
-        The ranks of torch.distributed where that is initialised, those that `iris_core.run` has started, or torchrun;
-        else a world of one.
-    """
+    """Find and open the world of this process; see `arrive` and `Arrival.open`.  Collective."""
     with arrive(group, environ) as arrival:
         return arrival.open(timeout_s)
 

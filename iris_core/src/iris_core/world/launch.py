@@ -130,14 +130,7 @@ def end_with_parent() -> None:
 
 
 def join_rank(folder: str, rank: int, num_ranks: int, *, torch_distributed: bool) -> None:
-    """Make this process a rank of a new world, whose folder only its launcher's ranks know.
-
-    Args:
-        folder: made for this world.
-        rank: this process.
-        num_ranks: number of ranks.
-        torch_distributed: initialise torch.distributed as well, through a file in the folder.
-    """
+    """Make this process a rank of a new world, whose folder only its launcher's ranks know."""
     with Folder(folder) as opened:
         opened.announce(rank, os.getpid())
     launched_in(folder, rank, num_ranks)

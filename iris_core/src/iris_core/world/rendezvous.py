@@ -52,12 +52,7 @@ ELSEWHERE = (
 
 # -- folders ----------------------------------------------------------------------------------------------------------
 class Folder:
-    """An open folder that belongs to this user, and that nobody else can enter.
-
-    Raises:
-        IrisError: it belongs to another user, others can enter it, or it is no folder; the text names it and its owner.
-        OSError: it cannot be opened.
-    """
+    """An open folder that belongs to this user, and that nobody else can enter."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
@@ -143,11 +138,7 @@ class Folder:
 
 
 def private_folder() -> str:
-    """Return the folder of this user for all that ranks leave for each other; made if there is none.
-
-    Raises:
-        IrisError: no folder is safe; the text says what is wrong with the last one.
-    """
+    """Return the folder of this user for all that ranks leave for each other; made if there is none."""
     refused: Exception | None = None
     for place in dict.fromkeys((os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/dev/shm")):
         if not place:
@@ -211,18 +202,7 @@ def _started_at(pid: int) -> int | None:
 # -- meeting there ----------------------------------------------------------------------------------------------------
 @dataclass
 class Rendezvous:
-    """Where the ranks of a world find each other.
-
-    Attributes:
-        path: the folder.
-        rank: this rank.
-        world_size: number of ranks.
-        name: of the world among those that are made there.
-        is_new: whether the folder has been made for this job, so that all files there are the job's.
-        remove: whether the folder is this world's alone, and goes with it.
-        members: ranks of torch.distributed, where it has said who the ranks are.
-        elsewhere: asks now and then whether some rank cannot come to the folder; raises then.
-    """
+    """Where the ranks of a world find each other."""
 
     path: str
     rank: int
@@ -239,11 +219,6 @@ def find_by_torch(group: dist.ProcessGroup | None) -> Rendezvous:
 
     Its store is used once for each world: it holds the name of the folder.  Nothing else goes through it, and nothing
     that comes from it is more than a name.
-
-    Raises:
-        GroupError: this process is not a member of the group.
-        UnsupportedError: this process is on another host than a member that came before.
-        PeerLostError: the process that has the store is gone.
     """
     import torch.distributed as dist
 
