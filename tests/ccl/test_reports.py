@@ -183,6 +183,6 @@ def test_a_device_that_cannot_write_to_the_page_reports_at_barriers(monkeypatch)
 def test_a_report_that_is_being_written_is_not_read():
     with Iris("1MiB", device="cpu") as ctx:
         page = ctx._reports._page
-        page.words[page._first(0) + Status.CODE] = 1  # claimed
+        page.words[page.first(0) + Status.CODE] = 1  # claimed
         assert not any(page.read(0, Status.CODE))
         ctx.barrier()

@@ -129,10 +129,13 @@ OWN_HOOK = "from iris_core.hooks import hookimpl\nclass P:\n    @hookimpl\n    d
         ("plugin = object()", "has no method marked with iris_core.hookimpl"),
         ("plugin = None", "is None: name an instance"),
         ("class plugin: pass", "is a class: name an instance"),
-        (OWN_HOOK.format("iris_plugin_inof(self)"), "unknown hook 'iris_plugin_inof'; did you mean iris_plugin_info?"),
+        (
+            OWN_HOOK.format("iris_plugin_inof(self)"),
+            "no hook of the kind allocator: did you mean iris_plugin_info?",
+        ),
         (OWN_HOOK.format("iris_plugin_probe(self, device)"), r"device.* can not be found in the hookspec"),
         (OWN_HOOK.format("iris_plugin_info(self)"), "does not implement iris_plugin_settings, iris_plugin_probe"),
-        (OWN_HOOK.format("iris_opened(self)"), "called on observers only: they stand in the group 'iris.plugins'"),
+        (OWN_HOOK.format("iris_opened(self)"), "iris_opened, which is no hook of the kind allocator"),
         (OWN_HOOK.format("iris_plugin_info(self)").replace("@hookimpl", "@hookimpl(wrapper=True)"), "as a wrapper"),
     ],
 )

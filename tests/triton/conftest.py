@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from iris_core.device.context_words import STATUS_WORDS, ContextSpec, encode
-from iris_core.types import Block
+from iris_core.device.context_words import STATUS_WORDS, encode
+from iris_core.types import Block, ContextSpec
 from iris_triton import interpreter
 from iris_triton.language.address import HEAP_ALIGNMENT
 

@@ -118,7 +118,7 @@ class Iris(TensorFactories):
                 opened.device_barriers,
             )
             undo.callback(binder.close)
-            opened.reports.describers.append(binder)
+            opened.reports.describers.append(binder.explain_report)
             self._world.barrier()
             closing = undo.pop_all()
         self._closed = False

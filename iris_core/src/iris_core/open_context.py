@@ -186,7 +186,7 @@ def open_heap(
     undo.callback(backend.detach)  # before the next steps: any may fail on another rank alone
     area = heap.system_area
     graphs = 0 if target.type is DeviceType.CPU else GRAPHS
-    barriers = DeviceBarriers(heap, area, world, backend, plan.backend.name, graphs)
+    barriers = DeviceBarriers(heap, world, backend, plan.backend.name, graphs)
     _on_all(world, "clear the system area", lambda: _clear(area, heap))
     if target.type is DeviceType.CPU:
         row = heap.usable_nbytes + area.reserve_at_opening(STANDSTILL_NBYTES)
@@ -195,7 +195,7 @@ def open_heap(
     reports, spec, tensor = _on_all(
         world, "make the device context", lambda: _make_context(world, heap, page, backend, target, settings)
     )
-    reports.describers.append(barriers)
+    reports.describers.append(barriers.explain_report)
     heap.check_hosts = reports.check_hosts
     undo.callback(reports.close)
     _on_all(world, "attach the backend", lambda: backend.attach(heap))

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from iris_core.device import launch_order
-from iris_core.device.launch_order import LaunchOrder
+from iris_core.device.launch_order import DeviceOrder
 from iris_core.device.reports import Meaning
 from iris_core.errors import CapabilityError, UnsupportedError
 from iris_core.types import BarrierSlot
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from iris_core.device.reports import Report
     from iris_core.heap.heap import SymmetricHeap
-    from iris_core.heap.regions import SystemArea
     from iris_core.protocols import DeviceBackend, SupportsDeviceBarrier
     from iris_core.world import World
 
@@ -54,19 +53,11 @@ class Place(NamedTuple):
 
 
 class DeviceBarriers:
-    """The barriers of one rank."""
+    """The barriers of one rank, with room for `graphs` graphs of each group, a 64th of the system area is enough."""
 
-    def __init__(
-        self,
-        heap: SymmetricHeap,
-        area: SystemArea,
-        world: World,
-        backend: DeviceBackend,
-        name: str,
-        graphs: int,
-    ) -> None:
+    def __init__(self, heap: SymmetricHeap, world: World, backend: DeviceBackend, name: str, graphs: int) -> None:
         self._heap = heap
-        self._area = area
+        self._area = area = heap.system_area
         self._world = world
         self._backend = backend
         self._name = name
@@ -147,19 +138,17 @@ class _Group:
         self._warm: set[str] = set()
         self._unused = 1
         self._captured: dict[int, BarrierSlot] = {}
-        self._turn: _Turn | None = None
-        self._order: LaunchOrder | None = None
-        device = words.device
-        if device.type != "cpu":
-            self._order = LaunchOrder(device.index)
+        self._turns: list[threading.Event] = []  # of barriers on the CPU that are bound and not over
+        self._order = None if words.device.type == "cpu" else DeviceOrder(words.device.index)
 
     def bind(self, sem: str) -> Place:
         """Return a barrier's place; see `DeviceBarriers.bind`."""
         if self._order is not None:
             return Place(partial(self._launch, self._order, sem), _nothing)
         with self._lock:
-            turn = self._turn = _Turn(self._turn)
-        return Place(partial(self._run, turn, sem), turn.over.set)
+            before, turn = tuple(self._turns), threading.Event()
+            self._turns.append(turn)
+        return Place(partial(self._run, before, turn, sem), partial(self._end, turn))
 
     def reset(self) -> None:
         """Set all words to 0 that were used."""
@@ -169,25 +158,29 @@ class _Group:
 
             torch.cuda.current_stream(self._words.device).synchronize()
 
-    def _run(self, turn: _Turn, sem: str, stream: Any) -> None:
-        """On the CPU, where the host waits: a barrier begins when the one that was bound before is over."""
+    def _run(self, before: Sequence[threading.Event], turn: threading.Event, sem: str, stream: Any) -> None:
+        """On the CPU, where the host waits: a barrier begins when those that were bound before are over, or dropped."""
         try:
-            turn.wait()
+            for each in before:
+                each.wait()
             self._backend.device_barrier(self._first, sem, stream)
         finally:
-            turn.over.set()
+            self._end(turn)
 
-    def _launch(self, order: LaunchOrder, sem: str, stream: Any) -> None:
+    def _end(self, turn: threading.Event) -> None:
+        with self._lock:
+            if turn in self._turns:
+                self._turns.remove(turn)
+        turn.set()
+
+    def _launch(self, order: DeviceOrder, sem: str, stream: Any) -> None:
         import torch
 
         with torch.cuda.stream(stream):  # None changes nothing
             if sem not in self._warm:
                 _refuse_capture(self._members, sem)
-            order.run(self._launch_next, sem)
+            order.run(lambda sem: self._backend.device_barrier(self._slot(), sem, None), sem)
         self._warm.add(sem)
-
-    def _launch_next(self, sem: str) -> None:
-        self._backend.device_barrier(self._slot(), sem, None)
 
     def _slot(self) -> BarrierSlot:
         """The slot for a barrier on the current stream."""
@@ -210,20 +203,6 @@ class _Group:
 
     def _slot_at(self, number: int) -> BarrierSlot:
         return BarrierSlot(self._words[number], self._targets[number], len(self._members))
-
-
-class _Turn:
-    """A barrier's place among those of a group on a CPU rank."""
-
-    def __init__(self, before: _Turn | None) -> None:
-        self._before = before
-        self.over = threading.Event()
-
-    def wait(self) -> None:
-        """Wait until those before it are over, or dropped."""
-        while self._before is not None:
-            self._before.over.wait()
-            self._before = self._before._before  # of one that was launched: None
 
 
 def _nothing(stream: Any = None) -> None:

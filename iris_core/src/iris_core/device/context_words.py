@@ -14,10 +14,10 @@ expect them; what follows the bases is ours.
     5+W ..          tracing words, TRACE_WORDS of them, all 0 when tracing is off
 
 Status words lie in the memory of the device.  They have three parts of eight words, `Status`, `Mismatch` and `Waiting`;
-the first kernel that has something to say claims the first word of a part.  What it says goes into the same part of the
-row at the address in ROW, which is memory of the host that all ranks can read, or, where that is 0, into the status
-words themselves.  The first word of a part is written last: `stamp`.  The stamp of a `Status` or a `Mismatch` goes to
-the address in ALARM, too, unless that is 0.
+the first kernel that reports something claims the first word of a part.  Its report goes into the same part of the row
+at the address in ROW, which is memory of the host that all ranks can read, or, where that is 0, into the status words
+themselves.  The first word of a part is written last: `stamp`.  The stamp of a `Status` or a `Mismatch` goes to the
+address in ALARM, too, unless that is 0.
 """
 
 from __future__ import annotations
@@ -25,11 +25,8 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
-from iris_core.errors import IrisError, RankMismatchError
-from iris_core.types import ContextSpec
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from iris_core.types import ContextSpec
 
 CONTEXT_LAYOUT = 1
 """Version of this layout; exchanged between ranks and checked by kernels' host side."""
@@ -129,11 +126,7 @@ def code_of(word: int) -> int:
 
 
 def encode(spec: ContextSpec) -> list[int]:
-    """Return the words of a context tensor.
-
-    Raises:
-        ValueError: the spec contradicts itself.
-    """
+    """Return the words of a context tensor; ValueError if the spec contradicts itself."""
     if len(spec.heap_bases) != spec.world_size or not 0 <= spec.rank < spec.world_size:
         raise ValueError(
             f"context of rank {spec.rank} in a world of {spec.world_size} with {len(spec.heap_bases)} heap bases"
@@ -143,33 +136,3 @@ def encode(spec: ContextSpec) -> list[int]:
     trace = spec.trace or (0,) * TRACE_WORDS
     tail = [CONTEXT_MAGIC | CONTEXT_LAYOUT, spec.timeout_ns, spec.status_ptr, *trace]
     return [spec.rank, spec.world_size, *spec.heap_bases, *tail]
-
-
-def decode(words: Sequence[int], device: str = "cpu") -> ContextSpec:
-    """Read a context tensor's words back.
-
-    Raises:
-        IrisError: the words are no context tensor.
-        RankMismatchError: they have another version of the layout.
-    """
-    if len(words) < HEADER_WORDS or not 0 <= words[0] < words[1]:
-        raise IrisError("not a context tensor: pass what ctx.get_device_context() returns")
-    world = int(words[1])
-    tail = [int(w) for w in words[HEADER_WORDS + world :]]
-    if len(tail) != TRACE_WORD + TRACE_WORDS or tail[MAGIC_WORD] & ~0xFFFF != CONTEXT_MAGIC:
-        raise IrisError("not a context tensor: pass what ctx.get_device_context() returns")
-    if tail[MAGIC_WORD] & 0xFFFF != CONTEXT_LAYOUT:
-        raise RankMismatchError(
-            f"context tensor has layout {tail[MAGIC_WORD] & 0xFFFF}, this installation reads {CONTEXT_LAYOUT}: "
-            "install the same version of iris-core and of the backend"
-        )
-    trace = tuple(tail[TRACE_WORD:])
-    return ContextSpec(
-        rank=int(words[0]),
-        world_size=world,
-        heap_bases=tuple(int(w) for w in words[HEADER_WORDS : HEADER_WORDS + world]),
-        timeout_ns=tail[TIMEOUT_WORD],
-        status_ptr=tail[STATUS_WORD],
-        device=device,
-        trace=trace if any(trace) else (),
-    )

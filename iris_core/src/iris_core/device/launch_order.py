@@ -15,26 +15,28 @@ from iris_core.errors import CollectiveTimeoutError, DriverError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iris_core.heap.streams import HostStream, HostStreams
+    from iris_core.heap.streams import HostStreams
     from iris_core.protocols import Work
 
 _CAPTURES_AT_A_TIME = 16
 _POLL_S = 50e-6
 
 
-class LaunchOrder:
+class DeviceOrder:
     """On a GPU: a launch on another stream than the last one first waits for that stream.
 
     Launches that a graph captures are ordered in the same way, but among themselves: nothing orders replays.
+    Asynchronous calls have a stream of their own; `keep` is called with their tensors and that stream.
     """
 
-    def __init__(self, index: int) -> None:
-        self._index = index
+    def __init__(self, index: int, keep: Callable[[Any, Any], None] = lambda tensor, stream: None) -> None:
+        self._index, self._keep = index, keep
         self._raw_stream = torch._C._cuda_getCurrentRawStream
         self._lock = threading.RLock()  # a launch follows the one that it waits for, from whatever thread
         self._last_raw: int | None = None
         self._last: Any = None
         self._captured: dict[int | None, Any] = {}
+        self._side: Any = None
 
     def run(self, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Any:
         """Launch on the current stream; returns what `launch` does.  Tensors may be None."""
@@ -67,6 +69,26 @@ class LaunchOrder:
             del self._captured[next(iter(self._captured))]
         self._captured[capture] = current
 
+    def run_async(self, what: str, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Work:
+        """Launch on the team's own stream, after what the current stream does now; `what` is for messages."""
+        if self._side is None:
+            self._side = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
+        side = self._side
+        side.wait_stream(torch.cuda.current_stream(self._index))
+        used = tuple(tensor for tensor in tensors if tensor is not None)
+        for tensor in used:
+            self._keep(tensor, side)
+        with torch.cuda.stream(side):
+            work: Work | None = self.run(launch, plan, *tensors)
+            if work is not None:
+                return work
+            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(side)
+        return StreamWork(event, what, used)
+
+    def close(self) -> None:
+        """Nothing is left to be done: the context has waited for the device."""
+
 
 def current_capture(index: int) -> int | None:
     """Return `capture_of` a device's current stream."""
@@ -93,7 +115,6 @@ def capture_of(stream: Any) -> int | None:
     return int(number)
 
 
-# -- handles and orders of collectives ---------------------------------------------------------------------------------
 class DoneWork:
     """Nothing is left to be done, or the current stream does it in order."""
 
@@ -101,17 +122,14 @@ class DoneWork:
         """Return at once."""
 
     def is_completed(self) -> bool:
-        """Return True."""
         return True
 
 
 class StreamWork:
-    """A collective on a stream of its own."""
+    """A collective on a stream of its own; keeps its tensors alive."""
 
     def __init__(self, event: Any, what: str, tensors: tuple[Any, ...]) -> None:
-        self._event = event
-        self._what = what
-        self._tensors = tensors
+        self._event, self._what, self._tensors = event, what, tensors
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Let the current stream of the collective's device wait until it is done; the host goes on at once."""
@@ -125,26 +143,23 @@ class StreamWork:
             time.sleep(_POLL_S)
 
     def is_completed(self) -> bool:
-        """Whether it is done."""
         return bool(self._event.query())
 
 
 class HostWork:
-    """A collective on a stream of the host."""
+    """A collective on a stream of the host; `was_raised` is called with an error that the caller gets."""
 
     def __init__(
         self, future: concurrent.futures.Future[Any], what: str, was_raised: Callable[[BaseException], None]
     ) -> None:
-        self._future = future
-        self._what = what
-        self._was_raised = was_raised
+        self._future, self._what, self._was_raised = future, what, was_raised
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Block until it is done."""
+        """Block until it is done, and raise its error, or that of a call of the team before it."""
         self.result(timeout_s)
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """The same; returns what the call does."""
+        """Return the result of the call; see `wait`."""
         if not concurrent.futures.wait((self._future,), timeout_s).done:
             raise CollectiveTimeoutError(f"{self._what} was not done within {timeout_s:g} s")
         if (error := self._future.exception()) is not None:
@@ -153,7 +168,6 @@ class HostWork:
         return self._future.result()
 
     def is_completed(self) -> bool:
-        """Whether it is done, or has failed."""
         return self._future.done()
 
     def when_done(self, callback: Callable[[], None]) -> None:
@@ -165,18 +179,17 @@ class HostOrder:
     """On the CPU, where a launch ends when its kernel does: asynchronous calls run on a stream of their own."""
 
     def __init__(self, streams: HostStreams, keep: Callable[[Any, Any], None]) -> None:
-        self._streams = streams
-        self._keep = keep
-        self._stream: HostStream | None = None
+        self._streams, self._keep = streams, keep
+        self._stream = streams.make()
 
     def run(self, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Any:
-        """Launch after everything that is on the stream, and wait for it; returns what `launch` does.
+        """Launch after everything that is on the stream, and wait for it; return what `launch` does.
 
         Raises:
             DeviceError: an asynchronous call of this rank has failed before, and no caller has waited for it.
         """
-        is_idle = self._stream is None or self._stream.is_idle
-        self._streams.check()  # behind it: what fails from now on is under way, and the call fails with it
+        is_idle = self._stream.is_idle
+        self._streams.check()  # after it: what fails from now on is under way, and the call fails with it
         if is_idle:
             return launch(plan, *tensors)
         return self._launch("call", launch, plan, *tensors).result()
@@ -187,52 +200,20 @@ class HostOrder:
         return self._launch(what, _finish, launch, plan, *tensors)
 
     def _launch(self, what: str, call: Callable[..., Any], *arguments: Any) -> HostWork:
-        if self._stream is None:
-            self._stream = self._streams.make()
         for each in arguments:
             if isinstance(each, torch.Tensor):
                 self._keep(each, self._stream)
         return HostWork(self._stream.launch(what, call, *arguments), what, self._streams.was_raised)
 
     def mark(self) -> None:
-        """Nothing can be under way that does not hold what it needs."""
+        """Return None: calls hold what they need."""
 
     def close(self) -> None:
         """End the thread."""
-        if self._stream is not None:
-            self._stream.close()
+        self._stream.close()
 
 
 def _finish(launch: Callable[..., Any], plan: Any, *tensors: Any) -> None:
     work = launch(plan, *tensors)
     if work is not None:
         work.wait()
-
-
-class DeviceOrder(LaunchOrder):
-    """On a GPU: a `LaunchOrder`, with a stream of its own for asynchronous calls."""
-
-    def __init__(self, index: int, keep: Callable[[Any, Any], None]) -> None:
-        super().__init__(index)
-        self._keep = keep
-        self._side: Any = None
-
-    def run_async(self, what: str, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Work:
-        """Launch on the team's own stream, after what the current stream does now; `what` is for messages."""
-        if self._side is None:
-            self._side = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
-        side = self._side
-        side.wait_stream(torch.cuda.current_stream(self._index))
-        used = tuple(tensor for tensor in tensors if tensor is not None)
-        for tensor in used:
-            self._keep(tensor, side)
-        with torch.cuda.stream(side):
-            work: Work | None = self.run(launch, plan, *tensors)
-            if work is not None:
-                return work
-            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(side)
-        return StreamWork(event, what, used)
-
-    def close(self) -> None:
-        """Nothing is left to be done: the context has waited for the device."""

@@ -12,12 +12,13 @@ import contextlib
 import threading
 import time
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from iris_core.device import context_words
 from iris_core.device.context_words import COMPARISONS, Mismatch, Status, Waiting
+from iris_core.device.status import BASE, HOST
 from iris_core.device.watchdog import LongWait, Watchdog
 from iris_core.errors import DeviceError, DeviceTimeoutError
 from iris_core.types import DeviceType
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from iris_core.types import DeviceTarget
 
 _PARTS = (Status.CODE, Mismatch.CODE)
-_HOST = 24  # in place of a part: the host
 REFUSED_S = 5.0
 """Seconds after which others no longer expect a rank whose host has refused a call that they may have launched."""
 _SYMBOLS = dict(zip(COMPARISONS, ("==", "!=", ">", ">=", "<", "<="), strict=True))
@@ -55,6 +55,14 @@ class Report(NamedTuple):
         """Return a word of `Status`, or the same one of `Waiting`."""
         return self.words[self.part + field]
 
+    def wait(self) -> str:
+        """Describe the wait."""
+        comparison = _SYMBOLS[COMPARISONS[self.word(Status.COMPARISON)]]
+        return (
+            f"rank {self.word(Status.RANK)}, program {self.word(Status.PROGRAM)}: a wait for the word at "
+            f"{self.word(Status.ADDRESS):#x} to be {comparison} {self.word(Status.EXPECTED)}"
+        )
+
 
 class Meaning(NamedTuple):
     """What a report means to the host.
@@ -72,13 +80,6 @@ class Meaning(NamedTuple):
     op: str = ""
     call: str = ""
     text: str = ""
-
-
-class Describer(Protocol):
-    """Knows what addresses of this rank's heap are for."""
-
-    def explain_report(self, report: Report) -> Meaning | None:
-        """Say what a report means; None if it concerns nothing that this one knows."""
 
 
 class KernelReports:
@@ -100,19 +101,20 @@ class KernelReports:
         self._timeout_s, self._watchdog_s = timeout_s, watchdog_s
         self._lock = threading.Lock()
         self._seen: dict[tuple[int, int], int] = {}
-        self._failed: dict[int, int] = {}  # by team, calls that failed on this host, or that it has heard of
+        self._failed: dict[int, int] = {}  # by team: failed calls of this host, or that it knows of
         self._broken: set[int] = set()  # teams of which this rank has left a call half done
-        self._standing: int | None = None  # the team of which this rank has refused a call, and come to none since
+        self._standing: int | None = None  # the team of which this rank has refused a call, and made none since
         self._num_barriers = 0
-        self.describers: list[Describer] = []
-        self.alarm, self.heard = page.words, 0
-        self.idle = True
-        page.set_base(rank, heap_base)
+        self.describers: list[Callable[[Report], Meaning | None]] = []  # say what addresses of the heap are for
+        self.alarm = page.words  # the first word changes with every report, of any rank
+        self.heard = 0  # the alarm up to which this rank has looked: a call compares, and calls `raise_new`
+        self.idle = True  # no kernel of this rank runs, as far as the host knows
+        page.words[page.first(rank) + BASE] = heap_base
         words = [0] * context_words.STATUS_WORDS
         self._writes_to_page = True
         try:
             page_address = page.register(target)
-            words[context_words.ROW] = page_address + page.row_address(rank) - page.address
+            words[context_words.ROW] = page_address + page.first(rank) * page.words.itemsize
             words[context_words.ALARM] = page_address
         except DeviceError as error:
             self._writes_to_page = False
@@ -124,7 +126,7 @@ class KernelReports:
 
     @property
     def timeout_ns(self) -> int:
-        """The bound as kernels read it, see `device_context.ContextSpec`."""
+        """The bound as kernels read it; see `iris_core.types.ContextSpec`."""
         if self._timeout_s is not None:
             return max(1, int(self._timeout_s * 1e9))
         return -int(self._watchdog_s * 1e9) if self._writes_to_page else 0
@@ -139,7 +141,8 @@ class KernelReports:
     def raise_new(self, offset_bytes: int | None = None) -> None:
         """Raise what concerns this rank and was not raised here before; for a call, before it launches anything.
 
-        While a graph is captured nothing is raised: the next call behind it does.
+        `offset_bytes` is that of the control words of the team whose call it is.  While a graph is captured nothing is
+        raised: the next call does it.
         """
         if offset_bytes is not None and offset_bytes == self._standing:
             self._page.withdraw(self._rank)
@@ -189,7 +192,7 @@ class KernelReports:
         """Raise what has failed on the host of a member of the team for whose word a kernel of this rank waits."""
         if self.alarm[0] != self.heard:
             words = (0,) * context_words.STATUS_WORDS
-            waits = self._explain(Report(self._rank, 0, words, address - self._page.base(self._rank)))
+            waits = self._explain(Report(self._rank, 0, words, address - self._base(self._rank)))
             if waits is None:
                 return
             members, op = waits.members, waits.op
@@ -198,32 +201,31 @@ class KernelReports:
                 raise error
 
     def _host_error(self, counts: Callable[[HostFailure, Meaning], bool]) -> DeviceError | None:
-        """The first failure of another member's host that counts, and that this rank has not had; None if none."""
+        """Return the first failure of another member's host that counts, and that this rank has not had."""
         with self._lock:
-            found = sorted(self._hosts(), key=lambda each: each[1].at_ns)
+            found = sorted(self._hosts(), key=lambda each: each[0].at_ns)
             late = time.monotonic_ns() - int(REFUSED_S * 1e9)
-            due = [each for each in found if counts(*each[1:]) and (each[1].is_certain or each[1].at_ns < late)]
+            due = [each for each in found if counts(*each) and (each[0].is_certain or each[0].at_ns < late)]
             if self._standing is not None or len(due) < len(found):
                 self.heard = 0  # look again at the next call
-            for rank, said, _ in due:
-                self._seen[rank, _HOST] = said.stamp
+            for said, _ in due:
+                self._seen[said.rank, HOST] = said.stamp
                 self._failed[said.offset_bytes] = said.number
         if not due:
             return None
-        rank, said, meaning = due[0]
-        return DeviceError(_host_text(rank, said), rank=rank, op=meaning.op)
+        said, meaning = due[0]
+        return DeviceError(_host_text(said), rank=said.rank, op=meaning.op)
 
-    def _hosts(self) -> Iterable[tuple[int, HostFailure, Meaning]]:
-        """Failures of other members' hosts that this rank has neither had nor heard of."""
+    def _hosts(self) -> Iterable[tuple[HostFailure, Meaning]]:
+        """Yield failures of other members' hosts that this rank has neither had nor heard of."""
         for rank in range(self._page.world_size):
             said = self._page.said(rank)
-            if rank == self._rank or said is None or said.stamp == self._seen.get((rank, _HOST)):
+            if rank == self._rank or said is None or said.stamp == self._seen.get((rank, HOST)):
                 continue
             if said.num_barriers == self._num_barriers and said.number > self._failed.get(said.offset_bytes, 0):
-                report = Report(rank, _HOST, (), said.offset_bytes)
-                meaning = self._explain(report)
+                meaning = self._explain(Report(rank, HOST, (), said.offset_bytes))
                 if meaning is not None and self._rank in meaning.members:
-                    yield rank, said, meaning
+                    yield said, meaning
 
     def fetch(self, stream: Any = None) -> None:
         """Copy to the page what kernels have reported, where they cannot write there.  Waits for the stream."""
@@ -248,29 +250,37 @@ class KernelReports:
         return self._as_error(new)
 
     def _as_error(self, reports: Iterable[Report]) -> DeviceError | None:
-        """The error that says what concerns this rank; others are its causes."""
+        """Return the error that says what concerns this rank; others are its causes."""
         known = [(report, meaning) for report in reports if (meaning := self._meaning(report)) is not None]
         known.sort(key=lambda each: (each[0].part != Mismatch.CODE, each[0].rank != self._rank))
-        errors = [self._error(report, meaning) for report, meaning in known]
-        for one, other in pairwise(errors):  # who calls differently may come late, too
+        errors: list[DeviceError] = []
+        for report, meaning in known:
+            text = "" if report.rank == self._rank else f"rank {report.rank} has reported: "
+            text += meaning.text if report.part == Mismatch.CODE else timeout_text(report, meaning)
+            kind = DeviceError if report.part == Mismatch.CODE else DeviceTimeoutError
+            errors.append(kind(text, rank=report.rank, peer=meaning.peer, op=meaning.op))
+        for one, other in pairwise(errors):  # a rank that calls differently may come late, too
             one.__cause__ = other
         return errors[0] if errors else None
 
     def _new(self) -> Iterable[Report]:
         for rank in range(self._page.world_size):
             for part in _PARTS:
-                stamp = self._page.first_word(rank, part)
+                stamp = self._page.words[self._page.first(rank) + part]
                 if stamp and stamp != self._seen.get((rank, part), 0):
                     words = self._page.read(rank, part)
                     if words[part]:
                         address = words[Mismatch.ADDRESS if part == Mismatch.CODE else part + Status.ADDRESS]
-                        yield Report(rank, part, words, address - self._page.base(rank))
+                        yield Report(rank, part, words, address - self._base(rank))
+
+    def _base(self, rank: int) -> int:
+        return self._page.words[self._page.first(rank) + BASE]
 
     def _explain(self, report: Report) -> Meaning | None:
-        return next((found for each in self.describers if (found := each.explain_report(report)) is not None), None)
+        return next((found for each in self.describers if (found := each(report)) is not None), None)
 
     def _meaning(self, report: Report) -> Meaning | None:
-        """What a report means to this rank; None if it does not concern it."""
+        """Return what a report means to this rank; None if it does not concern it."""
         meaning = self._explain(report)
         if meaning is not None:
             return meaning if self._rank in meaning.members else None
@@ -279,33 +289,25 @@ class KernelReports:
         others = report.rank != self._rank and self._is_of_group(report.offset_bytes)
         return None if others else Meaning((self._rank,))
 
-    def _error(self, report: Report, meaning: Meaning) -> DeviceError:
-        kind: type[DeviceError] = DeviceTimeoutError
-        text = timeout_text(report, meaning) if report.part == Status.CODE else meaning.text
-        if report.part == Mismatch.CODE:
-            kind = DeviceError
-        whose = "" if report.rank == self._rank else f"rank {report.rank} has reported: "
-        return kind(whose + text, rank=report.rank, peer=meaning.peer, op=meaning.op)
-
     # -- the end, and a new beginning ---------------------------------------------------------------------------------
     def forget(self, ranks: Sequence[int], offset_bytes: int) -> None:
         """Take the reports of a team's ranks as seen.
 
-        Collective: these ranks call it, when none of their kernels runs, and meet before and afterwards.
+        Collective: these ranks call it, when none of their kernels runs, between two barriers.
         """
         with self._lock:
             for rank in ranks:
                 for part in _PARTS:
-                    self._seen[rank, part] = self._page.first_word(rank, part)
+                    self._seen[rank, part] = self._page.words[self._page.first(rank) + part]
                 if (said := self._page.said(rank)) is not None and said.offset_bytes == offset_bytes:
-                    self._seen[rank, _HOST] = said.stamp
+                    self._seen[rank, HOST] = said.stamp
             self.words[: len(_PARTS) * context_words.PART_WORDS].zero_()
             self._failed.pop(offset_bytes, None)
             self._broken.discard(offset_bytes)
             self._standing = None
 
     def last_error(self, log: RankLogger) -> DeviceError | None:
-        """What can be known without waiting for the device, where what runs there may never end."""
+        """Return the `error` that is known without waiting for the device, where kernels may never end."""
         try:
             if self.idle or self._writes_to_page or torch.cuda.current_stream(self._target.index).query():
                 self.fetch()
@@ -325,21 +327,21 @@ class KernelReports:
 
     # -- for the watchdog ---------------------------------------------------------------------------------------------
     def _long_wait(self) -> LongWait | None:
-        """The wait of this rank's kernels that takes long; None if there is none."""
+        """Return the wait of this rank's kernels that takes long; None if there is none."""
         words = self._page.read(self._rank, Waiting.CODE)
         if not words[Waiting.CODE]:
             return None
-        address = words[Waiting.ADDRESS] - self._page.base(self._rank)
+        address = words[Waiting.ADDRESS] - self._base(self._rank)
         report = Report(self._rank, Waiting.CODE, words, address)
         meaning = self._meaning(report) or Meaning((self._rank,))
         who = "" if meaning.peer is None else f" for rank {meaning.peer}"
         what = f" in {meaning.call}" if meaning.call else " in a kernel"
         with self._lock:
-            hosts = "".join(f"{_host_text(rank, said)}. " for rank, said, _ in self._hosts())
-        return LongWait(words[Waiting.CODE], who + what, f"{_wait_text(report)}. {meaning.text}{hosts}")
+            hosts = "".join(f"{_host_text(said)}. " for said, _ in self._hosts())
+        return LongWait(words[Waiting.CODE], who + what, f"{report.wait()}. {meaning.text}{hosts}")
 
     def _unheard(self) -> str:
-        """What the next call is going to raise; empty if nothing."""
+        """Return the text of the error that the next call is going to raise; empty if none."""
         if self.alarm[0] == self.heard:
             return ""
         with self._lock:
@@ -347,25 +349,15 @@ class KernelReports:
         return "" if error is None else str(error)
 
 
-def _host_text(rank: int, said: HostFailure) -> str:
-    return f"rank {rank} has failed in a call that it does not take part in, or not to the end: {said.text}"
-
-
-def _wait_text(report: Report) -> str:
-    comparison = _SYMBOLS[COMPARISONS[report.word(Status.COMPARISON)]]
-    return (
-        f"rank {report.word(Status.RANK)}, program {report.word(Status.PROGRAM)}: a wait for the word at "
-        f"{report.word(Status.ADDRESS):#x} to be {comparison} {report.word(Status.EXPECTED)}"
-    )
+def _host_text(said: HostFailure) -> str:
+    return f"rank {said.rank} has failed in a call that it does not take part in, or not to the end: {said.text}"
 
 
 def timeout_text(report: Report, meaning: Meaning) -> str:
-    """Say that a wait has reached its bound."""
-    way_out = ""
-    if meaning.op:
-        way_out = "ctx.ccl.reset() on all members puts the group back to its beginning. "
+    """Say that a wait has reached its bound, with what is known of it."""
+    way_out = "ctx.ccl.reset() on all members puts the group back to its beginning. " if meaning.op else ""
     return (
-        f"{_wait_text(report)} reached IRIS_DEVICE_TIMEOUT; the last value seen was {report.word(Status.LAST)}. "
+        f"{report.wait()} reached IRIS_DEVICE_TIMEOUT; the last value seen was {report.word(Status.LAST)}. "
         f"{meaning.text}What the kernel computed afterwards is not valid. {way_out}Look for the rank that should have "
         "signalled, or raise IRIS_DEVICE_TIMEOUT."
     )

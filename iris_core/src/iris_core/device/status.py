@@ -7,9 +7,7 @@ of a host map the same memory; a GPU writes to it directly.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import fcntl
 import mmap
 import os
 import struct
@@ -18,9 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from iris_core.device import context_words
-from iris_core.errors import DeviceError, PeerAccessError
+from iris_core.errors import DeviceError
 from iris_core.logs import logger
 from iris_core.types import DeviceType, Segment
+from iris_core.world.failures import on_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,9 +29,8 @@ if TYPE_CHECKING:
 
 _WORD = 8
 _ROW_NBYTES = context_words.STATUS_WORDS * _WORD
-_BASE = context_words.ROW
+BASE = context_words.ROW
 """Word of a row that the host writes: where the rank's heap begins in its own address space."""
-
 _ATTEMPTS = 1000
 
 _PORTABLE, _MAPPED = 1, 2
@@ -41,86 +39,60 @@ _DRIVERS = {
     DeviceType.HIP: ("libamdhip64.so", "hipHostRegister", "hipHostGetDevicePointer", "hipHostUnregister"),
 }
 
-
-_HOST = 24
+HOST = 24
 """Part of a stamp of the host, which no device has."""
-_FAILURE = struct.Struct("<4q?H")  # the fields of a `HostFailure` but stamp and text; then how long the text is
+_FAILURE = struct.Struct("<4q?H")  # the fields of a `HostFailure` but rank, stamp and text; then how long the text is
 _TEXT_NBYTES = _ROW_NBYTES - _WORD - _FAILURE.size
 
 
 class HostFailure(NamedTuple):
     """A call that a rank's host has not launched, or whose launch has failed."""
 
-    stamp: int
-    offset_bytes: int
-    number: int
-    num_barriers: int
-    at_ns: int
-    is_certain: bool
-    text: str
+    rank: int
+    stamp: int  # another one for every failure
+    offset_bytes: int  # of the control words of the team, in the rank's heap
+    number: int  # of such calls of the team that the rank has had since the last barrier of all ranks
+    num_barriers: int  # of all ranks so far
+    at_ns: int  # when, by time.monotonic_ns
+    is_certain: bool  # the other members need the call; else all may have failed alike, or this rank tries again
+    text: str  # the error; what the row has no room for is left out
 
 
 class StatusPage:
-    """The page, as one rank maps it.
-
-    Collective: every rank of the world makes it.
-    """
+    """The page, as one rank maps it; its first word is the alarm.  Collective: every rank of the world makes it."""
 
     def __init__(self, world: World) -> None:
         self.world_size = world.world_size
         self.nbytes = -(-(1 + 2 * world.world_size) * _ROW_NBYTES // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._map = self._open(world)
-        self.shared = self._map is not None
-        if self._map is None:
-            logger.info("the ranks share no page for reports: each rank raises what its own kernels report")
-            self._map = mmap.mmap(-1, self.nbytes)
-        self._bytes = memoryview(self._map)
+        self._bytes = memoryview(mmap.mmap(-1, self.nbytes) if world.world_size == 1 else self._share(world))
         self.words = self._bytes.cast("q")
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._bytes))
         self._unregister: Callable[[], int] | None = None
 
-    def _open(self, world: World) -> mmap.mmap | None:
-        """Map the page that rank 0 has made; None if that cannot be."""
-        if world.world_size == 1:
-            return mmap.mmap(-1, self.nbytes)
-        fds: list[int] = []
-        try:
+    def _share(self, world: World) -> mmap.mmap:
+        """Map the memory that rank 0 makes."""
+        made: list[Segment] = []
+
+        def make() -> None:
             if world.rank == 0:
-                with contextlib.suppress(OSError, AttributeError):  # the others hear of it by what is exchanged
-                    fds.append(os.memfd_create("iris-status", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-                    os.ftruncate(fds[0], self.nbytes)
-                    fcntl.fcntl(fds[0], fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            mine = [Segment(0, self.nbytes, fd=fd) for fd in fds]
-            received = world.exchange_segments(mine)[0]
-            fds = [each.fd for each in received if each.fd is not None]
-            return mmap.mmap(fds[0], self.nbytes) if fds else None
-        except (OSError, PeerAccessError) as error:
-            logger.info("no page for reports: %s", error)
-            return None
+                made.append(Segment(0, self.nbytes, fd=os.memfd_create("iris-status", os.MFD_CLOEXEC)))
+                os.ftruncate(made[0].fd or -1, self.nbytes)
+
+        on_all_ranks(world, "could not make the page for reports", make, DeviceError)
+        (page,) = world.exchange_segments(made)[0]
+        assert page.fd is not None
+        try:
+            return mmap.mmap(page.fd, self.nbytes)
         finally:
-            for fd in fds:
-                os.close(fd)
+            os.close(page.fd)
 
-    # -- what is in it ------------------------------------------------------------------------------------------------
-    def row_address(self, rank: int) -> int:
-        """Address in this process of a rank's row."""
-        return self.address + (1 + rank) * _ROW_NBYTES
-
-    def set_base(self, rank: int, address: int) -> None:
-        """Say where a rank's heap begins in its own address space."""
-        self.words[self._first(rank) + _BASE] = address
-
-    def base(self, rank: int) -> int:
-        """Where a rank's heap begins in its own address space."""
-        return self.words[self._first(rank) + _BASE]
-
-    def first_word(self, rank: int, part: int) -> int:
-        """The first word of a part of a rank's row."""
-        return self.words[self._first(rank) + part]
+    def first(self, rank: int) -> int:
+        """Return the index of the first word of a rank's row."""
+        return (1 + rank) * context_words.STATUS_WORDS
 
     def read(self, rank: int, part: int) -> tuple[int, ...]:
         """Return a rank's row when the part is complete, or all zero if it is not."""
-        first = self._first(rank)
+        first = self.first(rank)
         for _ in range(_ATTEMPTS):
             stamp = self.words[first + part]
             row = tuple(self.words[first : first + context_words.STATUS_WORDS])
@@ -133,7 +105,7 @@ class StatusPage:
 
     def write(self, rank: int, part: int, values: list[int]) -> None:
         """Write a part that the device keeps in its own memory, and raise the alarm."""
-        begin = self._first(rank) + part
+        begin = self.first(rank) + part
         stamp = context_words.stamp(time.monotonic_ns(), rank, part, context_words.code_of(values[0]))
         self.words[begin] = context_words.CLAIMED
         for place, value in enumerate(values[1:], begin + 1):
@@ -142,33 +114,29 @@ class StatusPage:
 
     def say(self, rank: int, offset_bytes: int, number: int, num_barriers: int, text: str, *, is_certain: bool) -> None:
         """Write what has failed on this rank's host, and raise the alarm; see `HostFailure`."""
-        first, at_ns = self._first(self.world_size + rank), time.monotonic_ns()
+        first, at_ns = self.first(self.world_size + rank), time.monotonic_ns()
         said = text.encode()[:_TEXT_NBYTES]
         row = _FAILURE.pack(offset_bytes, number, num_barriers, at_ns, is_certain, len(said)) + said
         begin = (first + 1) * _WORD
         self.words[first] = context_words.CLAIMED
         self._bytes[begin : begin + len(row)] = row
-        self.words[first] = self.words[0] = context_words.stamp(at_ns, rank, _HOST, 1)
+        self.words[first] = self.words[0] = context_words.stamp(at_ns, rank, HOST, 1)
+
+    def withdraw(self, rank: int) -> None:
+        """Take back what this rank's host has said."""
+        self.words[self.first(self.world_size + rank)] = 0
 
     def said(self, rank: int) -> HostFailure | None:
         """Return what has failed last on a rank's host; None if nothing, or if it is being written."""
-        first = self._first(self.world_size + rank)
+        first = self.first(self.world_size + rank)
         stamp = self.words[first]
         if context_words.code_of(stamp) == 0:
             return None
         row = bytes(self._bytes[(first + 1) * _WORD :][: _ROW_NBYTES - _WORD])
         *fields, nbytes = _FAILURE.unpack_from(row)
         text = row[_FAILURE.size :][:nbytes].decode(errors="ignore")
-        return HostFailure._make((stamp, *fields, text)) if self.words[first] == stamp else None
+        return HostFailure._make((rank, stamp, *fields, text)) if self.words[first] == stamp else None
 
-    def withdraw(self, rank: int) -> None:
-        """Take back what this rank's host has said."""
-        self.words[self._first(self.world_size + rank)] = 0
-
-    def _first(self, rank: int) -> int:
-        return (1 + rank) * context_words.STATUS_WORDS
-
-    # -- the device ---------------------------------------------------------------------------------------------------
     def register(self, target: DeviceTarget) -> int:
         """Let a device write to the page; returns the address of the page as its kernels see it."""
         if target.type is DeviceType.CPU:

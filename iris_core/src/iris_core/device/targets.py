@@ -42,19 +42,12 @@ def device_targets(device: str | None, rank: int) -> list[DeviceTarget]:
         index = wanted.index
     if index >= count:
         raise DeviceError(f"device {device!r} was asked for, but there are only {count} GPUs here")
-    gpu = _gpu_target(index)
-    return [gpu] if device is not None else [gpu, cpu]
-
-
-def _gpu_target(index: int) -> DeviceTarget:
-    import torch
-
     properties = torch.cuda.get_device_properties(index)
+    gpu = DeviceTarget(DeviceType.CUDA, index, f"sm_{properties.major}{properties.minor}", 32)
     if torch.version.hip is not None:
         arch = str(properties.gcnArchName).split(":")[0]
-        warp_size = int(getattr(properties, "warp_size", 64))
-        return DeviceTarget(DeviceType.HIP, index, arch, warp_size)
-    return DeviceTarget(DeviceType.CUDA, index, f"sm_{properties.major}{properties.minor}", 32)
+        gpu = DeviceTarget(DeviceType.HIP, index, arch, int(getattr(properties, "warp_size", 64)))
+    return [gpu] if device is not None else [gpu, cpu]
 
 
 def same_device(device: torch.device, own: str) -> bool:

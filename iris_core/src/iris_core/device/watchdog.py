@@ -17,13 +17,17 @@ _LONGEST_SLEEP_S = 5.0
 class LongWait(NamedTuple):
     """A wait of a kernel."""
 
-    stamp: int
-    what: str
-    details: str
+    stamp: int  # another one whenever the wait, or another one of the rank, says that it goes on
+    what: str  # for whom and in which operation, for a sentence
+    details: str  # where exactly
 
 
 class Watchdog:
-    """Look every few seconds; log each long wait when it is seen, then at growing intervals, and when it has ended."""
+    """Logs each long wait when it is seen, then at growing intervals, and when it has ended.
+
+    `look` returns the wait that was the last to last for `after_s`, or None, and `unheard` the text of an error that
+    the next call of this rank raises.
+    """
 
     def __init__(
         self,

@@ -7,14 +7,15 @@ iteration keeps its pages.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left, bisect_right
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
 
 from iris_core.errors import HeapError, NotOnHeapError, PeerAccessError, RankMismatchError
 from iris_core.types import Capability
+from iris_core.world.exchange import close_all
 from iris_core.world.failures import on_all_ranks
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class RangeSet:
         self._starts[i:j], self._ends[i:j] = [a for a, _ in keep], [b for _, b in keep]
 
     def intersection(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The ranges of the set within [start, end); none where `start` is not below `end`."""
+        """Return the ranges of the set within [start, end); none where `start` is not below `end`."""
         if start >= end:
             return []
         i, j = bisect_right(self._ends, start), bisect_left(self._starts, end)
@@ -194,53 +195,39 @@ class Backing:
         world, ranks = world or self._world, range(self._world.world_size) if members is None else members
         growth = cast("SupportsGrowth", self._allocator) if self.grows else None
         generation = self._allocator.generation
-        while self._exchange_part(world, ranks, growth):
-            pass
+        has_more = True
+        while has_more:
+            export, mapping = "could not export its heap", "could not map the heap of a peer"
+            segments = on_all_ranks(world, export, self._allocator.export, PeerAccessError, ranks)
+            more_here = growth is not None and growth.has_more
+            everyone = world.exchange_segments(segments)
+            bases = on_all_ranks(world, mapping, partial(self._import_all, ranks, everyone), PeerAccessError, ranks)
+            self.bases = self.bases or bases
+            if growth is not None:
+                growth.exchanged()
+            has_more = growth is not None and any(more for (more,) in world.all_gather_ints([more_here]))
         self._generation = generation
 
-    def _exchange_part(self, world: World, ranks: Sequence[int], growth: SupportsGrowth | None) -> bool:
-        """Exchange what one export describes; whether some rank has more."""
-        more: list[int] = []
-
-        def tell(error: Exception | None) -> list[int]:
-            rows = world.all_gather_ints([error is None, growth is not None and growth.has_more])
-            more.extend(row[1] for row in rows)
-            return [row[0] for row in rows]
-
-        export, mapping = "could not export its heap", "could not map the heap of a peer"
-        segments = on_all_ranks(world, export, self._allocator.export, PeerAccessError, ranks, tell)
-        everyone = world.exchange_segments(segments)
-        bases = on_all_ranks(world, mapping, lambda: self._import_all(ranks, everyone), PeerAccessError, ranks)
-        self.bases = self.bases or bases
-        if growth is not None:
-            growth.exchanged()
-        return any(more)
-
     def _import_all(self, ranks: Sequence[int], everyone: Sequence[Sequence[Segment]]) -> tuple[int, ...]:
-        """Map every peer; descriptors behind the first error are closed, for `import_peer` will not take them over."""
+        """Map every peer; after an error the descriptors of the others are closed, for no import takes them over."""
         bases: list[int] = []
-        error: Exception | None = None
-        for peer, segments in zip(ranks, everyone, strict=True):
-            if error is not None:
-                for segment in segments:
-                    if segment.fd is not None and peer != self._world.rank:
-                        os.close(segment.fd)
-                continue
-            try:
-                bases.append(self._base if peer == self._world.rank else self._import(peer, segments))
-            except Exception as e:  # noqa: BLE001 - raised below
-                error = e
-        if error is not None:
-            raise error
+        try:
+            for peer, segments in zip(ranks, everyone, strict=True):
+                if peer == self._world.rank:
+                    bases.append(self._base)
+                    continue
+                mapping = self._allocator.import_peer(peer, segments)
+                if mapping.nbytes != self._nbytes:
+                    raise HeapError(f"rank {peer}'s heap has {mapping.nbytes} bytes, this rank's {self._nbytes}")
+                if self.bases and mapping.base_ptr != self.bases[peer]:
+                    raise HeapError(f"the allocator moved rank {peer}'s heap, although kernels know its address")
+                bases.append(mapping.base_ptr)
+        except Exception:
+            for peer, segments in list(zip(ranks, everyone, strict=True))[len(bases) + 1 :]:
+                if peer != self._world.rank:
+                    close_all(each.fd for each in segments if each.fd is not None)
+            raise
         return tuple(bases)
-
-    def _import(self, peer: int, segments: Sequence[Segment]) -> int:
-        mapping = self._allocator.import_peer(peer, segments)
-        if mapping.nbytes != self._nbytes:
-            raise HeapError(f"rank {peer}'s heap has {mapping.nbytes} bytes, this rank's {self._nbytes}")
-        if self.bases and mapping.base_ptr != self.bases[peer]:
-            raise HeapError(f"the allocator moved rank {peer}'s heap, although kernels know its address")
-        return mapping.base_ptr
 
     # -- addresses ----------------------------------------------------------------------------------------------------
     def translate(self, ptr: int, from_rank: int, to_rank: int) -> int:
@@ -263,20 +250,23 @@ class Backing:
         itemsize = tensor.element_size()
         # an empty tensor's own data_ptr() is 0, its storage's is not
         offset = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * itemsize - self._base
-        extent = itemsize * (tensor.numel() if tensor.is_contiguous() else _span(tensor.shape, tensor.stride()))
+        extent = itemsize * (tensor.numel() if tensor.is_contiguous() else span(tensor.shape, tensor.stride()))
         return int(offset) if offset >= 0 and offset + max(extent, 1) <= self._nbytes else None
 
 
 def tensor_at(
     address: int, dtype: torch.dtype, device: torch.device | str, shape: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
-    """Return a tensor of memory that this process can address; whose it is must outlive the tensor."""
+    """Return a tensor of memory that this process can address, at a first element; the owner must outlive the tensor.
+
+    A peer's memory is not the device's own, so the driver is not asked for its device, as torch's public ways would.
+    """
     made = torch.empty(0, dtype=dtype, device=device)
-    nbytes = _span(shape, stride) * dtype.itemsize
+    nbytes = span(shape, stride) * dtype.itemsize
     storage = torch._C._construct_storage_from_data_pointer(address, made.device, nbytes)
     return made.set_(storage, 0, shape, stride)
 
 
-def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
+def span(shape: Sequence[int], stride: Sequence[int]) -> int:
     """Elements from the first to the last one of a strided tensor, both included."""
     return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))

@@ -5,17 +5,15 @@ A block goes through these states:
     live     --freed by the program, or by the end of a scope-->            pending  --agreement of all ranks-->  gone
     live     --dropped by the garbage collector on all ranks, and agreed--> gone
 
-The ranks agree on a block when the streams of none of them use it any more (`iris_core.heap.streams`).  Nothing here
-communicates.
-
-A block is known by its number, which counts allocations and so is the same on every rank.  Offsets would not do: a
-storage can outlive its block, and its offset then belongs to another one.
+The ranks agree on a block when the streams of none of them use it any more (`iris_core.heap.streams`).  A block is
+known by its number, which counts allocations and so is the same on every rank; offsets would not do, because a storage
+can outlive its block.  Nothing here communicates.
 """
 
 from __future__ import annotations
 
 import enum
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from iris_core.errors import HeapError, NotOnHeapError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
     import torch
@@ -38,7 +36,7 @@ Label = tuple[Any, ...]
 
 
 class Op(enum.IntEnum):
-    """What a rank does or did; the first three make up the history, the others are steps taken together."""
+    """An operation on the heap; the first three make up the history, the others are steps taken together."""
 
     ALLOCATE = 1
     FREE = 2
@@ -59,7 +57,6 @@ class Call(NamedTuple):
     before: int
 
     def describe(self) -> str:
-        """Say in words what the call was."""
         if self.op == Op.ALLOCATE:
             where = f"at offset {self.offset}" if self.offset >= 0 else "which finds no free block"
             return f"{format_label(self.label)}, {self.nbytes} bytes aligned to {self.alignment}, {where}"
@@ -82,14 +79,13 @@ class History:
         self._recent: deque[tuple[Any, ...]] = deque(maxlen=HISTORY_LENGTH)
 
     def record(self, op: int, nbytes: int, alignment: int, offset: int, label: Label) -> None:
-        """Add a call."""
         before = self.digest
         self.calls = number = self.calls + 1
         self.digest = hash((before, op, nbytes, alignment, offset))
         self._recent.append((number, op, nbytes, alignment, offset, label, before))  # a Call, made only when read
 
     def recent(self) -> list[Call]:
-        """The calls that are kept, oldest first."""
+        """Return the calls that are kept, oldest first."""
         return [Call(*entry) for entry in self._recent]
 
 
@@ -114,7 +110,7 @@ class Record:
         storage: identity of the storage, which tells it from an earlier one at the same address.
         label: the call that made it.
         source: the storage whose memory was imported, kept until no rank needs it; None for the heap's own memory.
-        pending: whether it was freed and waits for the other ranks.
+        pending, dropped: whether it was freed, or its tensor was dropped, and it waits for the other ranks.
         scope: the scope that will free it.
         streams: streams that use it, as far as the heap was told.
         uses: once it was freed, these with their last moments; empty when they are past, None before.
@@ -128,6 +124,7 @@ class Record:
     label: Label
     source: torch.UntypedStorage | None = None
     pending: bool = False
+    dropped: bool = False
     scope: Scope | None = None
     streams: list[Stream] = field(default_factory=list)
     uses: Uses | None = None
@@ -137,35 +134,30 @@ class Record:
 
 
 class BlockTable:
-    """The blocks of one rank's heap."""
+    """The blocks of one rank's heap, which begins at `base`."""
 
     def __init__(self, base: int, nbytes: int) -> None:
         self._base = base
         self._nbytes = nbytes
         self.history = History()
         self._numbers = 0
-        # live and pending, by offset of the storage; several only where the same memory was imported several times
-        self._by_start: dict[int, list[Record]] = {}
-        self.pending: list[Record] = []
-        """The blocks that wait, in the order in which they were freed; equal on all ranks."""
-        self.released: deque[int] = deque()
-        """Numbers whose storage is gone, which nobody has looked at yet; filled by finalizers, from any thread."""
-        self.unannounced: list[int] = []
-        """Of these, the live ones that the other ranks have not been told of."""
-        self._announced: list[int] = []  # live blocks that this rank has dropped and told the others of
-        self.votes: dict[int, int] = {}
-        """Number -> how many ranks have dropped the live block; equal on all ranks."""
         self.live: dict[int, Record] = {}
+        self.pending: list[Record] = []  # in the order in which they were freed; equal on all ranks
+        # both, by offset of the storage; several only where the same memory was imported several times
+        self._by_start: dict[int, list[Record]] = {}
+        self.released: deque[int] = deque()  # numbers whose storage is gone; filled by finalizers, from any thread
+        self.unannounced: list[Record] = []  # of these, the live ones that the other ranks do not know of
+        self.votes: Counter[int] = Counter()  # number -> ranks that have dropped the live block; equal on all ranks
         self.scopes: list[Scope] = []
         self.version = 0
 
     def next_number(self) -> tuple[int, Callable[[], None]]:
-        """Return a new block's number and what its storage calls when it is gone."""
+        """Return a new block's number, and a function for its storage to call when it is gone."""
         self._numbers = number = self._numbers + 1
         return number, partial(self.released.append, number)
 
     def add(self, record: Record, op: Op, alignment: int) -> None:
-        """A block is live from now on, and belongs to the innermost scope."""
+        """Add a live block, which belongs to the innermost scope."""
         self.history.record(op, record.nbytes, alignment, record.offset, record.label)
         if self.scopes:
             self.scopes[-1].adopt(record)
@@ -195,7 +187,7 @@ class BlockTable:
         )
 
     def retire(self, record: Record) -> None:
-        """The program has freed a live block: it waits for the agreement of all ranks."""
+        """Let a live block that was freed wait for the agreement of all ranks."""
         self.history.record(Op.FREE, record.nbytes, 0, record.offset, record.label)
         self._remove(record)
         self.votes.pop(record.number, None)
@@ -203,49 +195,41 @@ class BlockTable:
         self.pending.append(record)
 
     def take_pending(self, count: int) -> list[Record]:
-        """Return the oldest of the blocks that wait, which nobody waits for any more, and forget them."""
+        """Forget and return the oldest pending blocks."""
         taken = self.pending[:count]
         del self.pending[:count]
         for record in taken:
             self._forget(record)
         return taken
 
-    def discard(self, number: int) -> Record:
+    def discard(self, record: Record) -> Record:
         """Forget a live block that no rank refers to any more."""
-        record = self.live[number]
         self._remove(record)
         self._forget(record)
         return record
 
-    def dropped(self) -> list[int]:
-        """Numbers of the live blocks that this rank has dropped and not yet told the others of."""
+    def dropped(self) -> list[Record]:
+        """Return the live blocks that this rank has dropped and the other ranks do not know of."""
         while self.released:
-            self.unannounced.append(self.released.popleft())
-        # the storage of a block that was freed by the program is released later: that is no second free
-        self.unannounced = [number for number in self.unannounced if number in self.live]
+            if (record := self.live.get(self.released.popleft())) is not None:  # else it was freed before
+                record.dropped = True
+                self.unannounced.append(record)
+        self.unannounced = [record for record in self.unannounced if record.number in self.live]
         return list(self.unannounced)
 
-    def announce(self, numbers: Iterable[int]) -> None:
-        """The other ranks know that this one has dropped these."""
-        told = set(numbers)
-        self._announced = [number for number in [*self._announced, *sorted(told)] if number in self.live]
-        self.unannounced = [number for number in self.unannounced if number not in told]
-
-    def count_votes(self, everyone: Iterable[Iterable[int]], world_size: int) -> list[int]:
-        """Count which blocks ranks say they have dropped, 0 being padding; return those that all have, ascending."""
-        for numbers in everyone:
-            for number in numbers:
-                if number:
-                    self.votes[number] = self.votes.get(number, 0) + 1
+    def announce(self, dropped: Sequence[Record], everyone: Iterable[Iterable[int]], world_size: int) -> list[Record]:
+        """Forget and return, by ascending number, the blocks that now all ranks have said they have dropped."""
+        self.unannounced = [record for record in self.unannounced if record not in dropped]
+        self.votes.update(number for numbers in everyone for number in numbers)
         agreed = sorted(number for number, count in self.votes.items() if count == world_size)
         for number in agreed:
             del self.votes[number]
-        return agreed
+        return [self.discard(self.live[number]) for number in agreed]
 
     def waiting(self) -> list[Record]:
-        """Blocks that were freed, or dropped on this rank, and are not free yet."""
-        gone = [*self.dropped(), *self._announced]
-        return [*self.pending, *(self.live[number] for number in gone if number in self.live)]
+        """Return the blocks that were freed, or dropped on this rank, and are not free yet."""
+        self.dropped()
+        return [*self.pending, *(record for record in self.live.values() if record.dropped)]
 
     def _forget(self, record: Record) -> None:
         same = self._by_start[record.start]
@@ -261,13 +245,7 @@ class BlockTable:
 
 
 class Scope:
-    """Frees, at its end, the blocks that were allocated inside and not kept; made by `SymmetricHeap.scope`.
-
-    Args:
-        table: the blocks.
-        retire: frees a live block.
-        is_open: whether the heap can still be used.
-    """
+    """Frees, at its end, the blocks that were allocated inside and not kept; made by `SymmetricHeap.scope`."""
 
     def __init__(self, table: BlockTable, retire: Callable[[Record], None], is_open: Callable[[], bool]) -> None:
         self._table = table
@@ -276,15 +254,9 @@ class Scope:
         self._records: dict[int, Record] = {}
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Let a tensor outlive this scope; an enclosing scope will free it, or nobody if there is none.
+        """Let a tensor, or a view of one, outlive this scope; only an enclosing one frees it.  Returns the tensor.
 
         Symmetric: every rank keeps the same tensors.
-
-        Args:
-            tensor: a tensor of the heap, or a view of one.
-
-        Returns:
-            The same tensor.
 
         Raises:
             HeapError: the scope is not open, or the tensor was freed before.
@@ -307,7 +279,7 @@ class Scope:
         self._records[record.number] = record
 
     def give_up(self, record: Record) -> None:
-        """Be no longer the scope that frees a block."""
+        """Stop being the scope that frees a block."""
         record.scope = None
         del self._records[record.number]
 
@@ -330,7 +302,7 @@ class Scope:
                     if self._is_open():
                         self._retire(record)
         finally:
-            for scope in inner:  # what could not be freed belongs to nobody now
+            for scope in inner:  # what could not be freed belongs to no scope now
                 for record in list(scope._records.values()):
                     scope.give_up(record)
                 scopes.remove(scope)

@@ -16,7 +16,7 @@ from iris_core.errors import DeviceError, LayoutError, SymmetryError, Unsupporte
 from iris_core.heap.blocks import Op, Record
 from iris_core.heap.symmetry import map_if_new, together, wait_for_device
 from iris_core.types import Capability
-from iris_core.world.failures import name_ranks
+from iris_core.world.failures import list_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,10 +109,7 @@ def agree_on_tensor(state: HeapState, external: torch.Tensor, device: str) -> Pa
     steps = together(state, Op.IMPORT, CANNOT_IMPORT, look, label=("as_symmetric",))
     if len({step.signature for step in steps}) == 1:
         return passed[0]
-    groups: dict[str, list[int]] = {}
-    for rank, text in enumerate(state.world.all_gather_object(str(passed[0]))):
-        groups.setdefault(text, []).append(rank)
-    listed = "\n".join(f"  {name_ranks(ranks)}: {text}" for text, ranks in groups.items())
+    listed = list_ranks(state.world.all_gather_object(str(passed[0])))
     raise SymmetryError(
         f"as_symmetric: the ranks' tensors do not fit together:\n{listed}\nAll ranks must pass tensors of the same "
         "shape, strides and dtype, and either all of them lie on the heap already, at the same offset, or none does"

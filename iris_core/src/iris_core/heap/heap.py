@@ -1,12 +1,9 @@
 """The symmetric heap: one address range per rank, the same blocks at the same offsets on every rank.
 
 Peers are mapped once, when the heap opens, so `heap_bases` never change.  Blocks are handed out by a deterministic
-sub-allocator: the same calls on every rank give the same offsets, and an allocation communicates only when memory
-grows, when there is no room, and when it is the first to reach beyond a half of the heap, or a further sixteenth, which
-groups of ranks could have until then (`iris_core.heap.regions`).
-
-Nothing is reused before all ranks agree that nobody needs it (`iris_core.heap.symmetry`), because a peer that has not
-reached its own free may still write to the block; `iris_core.heap.blocks` has the states.
+sub-allocator: the same calls on every rank give the same offsets.  An allocation communicates only when memory grows,
+when there is no room, and when it is the first to reach beyond a half of the heap, or a further sixteenth
+(`iris_core.heap.regions`).  Nothing is reused before all ranks agree that none needs it (`iris_core.heap.symmetry`).
 
 One thread allocates and frees; only the release of dropped tensors may come from any thread.  First calls of
 collectives may allocate, too (`iris_core.ccl.api`).
@@ -30,7 +27,7 @@ from iris_core.errors import (
 )
 from iris_core.heap import external as imports
 from iris_core.heap import regions, symmetry
-from iris_core.heap.backing import Backing, tensor_at
+from iris_core.heap.backing import Backing, span, tensor_at
 from iris_core.heap.blocks import BlockTable, Op, Record, Scope, format_label
 from iris_core.heap.heap_state import NOT_OPEN, HeapState
 from iris_core.heap.offsets import MIN_ALIGNMENT, SubAllocator, check_alignment
@@ -75,32 +72,24 @@ class SymmetricHeap:
         if not 0 < usable <= allocator.nbytes:
             raise ValueError(f"usable_nbytes={usable_nbytes} of an allocator of {allocator.nbytes} bytes")
         self.streams: Streams = HostStreams() if streams is None else streams
-        """The device's streams."""
-        self.standstill: Standstill | None = None
-        """What CPU ranks know of each other's kernels; set when the context is opened."""
-        self.check_hosts: Callable[[int], None] = lambda address: None
-        """Raises what has failed on another rank's host; likewise."""
+        self.standstill: Standstill | None = None  # set when the context is opened, and likewise:
+        self.check_hosts: Callable[[int], None] = lambda address: None  # raises what has failed on another rank's host
         offsets, blocks = SubAllocator(usable), BlockTable(allocator.base_ptr, allocator.nbytes)
         order, backing = StreamOrder(self.streams), Backing(allocator, world)
         self._state = HeapState(allocator, world, usable, offsets, blocks, order, backing, offsets.nbytes)
         regions.set_first_limit(self._state)
         self.system_area = regions.SystemArea(self._state)
-        """Memory behind what allocations share, for Iris itself."""
         self._on_allocated = on_allocated
         self._device = device
         self._live: tuple[int, tuple[Block, ...]] = (-1, ())  # `live_blocks()` as of a version
 
     # -- opening and closing ------------------------------------------------------------------------------------------
     def open(self) -> None:
-        """Map every peer's heap.
-
-        Collective: every rank calls it once, before anything else.
+        """Map every peer's heap.  Collective: every rank calls it once, before anything else.
 
         Raises:
             HeapError: an allocator reported something that cannot be.
             PeerAccessError: some rank could not map a peer's heap.
-            CollectiveTimeoutError: a rank did not arrive in time.
-            PeerLostError: a rank's process has ended.
         """
         state, area = self._state, self.system_area
         if state.closed != NOT_OPEN:
@@ -112,7 +101,7 @@ class SymmetricHeap:
         state.closed = ""
 
     def refuse(self, why: str) -> None:
-        """Serve no call any more; in a process that was forked off, whose parent goes on, no more than this."""
+        """Serve no call any more."""
         self._state.closed = why
 
     def close(self) -> None:
@@ -125,13 +114,9 @@ class SymmetricHeap:
             self._state.allocator.close()
 
     def refresh_peer_access(self) -> None:
-        """Map what any rank's allocator has to share since the last exchange; does nothing if there is nothing new.
+        """Map what any rank's allocator has to share since the last exchange.
 
         Collective: every rank calls it.  The heap does it by itself whenever memory grows.
-
-        Raises:
-            SymmetryError: the ranks' histories differ.
-            PeerAccessError: some rank could not map a peer's heap.
         """
         self._check_open()
         symmetry.map_if_new(self._state, symmetry.agree(self._state, Op.REFRESH))
@@ -166,23 +151,13 @@ class SymmetricHeap:
         label: Label,
         alignment: int = MIN_ALIGNMENT,
     ) -> torch.Tensor:
-        """Allocate a tensor of any strides; its content is undefined.  See `allocate`.
+        """Allocate a tensor of any strides, in elements and not negative; its content is undefined.  See `allocate`.
 
-        Args:
-            shape: sizes.
-            stride: strides in elements, not negative.
-            dtype: element type.
-            label: the call that asks for it, as (name, argument, ...), for messages.
-            alignment: alignment of the address in bytes; a power of two.
+        `label` is the call that asks for it, as (name, argument, ...), for messages.
         """
-        elements = 1
-        for size, step in zip(shape, stride, strict=True):
-            if size <= 0:
-                if size < 0:
-                    raise ValueError(f"a tensor cannot have {size} elements along a dimension")
-                elements = 0
-                break
-            elements += (size - 1) * step
+        if shape and min(shape) < 0:
+            raise ValueError(f"a tensor cannot have {min(shape)} elements along a dimension")
+        elements = span(shape, stride)
         if alignment != MIN_ALIGNMENT:
             check_alignment(alignment)
             if not self._state.closed and alignment > self._state.backing.max_alignment:
@@ -195,10 +170,7 @@ class SymmetricHeap:
         return torch.empty(0, dtype=dtype, device=raw.device).set_(raw.untyped_storage(), 0, shape, stride)
 
     def _allocate(self, nbytes: int, alignment: int, label: Label) -> torch.Tensor:
-        """Take a block and return the bytes of it: check, offset, commit, tensor, record.
-
-        Nothing has changed if it raises.
-        """
+        """Take a block and return its bytes: check, offset, commit, tensor, record.  If it raises, nothing changes."""
         state = self._state
         self._check_open()
         state.order.check_not_capturing(label[0])
@@ -223,16 +195,13 @@ class SymmetricHeap:
         return raw
 
     def _reserve(self, nbytes: int, alignment: int, label: Label) -> int:
-        """Find an offset; where there is no room, all ranks look for what nobody needs any more."""
+        """Find an offset; where there is no room, all ranks look for what none of them needs any more."""
         with contextlib.suppress(HeapExhaustedError):
             return self._state.offsets.allocate(nbytes, alignment)
         return symmetry.find_room(self._state, nbytes, alignment, label)
 
     def _grow(self, offset: int, nbytes: int, alignment: int, label: Label) -> None:
-        """Back a range with memory that peers have to map; if it fails on a rank, every rank gives back what it got.
-
-        Collective: every rank comes here in the same call.
-        """
+        """Back a range with memory that peers have to map; if it fails on a rank, every rank gives back what it got."""
         state = self._state
         what = f"could not get memory for {format_label(label)}"
         asked: dict[str, Any] = {"nbytes": nbytes, "alignment": alignment, "label": label}
@@ -254,7 +223,7 @@ class SymmetricHeap:
             self._on_allocated(record.offset, record.nbytes)
 
     def allocate_unscoped(self, nbytes: int, label: Label, alignment: int) -> torch.Tensor:
-        """Allocate bytes that no scope frees, for somebody who hands them out piece by piece.  See `allocate`."""
+        """Allocate bytes that no scope frees, to be handed out piece by piece.  See `allocate`."""
         raw = self._allocate(nbytes, alignment, label)
         if self._state.blocks.scopes:
             self._state.blocks.scopes[0].keep(raw)
@@ -276,11 +245,7 @@ class SymmetricHeap:
         return out, torch.tensor([base + offset for base in self.heap_bases], dtype=torch.int64, device=out.device)
 
     def as_symmetric(self, external: torch.Tensor) -> torch.Tensor:
-        """Bring a tensor onto the heap; see `iris_core.Iris.as_symmetric`.
-
-        Raises:
-            HeapError: the current stream of some rank is being captured into a graph.
-        """
+        """Bring a tensor onto the heap; see `iris_core.Iris.as_symmetric`."""
         self._check_open()
         passed = imports.agree_on_tensor(self._state, external, self._device)
         if passed.offset >= 0:
@@ -314,9 +279,8 @@ class SymmetricHeap:
     def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
         """Say that kernels on another stream use a tensor, so that its block is not reused before they are done.
 
-        Local: ranks may use different streams.  It is what `Tensor.record_stream` is for torch's own memory (and does
-        nothing for memory of the heap).  Needed for a stream that is current neither when the tensor is allocated nor
-        when it is freed.
+        Local: ranks may use different streams.  Needed for a stream that is current neither when the tensor is
+        allocated nor when it is freed, as `Tensor.record_stream` is for torch's own memory.
 
         Args:
             tensor: a tensor of this heap, or any view that shares its storage.
@@ -356,46 +320,34 @@ class SymmetricHeap:
     def barrier_agreement(self, stream: Stream | None = None, *, wait: bool = True) -> None:
         """Finish the device's work, compare histories, and free what all ranks have freed or dropped.
 
-        Collective: every rank calls it.  No rank returns before all have called, so it is a barrier of the hosts as
-        well.
+        Collective: every rank calls it; it is a barrier of the hosts as well.
 
         Args:
             stream: wait for the work of this one alone; blocks that others still use stay pending until a later
                 agreement.
             wait: whether to wait at all.
 
-        Raises:
-            SymmetryError: the histories differ; raised on every rank.
-            DeviceError: the work of a rank's device has failed; raised on every rank.
-            HeapError: a rank could not give memory back that is free; raised on every rank.  The heap can be used as
-                before: the next allocation there tries again.
-            CollectiveTimeoutError: a rank did not arrive in time.
-            PeerLostError: a rank's process has ended.
+        Raises (on every rank):
+            SymmetryError: the histories differ.
+            DeviceError: the work of a rank's device has failed.
+            HeapError: a rank could not give memory back that is free; the next allocation there tries again.
         """
         self._check_open()
         symmetry.agree_at_barrier(self._state, stream, wait=wait)
 
     def check_peers(self, address: int = 0) -> None:
-        """Raise if a peer cannot end a wait for a word; see `iris_core.protocols.HeapView`.  Local and cheap."""
+        """Raise if a peer cannot end a wait for a word; see `iris_core.protocols.MemoryMap`.  Local and cheap."""
         self._state.world.check_peers()
         if address:
             self.check_hosts(address)
 
     def stands_still(self, quiet: bool) -> bool:
-        """Say that kernels of this rank have polled in vain, and return whether no rank can end that.
-
-        Local.  Only where all ranks' kernels run on the CPU; see `iris_core.device.status`.
-        """
+        """Report that kernels of this rank have polled in vain; return whether no rank can end that.  Local, CPU."""
         return self.standstill is not None and self.standstill.report(quiet)
 
     # -- addresses ----------------------------------------------------------------------------------------------------
     def translate(self, ptr: int, from_rank: int, to_rank: int) -> int:
-        """Return the address of the same place in another rank's heap, both as seen by this process.
-
-        Args:
-            ptr: an address in `from_rank`'s heap.
-            from_rank: rank whose heap `ptr` lies in.
-            to_rank: rank whose heap the result lies in.
+        """Return the address in `to_rank`'s heap of the place that `ptr` is in `from_rank`'s, as seen by this process.
 
         Raises:
             ValueError: no such rank.
@@ -428,22 +380,13 @@ class SymmetricHeap:
         return self.is_symmetric(tensor)
 
     def offset_of(self, tensor: torch.Tensor) -> int:
-        """Return the offset in bytes of a tensor's first element; it is the same on every rank.
-
-        Raises:
-            NotOnHeapError: the tensor does not lie wholly on the heap.
-        """
+        """Return the offset in bytes of a tensor's first element, the same on every rank; see `check_on_heap`."""
         return self.check_on_heap(tensor, "offset_of")
 
     def check_on_heap(self, tensor: torch.Tensor, what: str) -> int:
-        """Raise unless a tensor lies wholly on the heap; return its offset in bytes.
+        """Return the offset in bytes of a tensor; NotOnHeapError unless it lies wholly on the heap.
 
-        Args:
-            tensor: what was passed by the user.
-            what: what it was passed as, the first words of the message ("all_reduce: the input").
-
-        Raises:
-            NotOnHeapError: it does not.
+        `what` begins the message: what the tensor was passed as ("all_reduce: the input").
         """
         self._check_open()
         offset = self._state.backing.offset_within(tensor)
@@ -494,8 +437,7 @@ class SymmetricHeap:
     def live_blocks(self) -> Sequence[Block]:
         """Live blocks by ascending offset: allocations, what groups of this rank have, and the system area last.
 
-        Freed ones do not count, even before all agree, but for those that calls of this rank were still using when they
-        were freed.
+        Freed ones do not count, but for those that calls of this rank still use.
         """
         version, state = self.version, self._state
         if self._live[0] != version:

@@ -20,32 +20,17 @@ NOT_OPEN = "the symmetric heap is not open yet: call open() on every rank"
 
 @dataclass(slots=True, eq=False)
 class HeapState:
-    """What one rank knows of its heap.
+    """The state of one rank's heap."""
 
-    Attributes:
-        allocator: owns the memory.
-        world: the ranks.
-        usable: bytes that allocations share; behind them lies the system area.
-        offsets: which ranges are free; equal on all ranks.
-        blocks: what is allocated, and the history of calls.
-        order: which streams still use what.
-        backing: which ranges have memory, and where the peers' heaps are.
-        floor: where the lowest region of a group begins on this rank.
-        groups: the regions that groups of ranks have at the end, by offset.
-        groups_lock: held by who takes memory there, or lets allocations have more of it.
-        holders: offset of a block of imported memory -> live and pending imports in it.
-        closed: why the heap cannot be used; empty while it can.
-    """
-
-    allocator: Allocator
+    allocator: Allocator  # owns the memory
     world: World
-    usable: int
-    offsets: SubAllocator
-    blocks: BlockTable
-    order: StreamOrder
-    backing: Backing
-    floor: int
-    groups: list[Block] = field(default_factory=list)
-    groups_lock: threading.Lock = field(default_factory=threading.Lock)
-    holders: dict[int, int] = field(default_factory=dict)
-    closed: str = NOT_OPEN
+    usable: int  # bytes that allocations share; after them lies the system area
+    offsets: SubAllocator  # which ranges are free; equal on all ranks
+    blocks: BlockTable  # what is allocated, and the history of calls
+    order: StreamOrder  # which streams still use what
+    backing: Backing  # which ranges have memory, and where the peers' heaps are
+    floor: int  # where the lowest region of a group begins on this rank
+    groups: list[Block] = field(default_factory=list)  # the regions of groups of ranks at the end, by offset
+    groups_lock: threading.Lock = field(default_factory=threading.Lock)  # of these, and of the limit of allocations
+    holders: dict[int, int] = field(default_factory=dict)  # offset of imported memory -> live and pending imports
+    closed: str = NOT_OPEN  # why the heap cannot be used; empty while it can

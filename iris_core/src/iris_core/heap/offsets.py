@@ -4,8 +4,7 @@ The symmetric heap rests on one property of this module: the same sequence of ca
 process.  Nothing here depends on time, addresses, hashes of strings or the order of a set.
 
 Best fit: the smallest free block that can hold the request, and of equals the one at the lowest offset.  Adjacent free
-blocks are merged at once, so the free list is a function of the live blocks alone.  Finding a block is a binary search;
-updating the sorted list moves machine words, which stays below the search's cost for any list met in practice.
+blocks are merged at once, so the free list is a function of the live blocks alone.
 """
 
 from __future__ import annotations
@@ -19,11 +18,7 @@ MIN_ALIGNMENT = 256
 
 
 class SubAllocator:
-    """Hands out and takes back parts of the range [0, nbytes).
-
-    Args:
-        nbytes: size of the range; what is beyond the last multiple of `alignment` is not used.
-        alignment: granule of every block in bytes, a power of two.
+    """Hands out and takes back parts of the range [0, nbytes), in multiples of `alignment`, a power of two.
 
     Example:
         >>> sub = SubAllocator(4096)
@@ -39,35 +34,20 @@ class SubAllocator:
         self.nbytes = nbytes // alignment * alignment
         if self.nbytes <= 0:
             raise ValueError(f"a heap of {nbytes} bytes is too small: the smallest block has {alignment} bytes")
-        self.limit = self.nbytes
-        """Where blocks end at most; it may rise, up to `nbytes`."""
+        self.limit = self.nbytes  # where blocks end at most; it may rise, up to `nbytes`
         self.num_frees = 0
-        """How often a block was given back."""
         self._live: dict[int, int] = {}  # offset -> size
         self._by_size: list[tuple[int, int]] = [(self.nbytes, 0)]  # free blocks as (size, offset), sorted
         self._by_start: dict[int, int] = {0: self.nbytes}  # free blocks: offset -> size
         self._by_end: dict[int, int] = {self.nbytes: 0}  # free blocks: end -> offset
-        self.allocated_bytes = self.peak_bytes = 0
-        """Bytes in live blocks, now and at most."""
+        self.allocated_bytes = self.peak_bytes = 0  # in live blocks, now and at most
 
     def rounded(self, nbytes: int) -> int:
-        """Size of the block that a request of `nbytes` gets; a request for nothing gets the smallest block."""
+        """Return the size of the block that a request gets: of nothing, the smallest block."""
         return (nbytes + self.alignment - 1) // self.alignment * self.alignment if nbytes > 0 else self.alignment
 
     def allocate(self, nbytes: int, alignment: int = MIN_ALIGNMENT) -> int:
-        """Take a block.
-
-        Args:
-            nbytes: size in bytes; 0 takes the smallest block, so that every block has an offset of its own.
-            alignment: what the offset must be a multiple of; any power of two.
-
-        Returns:
-            The block's offset.
-
-        Raises:
-            ValueError: negative size, or an alignment that is no power of two.
-            HeapExhaustedError: no free block is large enough, as far as it lies below `limit`.
-        """
+        """Take a block and return its offset, a multiple of `alignment`; HeapExhaustedError if there is no room."""
         if nbytes < 0:
             raise ValueError(f"cannot allocate {nbytes} bytes")
         granule = self.alignment
@@ -105,17 +85,7 @@ class SubAllocator:
         return offset
 
     def free(self, offset: int) -> int:
-        """Give a block back.
-
-        Args:
-            offset: what `allocate` returned.
-
-        Returns:
-            The size of the block in bytes, as rounded.
-
-        Raises:
-            HeapError: no live block begins there (it was freed before, or the offset points into a block).
-        """
+        """Give a block back, and return its size in bytes, as rounded; HeapError if no live block begins there."""
         size = self._live.pop(offset, None)
         if size is None:
             raise HeapError(f"no live block begins at offset {offset}: it was freed before, or is no block's start")
@@ -135,7 +105,7 @@ class SubAllocator:
         return size
 
     def size_of(self, offset: int) -> int:
-        """Size in bytes, as rounded, of the live block that begins at `offset`; KeyError if there is none."""
+        """Return the size in bytes, as rounded, of the live block that begins at `offset`."""
         return self._live[offset]
 
     def live(self) -> list[tuple[int, int]]:
@@ -147,7 +117,7 @@ class SubAllocator:
         return sorted(self._by_start.items())
 
     def free_below(self, end: int) -> tuple[int, int]:
-        """Bytes that are free below a place, at or above `limit`, and how many of them are in one piece at most."""
+        """Return how many bytes are free below a place, at or above `limit`, and the most in one piece."""
         most = 0
         for size, start in reversed(self._by_size):
             most = max(most, min(size, end - start))
@@ -156,7 +126,7 @@ class SubAllocator:
         return end - self.allocated_bytes, most
 
     def end_behind_all(self, nbytes: int, alignment: int) -> int:
-        """Where a block would end that lies behind all others, whatever the limit."""
+        """Return where a block would end that lies behind all others, whatever the limit."""
         size = self.rounded(nbytes)
         start = self._by_end.get(self.nbytes, self.nbytes)
         return -(-start // alignment) * alignment + size

@@ -4,16 +4,14 @@ The system area lies behind what users allocate.  Every rank has it from the sta
 members agree on a range that none of them uses.  Its content is zero when a range is handed out.
 
 The upper end of the heap is for more: what users allocate has the same offsets on all ranks and lies below a limit that
-is equal everywhere.  Above it, the members of a group agree on a range below the regions that any of them has already,
-so groups without a common member may have the same offsets, and those with one never do.  When allocations need more,
-all ranks come together, and the limit rises as far as no rank's regions are in the way.
+is equal everywhere.  Above it, the members of a group agree on a range below the regions that any of them has already.
+When allocations need more, all ranks come together, and the limit rises as far as no rank's regions are in the way.
 
-Nobody but a group's members takes part, so a group never waits for other ranks.  Nothing is ever given back: captured
-graphs may know it.
+Only a group's members take part, so a group never waits for other ranks.  Nothing is ever given back: captured graphs
+may know it.
 
 Threads of a rank may take regions for several groups, and for allocations, at the same time.  Each rank has a lock, and
-who wants memory holds those of all members meanwhile.  Members lock one after the other, in the order of ranks, so of
-those that want memory at the same time none waits for one that waits for it.
+a step holds those of all members, taken in the order of ranks, so that no two steps wait for each other.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ class SystemArea:
             whole.zero_()
 
     def tensor(self, offset_bytes: int, nbytes: int) -> torch.Tensor:
-        """Return this rank's bytes of a range (uint8), for Iris itself; nobody accounts for them."""
+        """Return this rank's bytes of a range (uint8), for Iris itself."""
         if self._state.closed:
             raise HeapClosedError(self._state.closed)
         if offset_bytes < 0 or nbytes < 1 or offset_bytes + nbytes > self.nbytes:
@@ -67,7 +65,7 @@ class SystemArea:
         return self._state.allocator.tensor(self._state.usable + offset_bytes, nbytes, lambda: None)
 
     def reserve_at_opening(self, nbytes: int) -> int:
-        """Reserve a range for the whole world, without asking anybody.
+        """Reserve a range for the whole world, without an exchange.
 
         Collective: every rank calls it with the same size while the context is opened, before any group has a range.
         """

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from iris_core.errors import DeviceError, HeapError, HeapExhaustedError, IrisError, SymmetryError
 from iris_core.heap import regions
 from iris_core.heap.blocks import HISTORY_LENGTH, Call, Op, format_label
-from iris_core.world.failures import name_ranks, on_all_ranks
+from iris_core.world.failures import list_ranks, on_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -127,15 +127,10 @@ def explain_difference(tails: Sequence[Sequence[Call]]) -> str:
             f"{HISTORY_LENGTH} calls are kept. Call barrier() more often to find the place. {advice}"
         )
     for number in range(first, last + 1):
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for rank, calls in enumerate(by_number):
-            groups.setdefault(calls[number][1:5] if number in calls else (), []).append(rank)
-        if len(groups) > 1:
-            lines = []
-            for ranks in groups.values():
-                call = by_number[ranks[0]].get(number)
-                lines.append(f"  {name_ranks(ranks)}: {call.describe() if call else 'no such call'}")
-            return f"the ranks' heaps have diverged at call {number}:\n" + "\n".join(lines) + f"\n{advice}"
+        made = {calls[number][1:5]: calls[number].describe() for calls in by_number if number in calls}
+        if len(made) > 1 or any(number not in calls for calls in by_number):
+            texts = (made[calls[number][1:5]] if number in calls else "no such call" for calls in by_number)
+            return f"the ranks' heaps have diverged at call {number}:\n{list_ranks(texts)}\n{advice}"
     raise AssertionError("explain_difference was called with equal histories")
 
 
@@ -189,7 +184,7 @@ def retire(state: HeapState, record: Record) -> None:
 
 def reclaim_dropped(state: HeapState) -> None:
     """In a world of one, free what was dropped."""
-    records = [state.blocks.discard(number) for number in state.blocks.dropped()]
+    records = [state.blocks.discard(record) for record in state.blocks.dropped()]
     for record in records:
         state.order.end(record)
     _settle(state, *_recycle(state, records))
@@ -224,7 +219,7 @@ def _reclaim(
     Returns where the memory of groups begins on each rank, and what `_recycle` returns.
     """
     blocks, order, world = state.blocks, state.order, state.world
-    dropped: list[int] = []
+    dropped: list[Record] = []
 
     def finish() -> dict[str, int]:
         if wait:
@@ -232,19 +227,17 @@ def _reclaim(
         if blocks.released or blocks.unannounced:
             dropped.extend(blocks.dropped())
         if wait and stream is None:
-            order.device_is_idle([*blocks.pending, *(blocks.live[number] for number in dropped)])
+            order.device_is_idle([*blocks.pending, *dropped])
         else:
-            dropped[:] = [number for number in dropped if order.is_idle(blocks.live[number])]
+            dropped[:] = filter(order.is_idle, dropped)
         return {"num_dropped": len(dropped), "num_idle": sum(1 for _ in takewhile(order.is_idle, blocks.pending))}
 
     steps = together(state, op, NOT_FINISHED, finish, DeviceError, **asked)
     count = min(step.num_idle for step in steps)
     freed = blocks.take_pending(count) if count else []
-    longest = max(step.num_dropped for step in steps)
-    if longest:
-        everyone = world.all_gather_ints(dropped + [0] * (longest - len(dropped)))
-        blocks.announce(dropped)
-        freed += [blocks.discard(number) for number in blocks.count_votes(everyone, world.world_size)]
+    if any(step.num_dropped for step in steps):
+        everyone = world.all_gather_object([record.number for record in dropped])
+        freed += blocks.announce(dropped, everyone, world.world_size)
     gave_back, error = _recycle(state, freed) if freed else (False, None)
     map_if_new(state, steps)
     return [step.floor for step in steps], gave_back, error

@@ -7,8 +7,7 @@ exists.  Arguments are checked before anything is allocated; should filling fail
 What all factories have in common:
 
     Symmetric: every rank calls the factory with the same sizes and dtype, in the same order with other allocations
-        and frees.  Nothing is communicated unless memory grows, there is no room, or it is
-        the first one to reach beyond a half of the heap or a further sixteenth (`iris_core.heap.regions`).
+        and frees.
     Args:
         sizes: sizes one by one or as one (nested) tuple or list; `()` makes a tensor without dimensions.
         size: the same by keyword.
@@ -45,14 +44,9 @@ if TYPE_CHECKING:
     from iris_core.heap.heap import SymmetricHeap
 
 
-Scalar = bool | int | float | complex | torch.Tensor
-"""A number, or a tensor without dimensions that stands for its value."""
-
-Device = str | int | torch.device | None
-"""A device as torch takes it; None stands for the context's own."""
-
-_META = torch.device("meta")
-"""Tensors without memory: for asking torch what it would make."""
+Scalar = bool | int | float | complex | torch.Tensor  # a tensor without dimensions stands for its value
+Device = str | int | torch.device | None  # None for the context's own
+_META = torch.device("meta")  # for asking torch what it would make
 
 
 class TensorFactories:
@@ -433,16 +427,10 @@ class TensorFactories:
         requires_grad: bool,
         memory_format: torch.memory_format,
     ) -> torch.Tensor:
-        """What torch's `<name>` would make, without its memory."""
+        """Return what torch's `<name>` would make, without its memory."""
         self._check_options(name, device, input.layout if layout is None else layout)
-        return torch.empty_like(
-            input,
-            dtype=dtype,
-            layout=torch.strided,
-            device=_META,
-            requires_grad=requires_grad,
-            memory_format=memory_format,
-        )
+        how: Any = {"dtype": dtype, "requires_grad": requires_grad, "memory_format": memory_format}
+        return torch.empty_like(input, layout=torch.strided, device=_META, **how)
 
     def _make(
         self,
@@ -493,7 +481,7 @@ def _like_size(
     requires_grad: bool,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> torch.Tensor:
-    """What torch would make for a size, without its memory."""
+    """Return what torch would make for a size, without its memory."""
     if size is not None:
         if sizes:
             raise TypeError(f"{name}() got its size twice, by position and by keyword")
@@ -514,7 +502,7 @@ def _check_inexact(name: str, dtype: torch.dtype) -> None:
 
 
 def _number(value: Scalar) -> Any:
-    """The value of a tensor without dimensions; anything else as it is, torch knows what to say to it."""
+    """Return the value of a tensor without dimensions; anything else as it is, for torch to judge."""
     return value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value
 
 

@@ -83,11 +83,7 @@ class Registry:
         return tuple(sorted({record.name for record in self._records}))
 
     def resolve(self, kind: PluginKind, name: str) -> PluginRecord:
-        """Return the one plugin that a name means.  Imports nothing.
-
-        Args:
-            kind: what the plugin provides.
-            name: "gluon", or "gluon@iris-gluon" where two distributions offer the same name.
+        """Return the one plugin that a name means: "gluon", or "gluon@iris-gluon" where two offer the same name.
 
         Raises:
             PluginNotFoundError: no installed plugin has this name.
@@ -110,10 +106,10 @@ class Registry:
         return usable[0]
 
     def _not_found(self, kind: PluginKind, name: str) -> PluginNotFoundError:
-        plain = name.partition("@")[0]
         installed = sorted({record.name for record in self.records(kind)})
-        qualified_names = [record.qualified_name for record in self.records(kind)]
-        close = difflib.get_close_matches(name, qualified_names if "@" in name else installed, n=3, cutoff=0.5)
+        known = [record.qualified_name for record in self.records(kind)] if "@" in name else installed
+        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        plain = name.partition("@")[0]
         hints = [f"installed are {', '.join(installed)}" if installed else f"no {kind} is installed at all"]
         if close:
             hints.append(f"did you mean {' or '.join(map(repr, close))}?")
@@ -126,11 +122,7 @@ class Registry:
 
     # -- changing -----------------------------------------------------------------------------------------------------
     def block(self, names: Iterable[str]) -> None:
-        """Block these plugins and no others; a blocked plugin is never loaded or chosen.
-
-        Args:
-            names: `name` or `name@distribution`; a name blocks plugins of every kind.
-        """
+        """Never load these plugins, and no others: by `name`, which counts for every kind, or `name@distribution`."""
         with self._lock:
             wanted = frozenset(qualified(name) for name in names)
             known = {name for record in self._records for name in record.block_names}
@@ -176,7 +168,7 @@ class Registry:
             self._settle()
 
     def _settle(self) -> None:
-        """Derive who is blocked and who conflicts; what was loaded before stays loaded."""
+        """Derive which plugins are blocked and which conflict; a plugin that was loaded before stays loaded."""
         self.revision += 1
         for record in self._records:
             if record.block_names & self._blocked:
@@ -203,9 +195,7 @@ class Registry:
 
     # -- loading ------------------------------------------------------------------------------------------------------
     def load(self, record: PluginRecord) -> PluginRecord:
-        """Import and check a plugin; does nothing if that is done.
-
-        A conflicting plugin is loaded: whoever has its record has chosen it.
+        """Import and check a plugin, also a conflicting one: its record was chosen; nothing if that is done.
 
         Raises:
             NoUsablePluginError: it is blocked.
@@ -243,35 +233,29 @@ class Registry:
         record.state, record.reason = PluginState.LOADED, ""
 
     def load_all(self) -> tuple[PluginRecord, ...]:
-        """Load every plugin and probe it on each device type it names; never raises for a plugin that fails.
+        """Load every plugin and probe it on each device type it names; return all records.
 
-        Returns:
-            All records; `state` and `reason` say what became of each.
+        Never raises for a plugin that fails: `state` and `reason` of its record say so.
         """
         for record in self.records():
-            if record.state not in (PluginState.BLOCKED, PluginState.CONFLICTING):
-                try:
-                    self._survey(record)
-                except PluginError as error:
-                    logger.debug("%s", error, exc_info=error)  # the record keeps it
+            if record.state in (PluginState.BLOCKED, PluginState.CONFLICTING):
+                continue
+            try:
+                self.load(record)
+                if record.info is None or record.kind is PluginKind.OBSERVER or record.state is PluginState.CREATED:
+                    continue
+                answers = [self.probe(record, DeviceTarget(device)) for device in sorted(record.info.devices)]
+            except PluginError as error:
+                logger.debug("%s", error, exc_info=error)  # the record keeps it
+                continue
+            available = not answers or any(answers)
+            record.state = PluginState.LOADED if available else PluginState.UNAVAILABLE
+            record.reason = "" if available else "; ".join(dict.fromkeys(answer.reason for answer in answers))
         return self.records()
-
-    def _survey(self, record: PluginRecord) -> None:
-        self.load(record)
-        if record.info is None or record.kind is PluginKind.OBSERVER or record.state is PluginState.CREATED:
-            return
-        answers = [self.probe(record, DeviceTarget(device)) for device in sorted(record.info.devices)]
-        available = not answers or any(answers)
-        record.state = PluginState.LOADED if available else PluginState.UNAVAILABLE
-        record.reason = "" if available else "; ".join(dict.fromkeys(answer.reason for answer in answers))
 
     # -- calling one plugin -------------------------------------------------------------------------------------------
     def settings_class(self, record: PluginRecord) -> type[PluginSettings]:
-        """Return the class of a plugin's settings.
-
-        Raises:
-            PluginLoadError: the plugin raised or returned something else; or as `load`.
-        """
+        """Return the class of a plugin's settings; PluginLoadError if it raised or returned something else."""
         from iris_core.settings import PluginSettings  # pydantic is heavy, and listing plugins does not need it
 
         self.load(record)
@@ -281,11 +265,7 @@ class Registry:
         return cls
 
     def probe(self, record: PluginRecord, target: DeviceTarget) -> Availability:
-        """Ask a plugin whether it can be used on a device.
-
-        Raises:
-            PluginLoadError: the plugin raised or returned something else; or as `load`.
-        """
+        """Ask a plugin whether it can be used on a device; raises like `settings_class`."""
         self.load(record)
         answer = self._call(record, "iris_plugin_probe", target=target)
         if not isinstance(answer, Availability):
@@ -315,7 +295,7 @@ class Registry:
             targets: the devices of this machine; it is asked about those that it works on.
 
         Raises:
-            PluginError: the plugin raised or returned something else, which does not make it unusable; or as `load`.
+            PluginError: the plugin raised or returned something else, which does not make it unusable.
         """
         self.load(record)
         if record.info is None or not _implements(record, "iris_plugin_diagnose"):

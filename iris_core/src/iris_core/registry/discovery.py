@@ -23,7 +23,10 @@ _NAME = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", re.ASCII)
 
 
 def discover(search_path: Sequence[str] | None = None) -> list[PluginRecord]:
-    """Read the entry points of all distributions; a damaged one is listed as broken.  Imports no plugin."""
+    """Read the entry points of all distributions on a path, by default the interpreter's.  Imports no plugin.
+
+    A damaged distribution is listed as broken.
+    """
     where = searched(search_path)
     records: list[PluginRecord] = []
     seen = set()
@@ -39,7 +42,10 @@ def discover(search_path: Sequence[str] | None = None) -> list[PluginRecord]:
             continue
         if not groups:
             continue
-        name = _short_name(found)
+        try:
+            name = identity(found)[0]
+        except Exception:  # noqa: BLE001 - said below; the name is the one that the folder begins with
+            name = pathlib.Path(str(folder_of(found))).stem.partition("-")[0] or "unknown"
         if canonical(name) in seen:
             continue
         seen.add(canonical(name))
@@ -85,14 +91,6 @@ def identity(distribution: Any) -> tuple[str, str]:
 def folder_of(distribution: Any) -> Any:
     """Where a distribution's metadata lies, for messages."""
     return getattr(distribution, "_path", None) or distribution.locate_file("")
-
-
-def _short_name(distribution: Any) -> str:
-    """The name of a distribution, or where it does not tell, the one that its folder begins with."""
-    try:
-        return identity(distribution)[0]
-    except Exception:  # noqa: BLE001 - discovering it says what is wrong
-        return pathlib.Path(str(folder_of(distribution))).stem.partition("-")[0] or "unknown"
 
 
 def _entry_points_text(distribution: Any) -> str:

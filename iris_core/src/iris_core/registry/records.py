@@ -43,9 +43,8 @@ class PluginRecord:
 
     Attributes:
         kind: what it provides.
-        name: name of its entry point, by which users choose it.
-        distribution: distribution that installed it.
-        version: that distribution's version.
+        name: of its entry point, by which users choose it.
+        distribution, version: that installed it.
         entry_point: what the entry point names ("module:object").
         state: where it stands.
         reason: why, if it cannot be used.
@@ -113,9 +112,8 @@ class PluginRecord:
         """Warn, once, that the plugin is not used because it does not work."""
         if not self.reported:
             self.reported = True
-            text = str(error)
-            where = "" if self.label in text else f"{self.label}: "
-            logger.warning("a plugin is left out: %s%s", where, text)
+            where = "" if self.label in str(error) else f"{self.label}: "
+            logger.warning("a plugin is left out: %s%s", where, error)
 
     def show_error(self) -> None:
         """Derive state and reason from the error."""
@@ -185,30 +183,25 @@ def validate_hooks(record: PluginRecord, plugin: Any) -> pluggy.PluginManager:
         if any(each.wrapper or each.hookwrapper for each in implementations):
             raise load_error(record, f"{where} implements {hook} as a wrapper; hooks of Iris are plain methods")
         if hook not in allowed and not all(each.optionalhook for each in implementations):
-            raise load_error(record, f"{where} implements {_complaint(hook, allowed, record.kind)}")
+            close = difflib.get_close_matches(hook, allowed, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(allowed)}"
+            raise load_error(record, f"{where} implements {hook}, which is no hook of the kind {record.kind}: {hint}")
     if not observer and (missing := [hook for hook in PROVIDER_HOOKS if hook not in implemented]):
         raise load_error(record, f"{where} does not implement {', '.join(missing)}")
     return manager
 
 
-def _complaint(hook: str, allowed: tuple[str, ...], kind: PluginKind) -> str:
-    if hook in OBSERVER_HOOKS:
-        return f"{hook}, which is called on observers only: they stand in the group {PluginKind.OBSERVER.group!r}"
-    if hook in (*PROVIDER_HOOKS, *OPTIONAL_PROVIDER_HOOKS):
-        return f"{hook}, which is never called on plugins of kind {kind}"
-    close = difflib.get_close_matches(hook, allowed, n=1)
-    return f"the unknown hook {hook!r}; " + (
-        f"did you mean {close[0]}?" if close else f"known hooks are {', '.join(allowed)}"
-    )
-
-
 def check_info(record: PluginRecord, info: Any) -> PluginInfo:
     """Check what a plugin says about itself; the API first, because the rest may depend on it."""
+
+    def wrong(expected: str, got: Any) -> PluginLoadError:
+        return wrong_result(record, "iris_plugin_info", expected, got)
+
     if not isinstance(info, PluginInfo):
-        raise wrong_result(record, "iris_plugin_info", "a PluginInfo", info)
+        raise wrong("a PluginInfo", info)
     api = info.api
     if not (isinstance(api, tuple) and len(api) == 2 and all(isinstance(number, int) for number in api)):
-        raise wrong_result(record, "iris_plugin_info", "api as (major, minor)", api)
+        raise wrong("api as (major, minor)", api)
     if api[0] != PLUGIN_API[0] or api[1] > PLUGIN_API[1]:
         older = "iris-core" if api > PLUGIN_API else record.distribution
         raise PluginAPIVersionError(
@@ -216,23 +209,21 @@ def check_info(record: PluginRecord, info: Any) -> PluginInfo:
             f"upgrade {older}"
         )
     if info.kind is not record.kind:
-        raise load_error(
-            record, f" says that it is of kind {info.kind!s}, but stands in the group {record.kind.group!r}"
-        )
+        problem = f" says that it is of kind {info.kind!s}, but stands in the group {record.kind.group!r}"
+        raise load_error(record, problem)
     if not isinstance(info.name, str) or not re.fullmatch(r"[A-Za-z0-9][\w.-]*", info.name) or info.name == "auto":
-        raise wrong_result(record, "iris_plugin_info", "a name of letters, digits, - _ . (not 'auto')", info.name)
+        raise wrong("a name of letters, digits, - _ . (not 'auto')", info.name)
     if record.name and info.name != record.name:
-        raise load_error(
-            record, f" says that its name is {info.name!r}: PluginInfo.name and the entry point's must be equal"
-        )
+        problem = f" says that its name is {info.name!r}: PluginInfo.name and the entry point's must be equal"
+        raise load_error(record, problem)
     for attribute, member in (("devices", DeviceType), ("provides", Capability), ("requires", Capability)):
         value = getattr(info, attribute)
         if not (isinstance(value, frozenset) and all(isinstance(each, member) for each in value)):
-            raise wrong_result(record, "iris_plugin_info", f"{attribute} as a frozenset of {member.__name__}", value)
+            raise wrong(f"{attribute} as a frozenset of {member.__name__}", value)
     if isinstance(info.priority, bool) or not isinstance(info.priority, int):
-        raise wrong_result(record, "iris_plugin_info", "priority as an integer", info.priority)
+        raise wrong("priority as an integer", info.priority)
     if not isinstance(info.summary, str):
-        raise wrong_result(record, "iris_plugin_info", "a summary as text", info.summary)
+        raise wrong("a summary as text", info.summary)
     if not info.devices and record.kind in (PluginKind.ALLOCATOR, PluginKind.BACKEND):
         raise load_error(record, " names no device type that it works on (PluginInfo.devices)")
     return info

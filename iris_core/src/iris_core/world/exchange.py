@@ -1,4 +1,4 @@
-"""Connections between the ranks of one host: frames of bytes, descriptors beside them, and who is gone or late.
+"""Connections between the ranks of one host: frames of bytes, descriptors beside them, and ranks that are gone or late.
 
 Each pair of ranks has one connection, a stream of a unix socket, for all worlds that both are in.  Frames say which
 world's exchange they belong to, and which one of them, so ranks may use worlds in any order and from several threads:
@@ -17,38 +17,37 @@ import struct
 import threading
 import time
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from iris_core.errors import HeapClosedError, IrisError, PeerLostError
 from iris_core.world.failures import name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-_HEADER = struct.Struct("<QQBHIQ")  # world, number, kind, then how many: bytes of the call, descriptors, bytes
+_HEADER = struct.Struct("<QQBHIQ")  # world, number, kind, then lengths: of the call, of the descriptors, of the payload
 _FDS_PER_MESSAGE = 200  # the kernel's limit is 253
 _ROOM_NBYTES = 1 << 16
 _ROOM_FDS = socket.CMSG_SPACE(253 * array.array("i").itemsize)
 _LATER = (errno.EAGAIN, errno.ETOOMANYREFS)  # a full queue; too many descriptors in flight, until the peer takes some
-_GONE = (errno.EPIPE, errno.ECONNRESET)
 _LEFT, _GIVEN_UP = 0, 254  # kinds of frames: this rank closes its world; it waits no longer in this exchange
-_LOOK_S = 0.1  # a thread that polls does not hear that another one has something to send
+_LOOK_S = 0.1  # a thread that polls does not notice that another one has something to send
 _RETRY_S = 0.002  # how long to wait until the kernel may take descriptors again
 
 
 class Frame(NamedTuple):
-    """What one rank brings to an exchange."""
+    """The part of one rank in an exchange."""
 
-    kind: int
-    call: bytes = b""
-    payload: bytes = b""
-    fds: Sequence[int] = ()
-    num_fds: int = 0
+    kind: int  # of exchange, from 1
+    call: bytes = b""  # the function that the program called
+    payload: bytes = b""  # at least a byte for each 200 descriptors
+    fds: Sequence[int] = ()  # a received frame owns them
+    num_fds: int = 0  # how many were sent
 
 
 class Link:
-    """A connection to one peer; nothing here waits."""
+    """A connection to one peer, whose socket it owns; nothing here waits."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -56,13 +55,13 @@ class Link:
         self._out: deque[tuple[bytes, Sequence[int]]] = deque()
         self._in = bytearray()
         self._fds: list[int] = []
-        self._arrived: dict[int, deque[tuple[int, Frame]]] = {}
-        self.left = self.ended = self.stalled = False
-        self.refused: OSError | None = None
-        self.given_up: dict[int, int] = {}
+        self._arrived: defaultdict[int, deque[tuple[int, Frame]]] = defaultdict(deque)
+        self.left = False  # the peer has closed its world
+        self.ended = False  # nothing more will come
+        self.stalled = False  # the kernel takes no descriptors now: polling for room is no use
+        self.given_up: dict[int, int] = {}  # by world, the last exchange in which the peer has waited too long
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
         return self._connection.fileno()
 
     @property
@@ -73,14 +72,11 @@ class Link:
     def post(self, world: int, number: int, frame: Frame) -> None:
         """Send a frame, as far as there is room; its descriptors must stay open until nothing is `pending`."""
         kind, call, payload, fds, _ = frame
-        head = _HEADER.pack(world, number, kind, len(call), len(fds), len(payload)) + call
-        if not fds:
-            self._out.append((head + payload, ()))
-        else:
-            parts = [fds[start : start + _FDS_PER_MESSAGE] for start in range(0, len(fds), _FDS_PER_MESSAGE)]
-            at = len(payload) - len(parts) + 1
-            self._out.append((head + payload[:at], parts[0]))
-            self._out.extend((payload[at + i : at + i + 1], part) for i, part in enumerate(parts[1:]))
+        data = _HEADER.pack(world, number, kind, len(call), len(fds), len(payload)) + call + payload
+        more = range(_FDS_PER_MESSAGE, len(fds), _FDS_PER_MESSAGE)  # one of the last bytes goes with each of these
+        end = len(data) - len(more)
+        self._out.append((data[:end], fds[:_FDS_PER_MESSAGE]))
+        self._out.extend((data[end + i : end + i + 1], fds[at : at + _FDS_PER_MESSAGE]) for i, at in enumerate(more))
         self.flush()
 
     def flush(self) -> None:
@@ -89,21 +85,17 @@ class Link:
         while self._out:
             data, fds = self._out[0]
             try:
-                if fds:
-                    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
-                    sent = self._connection.sendmsg([data], [rights])
-                else:
-                    sent = self._connection.send(data)
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+                sent = self._connection.sendmsg([data], rights)
             except OSError as e:
                 if e.errno in _LATER:
                     self.stalled = e.errno == errno.ETOOMANYREFS
                     return
-                if fds and e.errno not in _GONE:  # the peer gets the bytes, and finds out that descriptors are missing
-                    self.refused = e
-                    self._out[0] = data, ()
-                    continue
-                self._out.clear()  # the peer is gone; `receive` finds that out, behind what it has sent before
-                return
+                if not fds or e.errno in (errno.EPIPE, errno.ECONNRESET):
+                    self._out.clear()  # the peer is gone; `receive` finds that out, after what it has sent before
+                    return
+                self._out[0] = data, ()  # the peer gets the bytes, and finds out that descriptors are missing
+                continue
             if sent < len(data):
                 self._out[0] = data[sent:], ()
             else:
@@ -140,18 +132,14 @@ class Link:
             del self._in[:end]
             if kind == _LEFT:
                 self.left = True
-                continue
-            if kind == _GIVEN_UP:
+            elif kind == _GIVEN_UP:
                 self.given_up[world] = number
-                continue
-            fds, self._fds = self._fds[:num_fds], self._fds[num_fds:]
-            frames = self._arrived.get(world)
-            if frames is None:
-                frames = self._arrived[world] = deque()
-            frames.append((number, Frame(kind, call, payload, fds, num_fds)))
+            else:
+                fds, self._fds = self._fds[:num_fds], self._fds[num_fds:]
+                self._arrived[world].append((number, Frame(kind, call, payload, fds, num_fds)))
 
     def take(self, world: int, number: int) -> Frame | None:
-        """Return what the peer has brought to an exchange, None if it is not there yet; drop what came before it."""
+        """Return the peer's frame of an exchange, None if it is not there yet; drop those that came before it."""
         frames = self._arrived.get(world)
         while frames and frames[0][0] <= number:
             at, frame = frames.popleft()
@@ -161,7 +149,7 @@ class Link:
         return None
 
     def waits_in(self) -> list[str]:
-        """The calls of frames that nobody has taken yet."""
+        """Return the calls of frames that were not taken yet."""
         return [frame.call.decode() for frames in self._arrived.values() for _, frame in frames]
 
     def end(self) -> None:
@@ -170,17 +158,20 @@ class Link:
         self.ended = True
 
     def close(self) -> None:
-        """Hang up, and close descriptors that nobody has taken."""
+        """Hang up, and close descriptors that were not taken."""
         self._connection.close()
-        close_all(self._fds)
-        close_all([fd for frames in self._arrived.values() for _, frame in frames for fd in frame.fds])
+        close_all([*self._fds, *(fd for frames in self._arrived.values() for _, frame in frames for fd in frame.fds)])
         self._arrived.clear()
         self._fds = []
         self.end()
 
 
 class Exchanges:
-    """The connections of one rank to its peers."""
+    """The connections of one rank to its peers, with a descriptor of each peer's process.
+
+    `first_error` turns the error of lost peers into that of those which were lost first, alike on all ranks; `leave` is
+    called at the end.
+    """
 
     def __init__(
         self,
@@ -208,14 +199,21 @@ class Exchanges:
     def gather(
         self, world: int, number: int, mine: Frame, peers: Sequence[int], timeout_s: float
     ) -> tuple[dict[int, Frame], list[int]]:
-        """Send this rank's frame to peers, and return theirs."""
+        """Send this rank's frame to peers; return theirs, and the ranks that were missing when the time was over.
+
+        Where some were missing no frame has descriptors.
+
+        Raises:
+            PeerLostError: the process of a peer has ended, or it has closed its world.
+            HeapClosedError: this rank has closed its world, or was forked off.
+        """
         found: dict[int, Frame] = {}
+        missing = list(peers)
         deadline = 0.0
         with self._changed:
             self.check_usable()
             for peer in peers:
                 self._links[peer].post(world, number, mine)
-            missing = list(peers)
             try:
                 while True:
                     for peer in missing:
@@ -228,44 +226,32 @@ class Exchanges:
                     now = time.monotonic()
                     deadline = deadline or now + timeout_s
                     if now >= deadline:
-                        for peer in peers:
-                            self._links[peer].post(world, number, Frame(_GIVEN_UP))
                         break
                     self._receive(deadline - now)
-            except BaseException:
-                close_all([fd for frame in found.values() for fd in frame.fds])
-                raise
-        close_all([fd for frame in found.values() for fd in frame.fds])
+                for peer in peers:
+                    self._links[peer].post(world, number, Frame(_GIVEN_UP))
+            finally:
+                if missing:
+                    close_all([fd for frame in found.values() for fd in frame.fds])
         return found, missing
 
     def waits_in(self, peer: int) -> list[str]:
-        """The calls in which a peer waits for this rank, as far as known."""
+        """Return the calls in which a peer waits for this rank, as far as known."""
         with self._changed:
             return self._links[peer].waits_in() if peer in self._links else []
 
     def gave_up(self, peer: int, world: int, number: int) -> bool:
-        """Whether a peer has waited too long in an exchange to which it has come."""
+        """Return whether a peer has waited too long in an exchange to which it has come."""
         with self._changed:
-            if peer in self._links and not self._links[peer].ended:
-                self._move(self._links[peer].fileno())  # it may have said so behind its frame
-            return peer in self._links and self._links[peer].given_up.get(world) == number
-
-    def refused(self, peers: Sequence[int]) -> OSError | None:
-        """Return why descriptors could not be sent to some peer; once."""
-        errors = [self._links[peer].refused for peer in peers]
-        for peer in peers:
-            self._links[peer].refused = None
-        return next((error for error in errors if error is not None), None)
+            link = self._links.get(peer)
+            if link is not None and not link.ended:
+                self._move(link.fileno())  # it may have said so after its frame
+            return link is not None and link.given_up.get(world) == number
 
     def check_peers(self, peers: Sequence[int]) -> None:
         """Raise PeerLostError if the process of one has ended."""
         self.check_usable()
-        poll = select.poll()
-        for peer in peers:
-            poll.register(self._pidfds[peer], select.POLLIN)
-        ended = {fd for fd, _ in poll.poll(0)}
-        if ended:
-            lost = [peer for peer in peers if self._pidfds[peer] in ended]
+        if lost := ended({self._pidfds[peer]: peer for peer in peers}):
             self._dead.update(lost)
             raise self._lost(lost)
 
@@ -275,7 +261,7 @@ class Exchanges:
             raise HeapClosedError(self._closed)
 
     def close(self) -> None:
-        """Tell the peers, and hang up.  Idempotent."""
+        """Let the peers know, and hang up.  Idempotent."""
         with self._changed:
             if self._closed:
                 return
@@ -288,13 +274,13 @@ class Exchanges:
         self._closed = why
         for link in self._links.values():
             link.close()
-        close_all(list(self._pidfds.values()))
+        close_all(self._pidfds.values())
         self._links, self._pidfds, self._poll = {}, {}, select.poll()
         self._leave()
         self._changed.notify_all()
 
     def after_fork(self) -> None:
-        """In a process that was forked off: let go of the parent's connections, and say nothing to anybody."""
+        """In a process that was forked off: let go of the parent's connections, and send nothing."""
         self._changed = threading.Condition(threading.Lock())  # another thread of the parent may have held it
         with self._changed:
             self._hang_up(
@@ -302,9 +288,8 @@ class Exchanges:
                 "it cannot use: only that process can; start other processes with the method spawn, or without Iris"
             )
 
-    # -- steps --------------------------------------------------------------------------------------------------------
     def _check(self, peers: Sequence[int], missing: Sequence[int]) -> None:
-        """Raise PeerLostError if this exchange cannot end.  Who has left on purpose may be missed by nobody."""
+        """Raise PeerLostError if this exchange cannot end: a peer may leave on purpose once it is not missing."""
         links = self._links
         gone = [peer for peer in peers if peer in self._dead and not links[peer].left]
         gone = gone or [peer for peer in missing if links[peer].left or links[peer].ended]
@@ -312,7 +297,7 @@ class Exchanges:
             raise self._lost(gone)
 
     def _lost(self, ranks: Sequence[int]) -> IrisError:
-        """The error of a rank that has lost peers: all ranks name those that were lost first, or what came before."""
+        """Return the error of lost peers: all ranks name those that were lost first, or what came before."""
         its, it = ("its", "it") if len(ranks) == 1 else ("their", "them")
         what = "ended" if self._dead.issuperset(ranks) else f"closed {its} world, or ended,"
         text = f"{name_ranks(ranks)} {what} while others still needed {it}; look at the output of that process"
@@ -378,16 +363,23 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def close_all(fds: Sequence[int]) -> None:
+def ended(ranks: Mapping[int, int]) -> list[int]:
+    """Return those whose process has ended, of ranks by the descriptors of their processes."""
+    poll = select.poll()
+    for pidfd in ranks:
+        poll.register(pidfd, select.POLLIN)
+    return [ranks[pidfd] for pidfd, _ in poll.poll(0)]
+
+
+def close_all(fds: Iterable[int]) -> None:
     """Close descriptors."""
     for fd in fds:
         os.close(fd)
 
 
 def credentials(connection: socket.socket) -> tuple[int, int]:
-    """Process id and user id of the process at the other end, as the kernel knows them."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, _ = array.array("i", raw)
+    """Return process id and user id of the process at the other end, as the kernel knows them."""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
 
 

@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
-from iris_core.errors import (
-    ArgumentError,
-    CapabilityError,
-    CollectiveTimeoutError,
-    DeviceError,
-    DriverError,
-    HeapError,
-    HeapExhaustedError,
-    IrisError,
-    LayoutError,
-    NoUsablePluginError,
-    PeerAccessError,
-    PeerLostError,
-    PluginAPIVersionError,
-    PluginConflictError,
-    PluginError,
-    PluginLoadError,
-    PluginNotFoundError,
-    RankMismatchError,
-    SettingsError,
-    UnsupportedError,
-)
+from iris_core import errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 T = TypeVar("T")
 
 Failure = tuple[int | None, tuple[int, int, int] | None, str]
-"""An error: number in `_KINDS`, the sizes of a HeapExhaustedError, and what it says."""
+"""An error: number in `_KINDS`, the sizes of a HeapExhaustedError, and its text."""
 
 _KINDS = (
-    PluginNotFoundError, PluginLoadError, PluginConflictError, PluginAPIVersionError, NoUsablePluginError, PluginError,
-    SettingsError, CapabilityError, PeerAccessError, LayoutError, UnsupportedError, ArgumentError, DeviceError,
-    CollectiveTimeoutError, RankMismatchError, TypeError,
+    errors.PluginNotFoundError, errors.PluginLoadError, errors.PluginConflictError, errors.PluginAPIVersionError,
+    errors.NoUsablePluginError, errors.PluginError, errors.SettingsError, errors.CapabilityError,
+    errors.PeerAccessError, errors.LayoutError, errors.UnsupportedError, errors.ArgumentError, errors.DeviceError,
+    errors.CollectiveTimeoutError, errors.RankMismatchError, TypeError,
 )  # fmt: skip
 """Errors that keep their kind when all ranks raise them; a driver's are only the reason for another one."""
 
@@ -57,38 +38,52 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
+def by_text(texts: Iterable[str], ranks: Iterable[int] | None = None) -> list[tuple[str, str]]:
+    """Return ("ranks 0, 2", text) for each different text; without `ranks`, the first text is that of rank 0."""
+    found: dict[str, list[int]] = {}
+    for rank, text in zip(itertools.count() if ranks is None else ranks, texts, strict=False):
+        found.setdefault(text, []).append(rank)
+    return [(name_ranks(named), text) for text, named in found.items()]
+
+
+def list_ranks(texts: Iterable[str], ranks: Iterable[int] | None = None) -> str:
+    """Return `by_text` as lines of a message."""
+    return "\n".join(f"  {named}: {text}" for named, text in by_text(texts, ranks))
+
+
 def on_all_ranks(
     world: _Ranks,
     what: str,
     step: Callable[[], T],
-    otherwise: type[IrisError] = HeapError,
+    otherwise: type[errors.IrisError] = errors.HeapError,
     ranks: Sequence[int] | None = None,
     tell: Callable[[Exception | None], Sequence[bool | int]] | None = None,
 ) -> T:
     """Do a local step; if it fails on any rank, all ranks raise the same error.
 
-    Collective: every rank calls it.
+    Collective: every rank calls it.  The error names the ranks and has their reasons; where it happened, the original
+    one is its cause.  In a world of one the original itself is raised.
 
     Args:
         world: the ranks.
         what: what a rank could not do, the words behind "rank 1 ".
         step: what this rank does, alone.
-        otherwise: as of `raise_failure`.
-        ranks: likewise.
-        tell: exchanges whether the step has worked, with whatever else there is to be exchanged: gets this rank's
-            error, returns who counts as not failed.
+        otherwise: raised where the first rank that failed had an error that is not one of `_KINDS`.
+        ranks: the numbers of the ranks in the message; their ranks in `world` by default.
+        tell: gets this rank's error, exchanges it with whatever else there is to be exchanged, and returns, per rank,
+            whether its step counts as done; by default, steps that raised nothing do.
 
     Raises:
         PeerLostError, CollectiveTimeoutError: raised by the step, at once: the other ranks learn it by themselves.
-        IrisError: see `raise_failure`.
+        IrisError, TypeError: any rank has failed.
     """
     error: Exception | None = None
     result: Any = None
     try:
         result = step()
-    except Exception as e:
-        if isinstance(e, PeerLostError | CollectiveTimeoutError):
-            raise
+    except (errors.PeerLostError, errors.CollectiveTimeoutError):
+        raise
+    except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
         error = e
     oks = [ok for (ok,) in world.all_gather_ints([error is None])] if tell is None else tell(error)
     raise_failure(world, None if oks[world.rank] else error, oks, what, otherwise, ranks)
@@ -100,14 +95,10 @@ def raise_failure(
     error: Exception | None,
     outcomes: Sequence[bool | int],
     what: str,
-    otherwise: type[IrisError] = HeapError,
+    otherwise: type[errors.IrisError] = errors.HeapError,
     ranks: Sequence[int] | None = None,
 ) -> None:
-    """Raise the same error on every rank if the local part of a step failed on any.
-
-    Collective where an outcome is false.  The error names the ranks and has their reasons; where it happened, the
-    original one is its cause.  In a world of one the original itself is raised.
-    """
+    """Raise like `on_all_ranks`, where all know by `outcomes` which ranks failed.  Collective where one did."""
     if all(outcomes):
         return
     if world.world_size == 1 and error is not None:
@@ -120,9 +111,9 @@ def raise_failure(
 def failure_of(error: Exception | None) -> Failure:
     """Describe an error for the other ranks, as JSON."""
     sizes = None
-    if isinstance(error, HeapExhaustedError):
+    if isinstance(error, errors.HeapExhaustedError):
         sizes = error.requested_bytes, error.free_bytes, error.largest_free_bytes
-    keeps = not isinstance(error, DriverError)
+    keeps = not isinstance(error, errors.DriverError)
     kind = next((number for number, each in enumerate(_KINDS) if keeps and isinstance(error, each)), None)
     return kind, sizes, str(error) or type(error).__name__
 
@@ -131,40 +122,33 @@ def raise_described(
     failures: Sequence[Failure | None],
     error: Exception | None,
     what: str,
-    otherwise: type[IrisError] = HeapError,
+    otherwise: type[errors.IrisError] = errors.HeapError,
     ranks: Sequence[int] | None = None,
 ) -> NoReturn:
-    """Raise what all ranks raise, like `raise_failure`, where all know the failures: per rank, None for none."""
-    by_cause: dict[str, list[int]] = {}
-    failed = [(rank, failure) for rank, failure in enumerate(failures) if failure is not None]
-    for rank, (_, _, cause) in failed:
-        by_cause.setdefault(cause, []).append(rank if ranks is None else ranks[rank])
-    text = "\n".join(f"{name_ranks(named)} {what}: {cause}" for cause, named in by_cause.items())
-    kind, sizes, _ = failed[0][1]
+    """Raise like `on_all_ranks`, where all know the failures: per rank, None for none."""
+    failed = {rank: failure for rank, failure in enumerate(failures) if failure is not None}
+    named = failed if ranks is None else [ranks[rank] for rank in failed]
+    kind, sizes, _ = next(iter(failed.values()))
+    text = "\n".join(f"{who} {what}: {cause}" for who, cause in by_text((each[2] for each in failed.values()), named))
     if sizes is not None:
-        requested, free, largest = sizes
-        raise HeapExhaustedError(
-            text, requested_bytes=requested, free_bytes=free, largest_free_bytes=largest
+        raise errors.HeapExhaustedError(
+            text, requested_bytes=sizes[0], free_bytes=sizes[1], largest_free_bytes=sizes[2]
         ) from error
     raise (otherwise if kind is None else _KINDS[kind])(text) from error
 
 
 def check_agreement(world: _Ranks, facts: Mapping[str, str]) -> None:
-    """Compare what must be equal on all ranks ("heap_size": "1073741824", ...); they are opened with it.
+    """Compare what must be equal on all ranks ("heap_size": "1073741824", ...); RankMismatchError if it is not.
 
-    Collective: every rank calls it with the same keys.
+    Collective: every rank calls it.
     """
     everyone = world.all_gather_object(dict(facts))
-    keys = dict.fromkeys(key for row in everyone for key in row)
-    differing = [key for key in keys if len({row.get(key) for row in everyone}) > 1]
-    if not differing:
-        return
     lines = []
-    for key in differing:
-        by_value: dict[str, list[int]] = {}
-        for rank, row in enumerate(everyone):
-            by_value.setdefault(str(row.get(key, "absent")), []).append(rank)
-        lines.append(f"  {key}: " + "; ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in by_value.items()))
-    raise RankMismatchError(
-        "the ranks were not opened alike; all must have the same plugins, versions and sizes:\n" + "\n".join(lines)
-    )
+    for key in dict.fromkeys(key for row in everyone for key in row):
+        found = by_text(row.get(key, "absent") for row in everyone)
+        if len(found) > 1:
+            lines.append(f"\n  {key}: " + "; ".join(f"{value} on {named}" for named, value in found))
+    if lines:
+        raise errors.RankMismatchError(
+            "the ranks were not opened alike; all must have the same plugins, versions and sizes:" + "".join(lines)
+        )

@@ -1,4 +1,4 @@
-"""Who the ranks are, and how they talk: every exchange of the host side goes through a `World`."""
+"""The ranks, and exchanges between them: all exchanges of the host side go through a `World`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import os
 import pickle
 import struct
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
 from iris_core.errors import (
@@ -25,7 +26,7 @@ from iris_core.errors import (
 from iris_core.types import Segment
 from iris_core.world import rendezvous
 from iris_core.world.exchange import Frame, close_all, limit_of_files
-from iris_core.world.failures import name_ranks, on_all_ranks
+from iris_core.world.failures import list_ranks, name_ranks, on_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -46,9 +47,6 @@ class _Kind(enum.IntEnum):
     CALLS = 6
 
 
-_ROOT = struct.Struct("<i?")  # of a broadcast: its root, and whether that could pickle the object
-
-
 class World:
     """The ranks that share one heap.  Every method is collective, unless it says otherwise.
 
@@ -62,12 +60,9 @@ class World:
         ranks: the members, by their ranks in the world that has the connections.
         rank: this rank among them.
         timeout_s: bound of every exchange in seconds.
-        members: their ranks in torch.distributed, where that has said who the ranks are.
+        members: their ranks in torch.distributed, where the ranks come from there.
         parent: the world of all ranks; None if this is the one.
     """
-
-    rank: int
-    world_size: int
 
     def __init__(
         self,
@@ -102,7 +97,7 @@ class World:
         return [json.loads(row) for row in self._gather(_Kind.OBJECTS, json.dumps(obj).encode())]
 
     def compare_calls(self, obj: Any, timeout_s: float | None = None) -> Any:
-        """Gather like `all_gather_object`, but with nothing else; this rank waits for so many seconds at most.
+        """Gather like `all_gather_object`, but with nothing else; this rank waits for `timeout_s` at most.
 
         Where that is not enough, the other ranks still get its object, if they come; if not, their next exchange says
         that this rank gave up.
@@ -122,23 +117,23 @@ class World:
             raise ValueError(f"there is no rank {src} in a world of {self.world_size} (0 to {self.world_size - 1})")
         if self._exchanges is None:
             return obj
-        data, problem = b"", None
+        data, error = b"", None
         if self.rank == src:
             try:
                 data = pickle.dumps(obj)
             except Exception as e:  # noqa: BLE001 - runs the object's own code; raised below, once the others know
-                problem, data = e, str(e).encode()
-        rows = self._gather(_Kind.BROADCAST, _ROOT.pack(src, problem is None) + data)
-        roots = [_ROOT.unpack_from(row)[0] for row in rows]
-        if len(set(roots)) > 1:
-            named = "; ".join(f"{root} on rank {self._ranks[index]}" for index, root in enumerate(roots))
+                error = e
+        mine = pickle.dumps((src, data, None if error is None else str(error)))
+        rows = [pickle.loads(row) for row in self._gather(_Kind.BROADCAST, mine)]
+        if len({root for root, *_ in rows}) > 1:
+            named = "; ".join(f"{root} on rank {rank}" for rank, (root, *_) in zip(self._ranks, rows, strict=True))
             raise RankMismatchError(f"broadcast: the ranks name different roots: {named}")
+        if error is not None:
+            raise error
+        _, data, problem = rows[src]
         if problem is not None:
-            raise problem
-        said = rows[src][_ROOT.size :]
-        if not _ROOT.unpack_from(rows[src])[1]:
-            raise IrisError(f"broadcast: rank {self._ranks[src]}'s object cannot be pickled: {said.decode()}")
-        return pickle.loads(said)
+            raise IrisError(f"broadcast: rank {self._ranks[src]}'s object cannot be pickled: {problem}")
+        return pickle.loads(data)
 
     def barrier(self) -> None:
         """Wait until every rank has arrived."""
@@ -170,13 +165,9 @@ class World:
 
     def _pass_descriptors(self, fds: Sequence[int]) -> list[Sequence[int]]:
         """Send descriptors to every peer and receive theirs; on all ranks or on none."""
-        assert self._exchanges is not None
         frames = self._frames(_Kind.DESCRIPTORS, bytes(1 + len(fds) // 200), fds)
-        refused = self._exchanges.refused(self._peers)
 
         def check() -> None:
-            if refused is not None:
-                raise IrisError(f"could not send them: {os.strerror(refused.errno or 0)}")
             short = [rank for rank, each in zip(self._ranks, frames, strict=True) if len(each.fds) < each.num_fds]
             if short:
                 raise IrisError(f"not all descriptors of {name_ranks(short)} have come; {limit_of_files()}")
@@ -215,20 +206,17 @@ class World:
                     f"waiting in {found[rank].call.decode()}, which is another call",
                     missing_ranks=[rank],
                 )
-        alike = len({each.call for each in frames}) == 1
-        by_call: dict[str, list[int]] = {}
-        for rank, each in zip(self._ranks, frames, strict=True):
-            brings = f", which exchanges {_Kind(each.kind).name.lower()} of {len(each.payload)} bytes" if alike else ""
-            by_call.setdefault(each.call.decode() + brings, []).append(rank)
-        lines = "".join(f"\n  {name_ranks(ranks)}: {call}" for call, ranks in by_call.items())
+        calls = [each.call.decode() for each in frames]
+        if len(set(calls)) == 1:
+            calls = [f"{calls[0]}, {_Kind(each.kind).name.lower()} of {len(each.payload)} bytes" for each in frames]
         raise RankMismatchError(
-            f"the ranks are in different calls that all of them take part in:{lines}\nIf one of them went on after an "
-            "error, the others were still waiting for it; if a call lies inside `if rank == ...`, all ranks must make "
-            "it."
+            "the ranks are in different calls that all of them take part in:\n"
+            f"{list_ranks(calls, self._ranks)}\nIf one of them went on after an error, the others were still waiting "
+            "for it; if a call lies inside `if rank == ...`, all ranks must make it."
         )
 
     def _late(self, sent: Frame, found: dict[int, Frame], missing: list[int], wait_s: float) -> CollectiveTimeoutError:
-        """The error of an exchange that took too long: who is missing, and what the others wait for."""
+        """Return the error of an exchange that took too long: missing ranks, and the calls in which others wait."""
         assert self._exchanges is not None
         me = self._ranks[self.rank]
         present = {rank: [frame.call.decode()] for rank, frame in found.items()} | {me: [sent.call.decode()]}
@@ -275,10 +263,7 @@ class World:
         return tuple(mine.index(rank) for rank in theirs)
 
     def subgroup(self, group: dist.ProcessGroup | Sequence[int] | None) -> World:
-        """Return the world of a group's members; not collective, and this world closes it.
-
-        Raises like `members_of`.
-        """
+        """Return the world of a group's members, like `subworld`; raises like `members_of`."""
         return self.subworld(self.members_of(group))
 
     def subworld(self, members: tuple[int, ...]) -> World:
@@ -319,7 +304,6 @@ class World:
 class SingleWorld(World):
     """A world of one rank: nothing to exchange."""
 
-    rank, world_size = 0, 1
     _exchanges = None
 
     def __init__(self) -> None:
@@ -331,7 +315,7 @@ class SingleWorld(World):
 
 
 def _called() -> bytes:
-    """Name the function of Iris that was called last from outside."""
+    """Return the name of the function of Iris that was called last from outside."""
     frame, name = sys._getframe(1), ""
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("iris_"):
         frame, name = frame.f_back, frame.f_code.co_name
@@ -341,14 +325,12 @@ def _called() -> bytes:
 # -- the world of this process ----------------------------------------------------------------------------------------
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _MORE_VARIABLES = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-
-
-_launched: tuple[int, str, int, int] | None = None  # for which process: the folder, its rank, how many
-_made: dict[str, int] = {}  # worlds of this process, by folder
+_launched: tuple[int, str, int, int] | None = None  # (process, folder, rank, world size), as the launcher has said
+_made: Counter[str] = Counter()  # worlds of this process, by folder
 
 
 class Arrival:
-    """A rank whose process the others know, before it has connections with them."""
+    """A rank whose process the others know, before it has connections with them; `where` is None in a world of one."""
 
     def __init__(self, where: rendezvous.Rendezvous | None) -> None:
         self._where = where
@@ -401,7 +383,8 @@ def _find(group: dist.ProcessGroup | None, environ: Mapping[str, str] | None) ->
         raise IrisError("group= was given, but torch.distributed is not initialised")
     if environ is None and _launched is not None and _launched[0] == os.getpid():
         _, folder, rank, world_size = _launched
-        return rendezvous.Rendezvous(folder, rank, world_size, _next(folder))
+        _made[folder] += 1
+        return rendezvous.Rendezvous(folder, rank, world_size, str(_made[folder]))
     environ = os.environ if environ is None else environ
     if any(name not in environ for name in TORCHRUN_VARIABLES):
         return None
@@ -419,10 +402,5 @@ def _find(group: dist.ProcessGroup | None, environ: Mapping[str, str] | None) ->
         )
     parts = [environ["MASTER_ADDR"], environ["MASTER_PORT"], environ["WORLD_SIZE"]]
     folder = rendezvous.named_folder(*parts, *(environ.get(name, "") for name in _MORE_VARIABLES))
-    return rendezvous.Rendezvous(folder, rank, world_size, _next(folder), is_new=False)
-
-
-def _next(folder: str) -> str:
-    """Name of the next world that is made in a folder: the same on all ranks."""
-    _made[folder] = _made.get(folder, 0) + 1
-    return str(_made[folder])
+    _made[folder] += 1  # the same on all ranks
+    return rendezvous.Rendezvous(folder, rank, world_size, str(_made[folder]), is_new=False)

@@ -29,6 +29,7 @@ R = TypeVar("R")
 _GRACE_S = 1.0
 _END_S = 5.0
 _AT_ONCE = (False, 0.0)  # before anything that was raised
+_PR_SET_PDEATHSIG = 1
 
 
 class RankError(IrisError, RuntimeError):
@@ -109,19 +110,12 @@ def run(
 
 
 def rank_environment(rank: int, num_ranks: int) -> dict[str, str]:
-    """Variables of one rank: as torchrun's where they describe the rank, one OpenMP thread unless the user chose."""
-    variables = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-    }
+    """Return the variables of one rank: torchrun's that describe it, one OpenMP thread unless the user chose."""
+    variables = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+    variables |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_ranks))
     if "OMP_NUM_THREADS" not in os.environ:
-        variables["OMP_NUM_THREADS"] = "1"  # ranks share the cores; more threads only get in each other's way
+        variables["OMP_NUM_THREADS"] = "1"  # ranks share the cores
     return variables
-
-
-_PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
@@ -137,9 +131,7 @@ def join_rank(folder: str, rank: int, num_ranks: int, *, torch_distributed: bool
     if torch_distributed:
         import torch
         import torch.distributed as dist
-        from torch._C._distributed_c10d import (
-            FileStore,
-        )  # torch.distributed has it too, but does not say so to type checkers
+        from torch._C._distributed_c10d import FileStore  # of torch.distributed, unknown to type checkers there
 
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         store = FileStore(os.path.join(folder, "store"), num_ranks)
@@ -221,31 +213,25 @@ def failure(prefix: str = "") -> bytes:
 
 def _collect(pipes: list[Connection], processes: Sequence[BaseProcess]) -> list[Any]:
     results: dict[int, Any] = {}
-    failed: dict[int, tuple[tuple[bool, float], IrisError]] = {}
-    waiting = dict(enumerate(pipes))
+    failed: list[tuple[tuple[bool, float], IrisError]] = []
+    waiting: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(pipes)}
     grace_ends = float("inf")  # after a failure, others may still tell the cause of it
     while waiting and time.monotonic() < grace_ends:
-        for ready in wait(list(waiting.values()), timeout=None if not failed else _GRACE_S):
-            rank = next(r for r, p in waiting.items() if p is ready)
-            del waiting[rank]
+        for pipe in wait(list(waiting), timeout=_GRACE_S if failed else None):
+            rank = waiting.pop(pipe)
             try:
                 ok, when, value = pickle.loads(pipes[rank].recv_bytes())
             except EOFError:
                 processes[rank].join(_END_S)
-                code = processes[rank].exitcode
-                lost = f"rank {rank} ended with exit code {code} before it had a result"
-                failed[rank] = (
-                    _AT_ONCE,
-                    PeerLostError(lost, ranks=[rank]),
-                )
+                text = f"rank {rank} ended with exit code {processes[rank].exitcode} before it had a result"
+                failed.append((_AT_ONCE, PeerLostError(text, ranks=[rank])))
             else:
                 if ok:
                     results[rank] = value
                 else:
-                    failed[rank] = when, RankError(rank, value)
+                    failed.append((when, RankError(rank, value)))
         if failed and grace_ends == float("inf"):
             grace_ends = time.monotonic() + _GRACE_S
     if failed:
-        _, error = min(failed.values(), key=lambda each: each[0])
-        raise error
-    return [results[r] for r in range(len(pipes))]
+        raise min(failed, key=lambda each: each[0])[1]
+    return [results[rank] for rank in range(len(pipes))]

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import CollectiveTimeoutError, GroupError, IrisError, PeerLostError, UnsupportedError
 from iris_core.logs import logger
-from iris_core.world.exchange import Exchanges, Frame, Link, credentials, limit_of_files
+from iris_core.world.exchange import Exchanges, Frame, Link, credentials, ended, limit_of_files
 from iris_core.world.failures import name_ranks
 
 if TYPE_CHECKING:
@@ -52,7 +52,12 @@ ELSEWHERE = (
 
 # -- folders ----------------------------------------------------------------------------------------------------------
 class Folder:
-    """An open folder that belongs to this user, and that nobody else can enter."""
+    """An open folder that belongs to this user, and that no other user can enter.
+
+    Raises:
+        IrisError: it belongs to another user, others can enter it, or it is no folder; the text names it and its owner.
+        OSError: it cannot be opened.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
@@ -73,27 +78,29 @@ class Folder:
             owner += f" ({pwd.getpwuid(found.st_uid).pw_name})"
         return IrisError(
             f"{self.path} belongs to user {owner} and has mode {stat.filemode(found.st_mode)}; ranks meet only in a "
-            f"folder that belongs to their own user, {os.geteuid()}, and that nobody else can enter. Remove it, or set "
+            f"folder of their own user, {os.geteuid()}, that no other user can enter. Remove it, or set "
             "XDG_RUNTIME_DIR or TMPDIR to a folder of this user"
         )
 
-    def write(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write a file, all of it at once."""
-        os.rename(self._temporary(content), name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
-
-    def write_first(self, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Write a file unless there is one; returns what the file says."""
-        temporary = self._temporary(content)
+    def write(self, name: str, content: Mapping[str, Any], *, first: bool = False) -> Mapping[str, Any]:
+        """Write a file, all of it at once; if it is to be the `first` one, return what an earlier one says instead."""
+        temporary = f".{secrets.token_hex(8)}"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
+        with open(fd, "w") as file:
+            json.dump(content, file)
+        if not first:
+            os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            return content
         try:
             os.link(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         except FileExistsError:
             content = self.read(name) or content
         finally:
             os.unlink(temporary, dir_fd=self.fd)
-        return dict(content)
+        return content
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """What a file says; None if there is none."""
+        """Return what a file says; None if there is none."""
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
         except FileNotFoundError:
@@ -112,7 +119,7 @@ class Folder:
         self.write(f"pid.{rank}", {"pid": pid, "started": _started_at(pid), "at": at, "host": host_id()})
 
     def leave(self, rank: int) -> None:
-        """Remove the process id of a rank; the last one removes the folder."""
+        """Remove the process id of a rank; with the last one, the folder."""
         self.remove(f"pid.{rank}")
         if not any(name.startswith("pid.") for name in os.listdir(self.fd)):
             shutil.rmtree(self.path, ignore_errors=True)
@@ -123,13 +130,6 @@ class Folder:
             os.close(self.fd)
             self.fd = -1
 
-    def _temporary(self, content: Mapping[str, Any]) -> str:
-        name = f".{secrets.token_hex(8)}"
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
-        with open(fd, "w") as file:
-            json.dump(content, file)
-        return name
-
     def __enter__(self) -> Folder:
         return self
 
@@ -138,11 +138,9 @@ class Folder:
 
 
 def private_folder() -> str:
-    """Return the folder of this user for all that ranks leave for each other; made if there is none."""
+    """Make or find the folder of this user for all that ranks leave for each other."""
     refused: Exception | None = None
-    for place in dict.fromkeys((os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/dev/shm")):
-        if not place:
-            continue
+    for place in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/dev/shm")):
         path = os.path.join(place, f"iris-{os.geteuid()}")
         try:
             with contextlib.suppress(FileExistsError):
@@ -157,7 +155,7 @@ def private_folder() -> str:
 
 
 def new_folder() -> str:
-    """Make a folder for one world, and remove those that nobody has used for a day."""
+    """Make a folder for one world, and remove those that no process has used for a day."""
     base = private_folder()
     for entry in os.scandir(base):
         with contextlib.suppress(OSError, IrisError, ValueError):
@@ -191,7 +189,7 @@ def host_id() -> str:
 
 
 def _started_at(pid: int) -> int | None:
-    """When a process was started, in ticks since the machine was; None if it is gone."""
+    """Return when a process was started, in ticks since the machine was; None if it is gone."""
     try:
         line = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -202,23 +200,22 @@ def _started_at(pid: int) -> int | None:
 # -- meeting there ----------------------------------------------------------------------------------------------------
 @dataclass
 class Rendezvous:
-    """Where the ranks of a world find each other."""
+    """The place where the ranks of a world find each other."""
 
-    path: str
+    path: str  # of the folder
     rank: int
     world_size: int
-    name: str
-    is_new: bool = True
-    remove: bool = False
-    members: tuple[int, ...] | None = None
-    elsewhere: Callable[[], None] = field(default=lambda: None)
+    name: str  # of the world among those that are made there
+    is_new: bool = True  # the folder was made for this job, so that all files there are the job's
+    remove: bool = False  # the folder is this world's alone, and goes with it
+    members: tuple[int, ...] | None = None  # the ranks in torch.distributed, where they come from there
+    elsewhere: Callable[[], None] = field(default=lambda: None)  # raises if some rank cannot come to the folder
 
 
 def find_by_torch(group: dist.ProcessGroup | None) -> Rendezvous:
-    """Where the ranks of a group of torch.distributed meet; all ranks for None.
+    """Return where the ranks of a group of torch.distributed meet; all ranks for None.
 
-    Its store is used once for each world: it holds the name of the folder.  Nothing else goes through it, and nothing
-    that comes from it is more than a name.
+    Its store is used once for each world: it holds the name of the folder, and nothing else.
     """
     import torch.distributed as dist
 
@@ -259,7 +256,7 @@ def find_by_torch(group: dist.ProcessGroup | None) -> Rendezvous:
 
 @dataclass(slots=True)
 class _Peer:
-    """What is known of one peer."""
+    """A peer, as far as it is known."""
 
     pid: int = -1  # until it has announced itself
     pidfd: int | None = None
@@ -308,7 +305,7 @@ class Opening:
         return Exchanges(self._where.rank, links, pidfds, self.first_error, self._leave)
 
     def fail(self, error: BaseException) -> BaseException:
-        """Let go of everything, and let the others know why this rank cannot go on; returns what was first."""
+        """Let go of everything, and let the others know why this rank cannot go on; return the first error."""
         try:
             if isinstance(error, OSError) and not isinstance(error, IrisError):
                 more = f"; {limit_of_files()}" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
@@ -328,27 +325,23 @@ class Opening:
             self._folder.leave(self._where.rank)
         self._folder.close()
 
-    # -- the first failure --------------------------------------------------------------------------------------------
     def first_error(self, error: IrisError) -> IrisError:
-        """Let the other ranks know of an error, unless one has known something before; returns what was first."""
+        """Let the other ranks know of an error, unless one has known something before; return the first one."""
         kind = next(name for name, each in _ERRORS.items() if isinstance(error, each))
         ranks = getattr(error, "ranks", ()) or getattr(error, "missing_ranks", ())
         at = time.clock_gettime(time.CLOCK_BOOTTIME)
-        mine = {"kind": kind, "ranks": list(ranks), "text": str(error), "at": at}
-        with contextlib.suppress(OSError):  # somebody has emptied the folder: then what this rank knows must do
+        mine: Mapping[str, Any] = {"kind": kind, "ranks": list(ranks), "text": str(error), "at": at}
+        with contextlib.suppress(OSError):  # the folder was emptied: then what this rank knows must do
             found = self._folder.read(self._failed)
             if found is not None and found["at"] < self._since:
                 self._folder.write(self._failed, mine)
-            mine = self._folder.write_first(self._failed, mine)
+            mine = self._folder.write(self._failed, mine, first=True)
         return self._as_error(mine)
 
     def _as_error(self, said: Mapping[str, Any]) -> IrisError:
         text = f"rank {self._where.rank}: {said['text']}"
-        if said["kind"] == "PeerLostError":
-            return PeerLostError(text, ranks=said["ranks"])
-        if said["kind"] == "CollectiveTimeoutError":
-            return CollectiveTimeoutError(text, missing_ranks=said["ranks"])
-        return _ERRORS[said["kind"]](text)
+        named = {"PeerLostError": "ranks", "CollectiveTimeoutError": "missing_ranks"}.get(said["kind"])
+        return _ERRORS[said["kind"]](text, **({} if named is None else {named: said["ranks"]}))
 
     # -- steps --------------------------------------------------------------------------------------------------------
     def _listen(self) -> None:
@@ -377,7 +370,11 @@ class Opening:
             self._where.elsewhere()
             if time.monotonic() >= deadline:
                 raise self._late(timeout_s)
-            self._wait(pause)
+            poll = select.poll()
+            for each in (self._listener, *(peer.link for peer in self._peers.values() if not peer.proven)):
+                if each is not None:
+                    poll.register(each, select.POLLIN)
+            poll.poll(1e3 * pause)
             pause = min(1.5 * pause, most)
 
     def _look_after(self, rank: int, peer: _Peer) -> None:
@@ -401,16 +398,15 @@ class Opening:
         pid, pidfd = said["pid"], None
         with contextlib.suppress(ProcessLookupError):
             pidfd = os.pidfd_open(pid)
-            if _started_at(pid) != said["started"]:  # another process has its number now
-                os.close(pidfd)
-                pidfd = None
-        if pidfd is None:
-            if said["at"] >= self._since:
-                raise _lost(rank, pid)
-            return  # of an earlier job that had the same name
-        if peer.pidfd is not None:
-            os.close(peer.pidfd)
-        peer.pid, peer.pidfd = pid, pidfd
+        if pidfd is not None and _started_at(pid) != said["started"]:  # another process has its number now
+            os.close(pidfd)
+            pidfd = None
+        if pidfd is not None:
+            if peer.pidfd is not None:
+                os.close(peer.pidfd)
+            peer.pid, peer.pidfd = pid, pidfd
+        elif said["at"] >= self._since:  # else of an earlier job that had the same name
+            raise _lost(rank, pid)
 
     def _connect(self, peer: _Peer, card: Mapping[str, Any]) -> None:
         """Connect to a lower rank, and show its token."""
@@ -458,24 +454,14 @@ class Opening:
             peer.link = None
 
     def _look_for_the_dead(self) -> None:
-        poll = select.poll()
-        by_fd = {peer.pidfd: rank for rank, peer in self._peers.items() if peer.pidfd is not None}
-        for fd in by_fd:
-            poll.register(fd, select.POLLIN)
-        for fd, _ in poll.poll(0):
-            peer = self._peers[by_fd[fd]]
-            said = self._folder.read(f"pid.{by_fd[fd]}")
+        for rank in ended({peer.pidfd: rank for rank, peer in self._peers.items() if peer.pidfd is not None}):
+            peer = self._peers[rank]
+            said = self._folder.read(f"pid.{rank}")
             if said is None or said["at"] >= self._since:
-                raise _lost(by_fd[fd], peer.pid)
+                raise _lost(rank, peer.pid)
+            assert peer.pidfd is not None
+            os.close(peer.pidfd)
             peer.pid, peer.pidfd = -1, None  # of an earlier job, which has ended only now
-            os.close(fd)
-
-    def _wait(self, pause_s: float) -> None:
-        poll = select.poll()
-        for each in (self._listener, *(peer.link for peer in self._peers.values() if not peer.proven)):
-            if each is not None:
-                poll.register(each, select.POLLIN)
-        poll.poll(1e3 * pause_s)
 
     def _late(self, timeout_s: float) -> CollectiveTimeoutError:
         missing = [rank for rank, peer in self._peers.items() if not peer.proven and peer.card is None]
@@ -495,14 +481,9 @@ def _lost(rank: int, pid: int) -> PeerLostError:
     return PeerLostError(text, ranks=[rank])
 
 
-_leaving: set[str] = set()
-
-
+@functools.cache
 def _leave_at_exit(path: str, rank: int, pid: int) -> None:
-    """Have a process that ends in an orderly way remove what its rank has left in a folder that worlds share."""
-    if path in _leaving:
-        return
-    _leaving.add(path)
+    """Have a process that ends in an orderly way remove its rank's files in a folder that worlds share."""
 
     def leave() -> None:
         with contextlib.suppress(OSError, IrisError):
