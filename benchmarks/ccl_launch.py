@@ -82,7 +82,7 @@ def without_launch(ctx: Iris, call: Callable[[], object]) -> Callable[[], object
 
 def algorithms(options: RunOptions) -> list[str]:
     """Algorithms that every machine has."""
-    return ["ll_one_shot", "ll_two_shot"]
+    return ["ll_one_shot", "sentinel_two_shot"]
 
 
 @bench.register

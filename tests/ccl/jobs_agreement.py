@@ -311,9 +311,6 @@ def refused_by_some(device):
                 "config": lambda bad: ccl.all_reduce(
                     part, part, config=Config(algorithm="magic" if bad else "two_shot")
                 ),
-                "strides": lambda bad: ccl.all_gather(
-                    whole, wide[0, ::2] if bad else part, config=Config(algorithm="copy_engine")
-                ),
                 "product": lambda bad: ops.matmul_all_reduce(product, a[:, :2] if bad else a, b),
                 "in itself": lambda bad: ops.matmul_all_reduce(product, product[:, 1:4] if bad else a, b),
                 "empty": lambda bad: ops.matmul_all_reduce(product[:0] if bad else product, a[:0] if bad else a, b),

@@ -7,13 +7,10 @@ import time
 
 import torch
 import torch.distributed as dist
-from ccl_cases import Case
 from jobs_ccl import Tensors, bits, call, verify
-from jobs_common import environment
 
 from iris_core import Iris
 from iris_core.ccl import Config, ReduceOp
-from iris_core.errors import DeviceTimeoutError
 
 
 def inexact(device, algorithms, dtypes):
@@ -102,28 +99,3 @@ def in_a_group(device, members, cases):
                 wrong += verify(case, tensors, inputs, f" in group {members}")
         ctx.barrier()
     return wrong
-
-
-def missed(device, algorithm):
-    """Rank 0 does not call; the others say that they waited, and for what.  After a reset all is well."""
-    case = Case("all_reduce", shape=(40,), config={"algorithm": algorithm})
-    with environment(IRIS_DEVICE_TIMEOUT="2"), Iris("24MiB", device=device) as ctx:
-        tensors = Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
-        inputs = tensors.fill(0)
-        call(ctx, case, tensors)
-        ctx.barrier()
-        wrong = verify(case, tensors, inputs)
-        if ctx.cur_rank != 0:
-            call(ctx, case, tensors)
-        text = ""
-        try:
-            ctx.barrier()
-        except DeviceTimeoutError as error:
-            text = str(error)
-        ctx.ccl.reset()
-        for turn in range(1, 3):
-            inputs = tensors.fill(turn)
-            call(ctx, case, tensors)
-            wrong += verify(case, tensors, inputs, f", call {turn} after the reset")
-        ctx.barrier()
-        return wrong, text

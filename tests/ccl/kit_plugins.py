@@ -10,16 +10,15 @@ class AsPlugin:
 
     Args:
         op, algorithm: which one.
-        devices: on which it works wherever the distribution is installed.
     """
 
-    def __init__(self, op, algorithm, devices=tuple(DeviceType)):
+    def __init__(self, op, algorithm):
         self.op, self.algorithm = op, algorithm
         self.info = PluginInfo(
             name=f"{op}-{algorithm}".replace("_", "-"),
             kind=PluginKind.COLLECTIVE,
             summary="an algorithm of iris-triton",
-            devices=frozenset(devices),
+            devices=frozenset(DeviceType),
             requires=frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS}),
         )
 
@@ -47,15 +46,10 @@ class AsPlugin:
 
 all_reduce_two_shot = AsPlugin("all_reduce", "two_shot")
 all_reduce_one_shot = AsPlugin("all_reduce", "one_shot")
-all_reduce_ring = AsPlugin("all_reduce", "ring")
-all_reduce_atomic = AsPlugin("all_reduce", "atomic")
-all_reduce_spinlock = AsPlugin("all_reduce", "spinlock")
 reduce_scatter = AsPlugin("reduce_scatter", "pull")
-reduce_scatter_push = AsPlugin("reduce_scatter", "push")
 reduce = AsPlugin("reduce", "pull")
 all_gather = AsPlugin("all_gather", "pull")
 all_gather_persistent = AsPlugin("all_gather", "persistent")
-all_gather_copy_engine = AsPlugin("all_gather", "copy_engine", devices=(DeviceType.CPU,))
 all_to_all = AsPlugin("all_to_all", "pull")
 all_to_all_partitioned = AsPlugin("all_to_all", "partitioned")
 broadcast = AsPlugin("broadcast", "pull")

@@ -1,6 +1,5 @@
 """Portable algorithms by name, with every dtype, reduction, shape and place, against torch on one process."""
 
-import itertools
 import sys
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
@@ -10,9 +9,8 @@ import torch
 import variant_cases
 from ccl_cases import Case
 from jobs_ccl import run_cases
-from jobs_fast import plan_again
 from jobs_sequences import in_pieces
-from jobs_variants import in_a_group, inexact, missed, mixed, with_nans
+from jobs_variants import in_a_group, inexact, mixed, with_nans
 from variant_cases import request
 
 from iris_core.dispatch.choice import Chooser
@@ -21,10 +19,8 @@ from iris_core.errors import DriverError
 from iris_core.types import DeviceTarget, DeviceType
 from iris_triton import copies
 from iris_triton.collectives import collectives
-from iris_triton.collectives.ring import Ring, ring_steps
 
 ALGORITHMS = {(each.op, each.name): each for each in variant_cases.algorithms()}
-REDUCTIONS = ("ring", "atomic", "spinlock")
 
 CASES_OF_A_JOB = 40  # a job on ranks has a limit of time, and the machine may be busy
 
@@ -54,16 +50,14 @@ def test_what_is_larger_than_the_workspace_goes_in_pieces(pool, num_ranks, devic
 
 def test_all_of_them_are_here():
     moves = {(op, name) for op in ("all_gather", "all_to_all") for name in ("push", "persistent", "partitioned")}
-    engines = {(op, "copy_engine") for op in ("all_gather", "all_to_all", "broadcast")}
-    reductions = {("all_reduce", name) for name in REDUCTIONS} | {("reduce_scatter", "push")}
-    assert set(variant_cases.labels()) == moves | engines | reductions
+    assert set(variant_cases.labels()) == moves
 
 
 @pytest.mark.parametrize("num_ranks", [3])
 def test_all_members_get_the_same_bits_rounded_once(pool, num_ranks, device):
-    dtypes = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
-    first, *others = pool.run(inexact, num_ranks, device, REDUCTIONS, dtypes)
-    assert len(first) == len(REDUCTIONS) * len(dtypes)
+    names, dtypes = ("one_shot", "two_shot"), [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+    first, *others = pool.run(inexact, num_ranks, device, names, dtypes)
+    assert len(first) == len(names) * len(dtypes)
     for other in others:
         assert other == first
     assert [key for key, (_, close) in first.items() if not close] == []
@@ -71,13 +65,11 @@ def test_all_members_get_the_same_bits_rounded_once(pool, num_ranks, device):
 
 @pytest.mark.parametrize("num_ranks", [3])
 def test_nans_go_on_whichever_rank_they_come_from(pool, num_ranks, device):
-    algorithms = [("all_reduce", "ring"), ("all_reduce", "spinlock"), ("reduce_scatter", "push")]
     calls = [
         (*algorithm, reduction, dtype)
-        for algorithm in algorithms
+        for algorithm in (("all_reduce", "one_shot"), ("all_reduce", "two_shot"), ("reduce_scatter", "pull"))
         for reduction, dtype in (("MIN", torch.float32), ("MAX", torch.bfloat16), ("SUM", torch.float16))
     ]
-    calls.append(("all_reduce", "atomic", "SUM", torch.bfloat16))
     for wrong in pool.run(with_nans, num_ranks, device, calls):
         assert wrong == []
 
@@ -86,19 +78,8 @@ def test_nans_go_on_whichever_rank_they_come_from(pool, num_ranks, device):
 def test_in_any_order_with_ranks_out_of_step(pool, num_ranks, device):
     cases = [Case(op, "bfloat16", shape=(701,), config={"algorithm": name}) for op, name in variant_cases.labels()]
     cases += [Case("all_reduce", place="ordinary"), Case("all_gather", place="ordinary"), Case("reduce_scatter")]
-    for programs, place in ((1, "ordinary"), (2, "heap"), (4, "strided")):
-        for name in REDUCTIONS:
-            config = {"algorithm": name, "comm_sms": programs, "block_size_m": 2}
-            cases.append(Case("all_reduce", "int32", shape=(517,), place=place, config=config))
-    rings = {"algorithm": "ring", "all_reduce_num_rings": 2, "comm_sms": 2, "block_size_m": 1}
-    cases.append(Case("all_reduce", shape=(517,), config=rings))
     for wrong in pool.run(mixed, num_ranks, device, cases, 500 if device == "cuda" else 40, 7):
         assert wrong == []
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-def test_one_member_plans_again(pool, num_ranks, device):
-    assert pool.run(plan_again, num_ranks, device, REDUCTIONS) == [[], []]
 
 
 @pytest.mark.parametrize("num_ranks", [4])
@@ -108,34 +89,15 @@ def test_in_a_group(pool, num_ranks, device):
         assert wrong == []
 
 
-@pytest.mark.parametrize("num_ranks", [3])
-@pytest.mark.parametrize(("algorithm", "part"), [("ring", "in the workspace 'ring words'"), ("spinlock", "arrived")])
-def test_a_rank_that_stays_away_is_reported(pool, num_ranks, algorithm, part, device):
-    results = pool.run(missed, num_ranks, device, algorithm)
-    assert "has reported: " in results[0][1]
-    for wrong, text in results:
-        assert wrong == []
-        assert f"was all_reduce 40 x float32 ({algorithm})" in text
-    assert any(part in text for _, text in results)
-
-
 # -- what they serve, and what they cost ------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("op", "name", "changes", "reason"),
     [
-        ("all_reduce", "atomic", {"reduction": "product"}, "there are no atomic products"),
-        ("all_reduce", "atomic", {"reduction": "max", "dtype": "bfloat16"}, "would lose NaNs"),
-        ("all_reduce", "ring", {"config": {"comm_sms": 2, "all_reduce_num_rings": 3}}, "need as many programs"),
-        ("all_reduce", "ring", {"config": {"swizzle_size": 2}}, "no use for swizzle_size"),
-        ("all_reduce", "spinlock", {"config": {"all_reduce_num_rings": 2}}, "no use for all_reduce_num_rings"),
+        ("all_gather", "push", {"config": {"swizzle_size": 2}}, "no use for swizzle_size"),
         ("all_gather", "partitioned", {"config": {"comm_sms": 6}}, "comm_sms=6 is no multiple of 4"),
         ("all_to_all", "partitioned", {"config": {"comm_sms": 7}}, "comm_sms=7 is no multiple of 4"),
         ("all_to_all", "push", {"splits": "uneven", "shape": (40, 3)}, "parts of equal size"),
         ("all_to_all", "persistent", {"layout": "columns"}, "serves layout torch"),
-        ("all_to_all", "copy_engine", {"splits": "uneven", "shape": (40, 3)}, "parts of equal size"),
-        ("all_gather", "copy_engine", {"place": "strided"}, "a tensor is strided"),
-        ("broadcast", "copy_engine", {"config": {"comm_sms": 8}}, "no use for comm_sms"),
-        ("reduce_scatter", "push", {"dtype": "complex64"}, "does not know elements"),
     ],
 )
 def test_what_is_refused(op, name, changes, reason):
@@ -211,34 +173,10 @@ def test_what_is_worth_measuring_is_served(op, name, size):
     asked = request(Case(op), size, nbytes=1 << 24, target=DeviceTarget(DeviceType.CUDA))
     offered = ALGORITHMS[op, name].tunings(asked)
     assert offered[0] == {}
-    assert len(offered) > 1 or name == "copy_engine"
+    assert len(offered) > 1
     for config in offered:
         options = {**asked.options, "config": config}
-        answer = ALGORITHMS[op, name].supports(replace(asked, options=options))
-        assert answer or "cuda-bindings" in answer.reason
-
-
-def test_rings_have_different_steps_that_reach_everybody():
-    assert ring_steps(8, 5) == [1, 3, 5, 7, 1]
-    assert ring_steps(2, 2) == [1, 1]
-    assert ring_steps(1, 1) == [1]
-    for size, step in itertools.product((3, 4, 5, 6, 12), (0, 1)):
-        step = ring_steps(size, 2)[step]
-        assert {i * step % size for i in range(size)} == set(range(size))
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({}, (1, 1 << 15)),
-        ({"block_size_m": 8, "block_size_n": 32}, (1, 256)),
-        ({"block_size_m": 8, "block_size_n": 32, "all_reduce_ring_slice_n": 8}, (4, 64)),
-        ({"all_reduce_ring_slice_n": 16}, (4, 512)),
-    ],
-)
-def test_slices_of_a_ring(config, expected):
-    block = config["block_size_m"] * config["block_size_n"] if "block_size_m" in config else 1 << 15
-    assert Ring.slices(request(Case("all_reduce", config=config), 4), block) == expected
+        assert ALGORITHMS[op, name].supports(replace(asked, options=options))
 
 
 # -- the copy engines -------------------------------------------------------------------------------------------------
@@ -312,5 +250,4 @@ def test_copies_without_a_driver(monkeypatch):
     monkeypatch.setattr(copies.importlib.util, "find_spec", lambda name: None)
     assert copies.copies_obstacle(DeviceType.CPU) == ""
     assert "cuda-bindings" in copies.copies_obstacle(DeviceType.CUDA)
-    gpu = request(Case("all_gather"), 4, target=DeviceTarget(DeviceType.HIP))
-    assert "hip-python, which is not installed" in ALGORITHMS["all_gather", "copy_engine"].supports(gpu).reason
+    assert "hip-python, which is not installed" in copies.copies_obstacle(DeviceType.HIP)

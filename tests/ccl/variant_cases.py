@@ -6,7 +6,7 @@ from ccl_cases import FLOATS, INTEGERS, OPS, PLACES, REDUCING, Case, input_shape
 
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
 from iris_triton.collectives import collectives
-from iris_triton.collectives.parts.portable import Portable
+from iris_triton.collectives.packets.base import PacketCollective
 
 USUAL = ("pull", "one_shot", "two_shot")
 """Algorithms that other tests call."""
@@ -23,7 +23,7 @@ OFF_HEAP_OUT = ("ordinary", "strided", "strided ordinary", "transposed", "input 
 
 def algorithms():
     """The algorithms."""
-    named = {(each.op, each.name): each for each in collectives() if isinstance(each, Portable)}
+    named = {(each.op, each.name): each for each in collectives() if not isinstance(each, PacketCollective)}
     return [each for (op, name), each in named.items() if op in OPS and name not in USUAL]
 
 
@@ -66,8 +66,6 @@ def _configs(algorithm, size):
     yield {}
     if "block_size_m" in algorithm.uses:
         yield several
-    if "all_reduce_num_rings" in algorithm.uses:
-        yield {**several, "all_reduce_num_rings": 2, "all_reduce_ring_slice_n": 4}
 
 
 def _served(algorithm, case, size):

@@ -2,24 +2,30 @@
 
 import itertools
 
-from ccl_cases import FLOATS, INTEGERS, PLACES, Case, reductions
+from ccl_cases import FLOATS, INTEGERS, Case, reductions
 
-ALGORITHMS = {
-    "all_reduce": ("one_shot", "two_shot", "split"),
-    "reduce_scatter": ("mailbox", "split"),
-    "all_gather": ("mailbox",),
-    "all_to_all": ("mailbox",),
-}
 OFF_HEAP = ("ordinary", "strided", "strided ordinary", "transposed", "input only")
 """Where the output is no memory of the heap, or has gaps."""
-ENCODINGS = ("ll", "ll128", "sentinel")
+ALGORITHMS = {
+    "ll": ("one_shot", "mailbox"),
+    "ll128": ("one_shot", "two_shot", "mailbox"),
+    "sentinel": ("one_shot", "two_shot", "mailbox", "split"),
+}
+"""What each encoding has, of all operations."""
+ENCODINGS = tuple(ALGORITHMS)
+OPERATIONS = {
+    "one_shot": ("all_reduce",),
+    "two_shot": ("all_reduce",),
+    "mailbox": ("reduce_scatter", "all_gather", "all_to_all"),
+    "split": ("all_reduce", "reduce_scatter"),
+}
 MOVING = ("all_gather", "all_to_all")
 
 
 def algorithms(encoding):
     """(operation, algorithm) for an encoding."""
-    for op, forms in ALGORITHMS.items():
-        for form in forms:
+    for form in ALGORITHMS[encoding]:
+        for op in OPERATIONS[form]:
             if not (encoding == "sentinel" and op in MOVING):
                 yield op, f"{encoding}_{form}"
 
@@ -81,21 +87,3 @@ def piece_cases(encoding):
         for count, programs in ((4001, 1), (4096, 3), (9001, 2)):
             yield Case(op, "float16", shape=(count,), config={**config, "comm_sms": programs})
         yield Case(op, "float32", shape=(5003,), in_place=op == "all_reduce", config=config)
-
-
-def ring_cases():
-    """Calls of the ring of packets: what it can carry, every kind of tail and place, one round and many."""
-    for op in ("all_reduce", "reduce_scatter"):
-        config = {"algorithm": "sentinel_ring"}
-        several = {**config, "comm_sms": 2}
-        for reduction in reductions("float32"):
-            yield Case(op, "float32", reduction, shape=(5, 3), config=config)
-        for dtype, reduction in itertools.product(("float16", "bfloat16"), ("min", "max")):
-            yield Case(op, dtype, reduction, shape=(9, 101), config=several)
-        for count in (0, 1, 4, 5, 1003, 4001):
-            yield Case(op, shape=(count,), config=several)
-        for place in PLACES:
-            yield Case(op, shape=(9, 301), place=place, config=several)
-        yield Case(op, "float16", "max", shape=(3, 5001), config={**config, "comm_sms": 1})
-        yield Case(op, shape=(9, 301), in_place=True, config=several)
-    yield Case("reduce_scatter", stacked=True, config=config)

@@ -36,7 +36,7 @@ class Emulated:
 
     @hookimpl
     def iris_plugin_create(self, request):
-        from iris_triton.collectives.packets import fast_collectives
+        from iris_triton.collectives import fast_collectives
 
         algorithms = fast_collectives(emulate=True)
         found = next(each for each in algorithms if (each.op, each.name) == (self.op, self.algorithm))
@@ -48,8 +48,7 @@ class Emulated:
 one_shot = Emulated("all_reduce", "ll_one_shot")
 two_shot = Emulated("all_reduce", "ll128_two_shot")
 two_shot_of_floats = Emulated("all_reduce", "sentinel_two_shot")
-split = Emulated("all_reduce", "ll_split")
-ring = Emulated("reduce_scatter", "sentinel_ring")
+split = Emulated("all_reduce", "sentinel_split")
 reduce_scatter = Emulated("reduce_scatter", "ll128_mailbox")
 all_gather = Emulated("all_gather", "ll_mailbox")
 all_to_all = Emulated("all_to_all", "ll128_mailbox")

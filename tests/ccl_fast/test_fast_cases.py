@@ -2,7 +2,6 @@
 
 import fast_cases
 import pytest
-from ccl_cases import Case
 from fast_cases import ENCODINGS
 from jobs_fast import SMALL, run_cases
 from rank_counts import rank_counts
@@ -47,26 +46,4 @@ def test_ways(pool, some, encoding, num_ranks, device):
 def test_pieces(pool, some, encoding, num_ranks, device):
     cases = list(fast_cases.piece_cases(encoding))
     cases = some(cases, 23 if num_ranks == 8 else 7, num_ranks)
-    check(pool, num_ranks, device, cases, turns=2, workspace=SMALL)
-
-
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_ring(pool, num_ranks, device):
-    cases = list(fast_cases.ring_cases())
-    check(pool, num_ranks, device, cases[num_ranks % 3 :: {2: 7, 3: 5, 4: 9}[num_ranks]], turns=2)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("num_ranks", [2, 3, 8])
-def test_every_call_of_the_ring(pool, num_ranks, device):
-    check(pool, num_ranks, device, list(fast_cases.ring_cases())[:: 5 if num_ranks == 8 else 1], turns=2)
-
-
-@pytest.mark.parametrize("num_ranks", [3])
-def test_ring_in_a_small_workspace(pool, num_ranks, device):
-    cases = [
-        Case(op, shape=(4001,), config={"algorithm": "sentinel_ring", "comm_sms": programs})
-        for op in ("all_reduce", "reduce_scatter")
-        for programs in (1, 4)
-    ]
     check(pool, num_ranks, device, cases, turns=2, workspace=SMALL)

@@ -10,12 +10,11 @@ from iris_core import Iris
 from iris_core.ccl import Config
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
 from iris_triton import interpreter
-from iris_triton.collectives.packets import fast_collectives
+from iris_triton.collectives import fast_collectives
 from iris_triton.collectives.packets.exchange import shape_for
 
 KB, MB = 1 << 10, 1 << 20
-FORMS = ("one_shot", "two_shot", "mailbox", "split")
-ALGORITHMS = {(each.op, each.name): each for each in fast_collectives() if each.name.endswith(FORMS)}
+ALGORITHMS = {(each.op, each.name): each for each in fast_collectives()}
 
 
 def request_of(op, nbytes, size=8, device=DeviceType.CUDA, **config):

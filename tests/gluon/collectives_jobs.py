@@ -17,12 +17,9 @@ from iris_core.errors import IrisError
 ALGORITHMS = {
     "all_gather": ("gluon_push",),
     "all_to_all": ("gluon_push",),
-    "all_reduce": ("gluon_one_shot", "gluon_two_shot"),
+    "all_reduce": ("gluon_two_shot",),
 }
-"""What the Gluon backend adds for any tensors, by operation."""
-
-BULK = "gluon_bulk"
-"""all_gather and all_to_all by the copy unit, where tensors lie as it wants them."""
+"""What the Gluon backend adds, by operation."""
 
 
 def in_gluon(module, job, *args):
@@ -38,10 +35,7 @@ def random_mixed_case(generator, size):
     """A call of tests/ccl, in Gluon if there is an algorithm and if it so happens, else in Triton."""
     case = _random_case(generator, size)
     if case.op in ALGORITHMS and generator.random() < 0.6:
-        known = ALGORITHMS[case.op]
-        if case.op != "all_reduce" and case.place in ("heap", "skewed"):
-            known = (*known, BULK)
-        return replace(case, config={"algorithm": generator.choice(known)})
+        return replace(case, config={"algorithm": generator.choice(ALGORITHMS[case.op])})
     return case
 
 
@@ -144,15 +138,6 @@ def said_of(device):
         said["gather"] = ctx.ccl.explain(
             "all_gather", ctx.zeros(64 * ctx.num_ranks), x, config=configs["gluon"]
         ).algorithm
-        wide = ctx.zeros(64 * ctx.num_ranks)
-        bulk = {
-            "bulk": (wide, x, {}),
-            "bulk off the heap": (torch.zeros_like(wide), x, {}),
-            "bulk strided": (wide[: 32 * ctx.num_ranks], x[::2], {}),
-            "bulk stages": (wide, x, {"num_stages": 2}),
-        }
-        for name, (out, inp, fields) in bulk.items():
-            said[name] = str(ctx.ccl.explain("all_gather", out, inp, config=Config(algorithm=BULK, **fields)))
         said["no gluon"] = str(ctx.ccl.explain("broadcast", x, src=0, config=configs["gluon"]))
         said["free"] = str(ctx.ccl.explain("all_reduce", y, x))
         ctx.barrier()
@@ -164,8 +149,3 @@ def one_of_each(device):
     with environment(IRIS_BACKEND="gluon"):
         cases = [Case(op, "bfloat16", shape=(9, 101)) for op in jobs_sequences.OPS]
         return importlib.import_module("jobs_ccl").run_cases(device, cases, 2), jobs_sequences.messages(device, 1)
-
-
-def has_copy_unit():
-    """Whether GPUs here are NVIDIA's Hopper or newer."""
-    return torch.version.hip is None and torch.cuda.get_device_capability(0) >= (9, 0)

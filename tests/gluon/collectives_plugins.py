@@ -46,5 +46,4 @@ class InGluon:
 
 all_gather = InGluon("all_gather", "gluon_push")
 all_to_all = InGluon("all_to_all", "gluon_push")
-all_reduce_one_shot = InGluon("all_reduce", "gluon_one_shot")
 all_reduce_two_shot = InGluon("all_reduce", "gluon_two_shot")

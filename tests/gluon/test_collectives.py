@@ -1,6 +1,5 @@
 """all_gather, all_to_all and all_reduce in Gluon: the calls and expectations of tests/ccl, and Triton beside them."""
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -8,9 +7,7 @@ import torch
 from ccl_cases import Case, moving_cases, place_cases, reducing_cases, shape_cases, way_cases, with_config
 from collectives_jobs import (
     ALGORITHMS,
-    BULK,
     asynchronous,
-    has_copy_unit,
     in_gluon,
     mixed,
     one_of_each,
@@ -24,20 +21,18 @@ from triton.runtime import _allocation
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
 from iris_gluon.collectives import collectives
 from iris_gluon.collectives.base import is_wide
-from iris_gluon.collectives.push_bulk import WithScratch, push_bulk
 from iris_gluon.info import GLUON_INFO
+from iris_gluon.scratch import WithScratch
 from iris_triton.collectives.parts.sizes import columns_first, layout_of
 from iris_triton.launcher import BoundKernel
-from iris_triton.testing.compile_only import assembly, compile_for
 
 
 def ours(cases):
-    """Those calls that an algorithm here serves, with the algorithms in turn."""
-    for number, case in enumerate(each for each in cases if each.op in ALGORITHMS):
-        known = ALGORITHMS[case.op]
-        config = case.config | {"use_gluon": True}
-        wanted = config.get("algorithm", known[number % len(known)])
-        yield replace(case, config=config | {"algorithm": f"gluon_{wanted.removeprefix('gluon_')}"})
+    """Those calls that an algorithm here serves."""
+    for case in cases:
+        if case.op in ALGORITHMS:
+            (name,) = ALGORITHMS[case.op]
+            yield replace(case, config=case.config | {"use_gluon": True, "algorithm": name})
 
 
 def all_right(results):
@@ -66,15 +61,7 @@ def test_shapes(pool, num_ranks, device):
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 def test_places(pool, some, num_ranks, device):
-    first, second = ALGORITHMS["all_reduce"]
-    other = {first: second, second: first}
     cases = list(ours(place_cases()))
-    both = [
-        replace(case, config=case.config | {"algorithm": other[case.config["algorithm"]]})
-        for case in cases
-        if case.op == "all_reduce"
-    ]
-    cases = [*cases, *both]
     check(pool, num_ranks, device, some(cases, 3) if device == "cpu" else cases[num_ranks % 2 :: 2])
 
 
@@ -104,28 +91,14 @@ def test_what_is_larger_than_the_workspace_goes_in_pieces(pool, num_ranks, devic
     cases = [
         Case("all_gather", "int32", shape=(3, 201), place="ordinary"),
         Case("all_to_all", "int32", shape=(3, 201), place="ordinary"),
-        Case("all_reduce", "int32", shape=(3, 201), place="ordinary", config={"algorithm": "gluon_one_shot"}),
         Case("all_to_all", splits="uneven", shape=(250, 3), place="ordinary"),
     ]
     for place in ("input only", "ordinary", "output only"):  # results land, both do, inputs do
         cases += [Case("all_reduce", "int32", shape=(3, 501), place=place, config={"algorithm": "gluon_two_shot"})]
-    programs = with_config(cases[:5], comm_sms=3, block_size_n=2)
+    programs = with_config(cases[:4], comm_sms=3, block_size_n=2)
     cases += [Case("all_to_all", splits="one way", shape=(250, 3), place="ordinary")]
     cases += [Case("all_to_all", "bfloat16", layout="columns", shape=(30, 40), place="ordinary"), *programs]
     all_right(pool.run(in_gluon, num_ranks, "jobs_sequences", "in_pieces", device, list(ours(cases)), "4KiB"))
-
-
-@pytest.mark.parametrize("num_ranks", [1, 3])
-def test_the_copy_unit(pool, num_ranks, device):
-    """Aligned and not, of whole lines and not, by one program and by several."""
-    cases = [
-        Case(op, dtype, shape=shape, place=place, config={"algorithm": BULK, "use_gluon": True} | more)
-        for op in ("all_gather", "all_to_all")
-        for dtype, shape in (("bfloat16", (7, 33)), ("int8", (40_001,)), ("complex128", (64, 40)))
-        for place, more in (("heap", {}), ("skewed", {}), ("output only", {"comm_sms": 3, "num_warps": 4}))
-    ]
-    cases += [Case("all_gather", "float32", shape=(40, 64), in_place=True, config={"algorithm": BULK})]
-    check(pool, num_ranks, device, cases, turns=2)
 
 
 # -- beside Triton ----------------------------------------------------------------------------------------------------
@@ -167,8 +140,6 @@ def test_replays_of_a_graph(pool, num_ranks):
         for algorithm in known
         for place in ("heap", "ordinary", "skewed")
     ]
-    if pool.run(has_copy_unit, 1)[0]:
-        cases += [Case(op, shape=(40, 129), config={"algorithm": BULK}) for op in ("all_gather", "all_to_all")]
     cases += [Case("all_reduce", shape=(33, 5), in_place=True, config={"algorithm": "gluon_two_shot"})]
     for said, wrong in pool.run(in_gluon, num_ranks, "jobs_sequences", "captured", "cuda", cases, 50, timeout_s=300.0):
         assert len(said) == 1
@@ -200,7 +171,7 @@ def test_asynchronous_calls(pool, num_ranks, device):
 def test_what_is_chosen_and_said(pool, num_ranks, device):
     for said in pool.run(said_of, num_ranks, device):
         for name in ("gluon", "warps", "lanes"):
-            assert said[name].startswith(("all_reduce: gluon_one_shot, ", "all_reduce: gluon_two_shot, ")), said[name]
+            assert said[name].startswith("all_reduce: gluon_two_shot, "), said[name]
         assert said["named"].startswith("all_reduce: gluon_two_shot, named by algorithm='gluon_two_shot'")
         assert "two_shot (triton): no, it is not written in Gluon" in said["gluon"]
         assert said["gather"] == "gluon_push"
@@ -210,14 +181,6 @@ def test_what_is_chosen_and_said(pool, num_ranks, device):
             "waves": "waves_per_eu speaks of AMD GPUs",
             "swizzle": "it has no use for swizzle_size of the config",
             "no gluon": "it is not written in Gluon",
-        }.items():
-            assert ": no algorithm, " in said[name]
-            assert reason in said[name]
-        assert said["bulk"].startswith("all_gather: gluon_bulk, named by")
-        for name, reason in {
-            "bulk off the heap": "it copies contiguous tensors, to outputs on the heap",
-            "bulk strided": "it copies contiguous tensors, to outputs on the heap",
-            "bulk stages": "it has no use for num_stages of the config",
         }.items():
             assert ": no algorithm, " in said[name]
             assert reason in said[name]
@@ -248,11 +211,6 @@ def test_warps_of_the_device(algorithm):
     assert answer(nvidia)
     assert answer(nvidia, threads_per_warp=32)
     assert not answer(nvidia, waves_per_eu=2)
-    if algorithm.name == BULK:
-        assert "needs the copy unit of NVIDIA's Hopper" in answer(amd).reason
-        assert "and this is 'sm_80'" in answer(replace(nvidia, arch="sm_80")).reason
-        assert answer(replace(nvidia, arch="sm_100a"))
-        return
     assert answer(amd)
     assert "threads_per_warp is 32, and this device has 64" in answer(amd, threads_per_warp=32).reason
     assert answer(amd, waves_per_eu=2)
@@ -273,19 +231,6 @@ def test_warps_of_the_device(algorithm):
 )
 def test_which_tensors_are_rows_of_vectors(shape, stride, item, wide):
     assert is_wide(layout_of(shape, stride), item) is wide
-
-
-# -- the copy unit ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
-def test_what_the_copy_unit_is_told(dtype):
-    constants = {"SIZE": 8, "UNIT": 128 // dtype.itemsize, "CHUNK_BYTES": 16384, "STAGES": 4, "num_warps": 1}
-    words = torch.int64
-    compiled = compile_for(push_bulk, (dtype, dtype, words, words, 1, 1, 4096, 512, 0, 1 << 40), constants, "sm_90")
-    ptx = assembly(compiled)
-    assert re.search(r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta\.bulk_group", ptx)
-    # the last meeting's release comes behind the wait for all that was begun
-    assert ptx.rindex("cp.async.bulk.wait_group 0;") < ptx.rindex("st.release.sys")
-    assert compiled.metadata.global_scratch_size > 0
 
 
 def test_launches_have_scratch_of_their_own(monkeypatch):

@@ -36,7 +36,7 @@ def test_barriers_of_two_threads(pool):
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize(
     ("algorithm", "count"),
-    [("ll_one_shot", 256), ("sentinel_two_shot", 1 << 16), ("two_shot", 1 << 18), ("sentinel_ring", 1 << 18)],
+    [("ll_one_shot", 256), ("sentinel_two_shot", 1 << 16), ("two_shot", 1 << 18)],
 )
 def test_replays_at_the_same_time_are_reported(pool, algorithm, count, num_ranks):
     results = pool.run(overlapping_replays, num_ranks, algorithm, count, timeout_s=LIMIT_S)

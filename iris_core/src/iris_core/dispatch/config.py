@@ -104,10 +104,10 @@ class Config(LaunchConfig):
         chunk_size: programs in a row on one die.
         use_gluon: only algorithms written in Gluon.
         all_gather_variant: "persistent" or "partitioned"; "auto" for the library's choice.
-        all_reduce_variant: "atomic", "ring", "two_shot", "one_shot" or "spinlock"; "auto" for the library's choice.
+        all_reduce_variant: "one_shot" or "two_shot"; "auto" for the library's choice.  No algorithm serves the
+            reference system's "atomic", "ring" and "spinlock".
         all_reduce_distribution: which tiles a rank reduces: 0 every world_size-th, 1 a block of them.
-        all_reduce_num_rings: number of rings that run side by side.
-        all_reduce_ring_slice_n: columns of a slice of the ring, a power of two that divides block_size_n.
+        all_reduce_num_rings, all_reduce_ring_slice_n: of the reference system's ring; no algorithm uses them.
         reduce_scatter_variant: "two_shot", or "auto" for the library's choice.
         num_stages: stages of software pipelining.
         num_warps: warps of a program, a power of two up to 32.

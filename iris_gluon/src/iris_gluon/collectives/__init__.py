@@ -10,15 +10,11 @@ if TYPE_CHECKING:
 
 def collectives() -> list[Collective]:
     """Return the algorithms."""
-    from iris_gluon.collectives.all_reduce import OneShot, TwoShot
+    from iris_gluon.collectives.all_reduce import TwoShot
     from iris_gluon.collectives.push import Push
-    from iris_gluon.collectives.push_bulk import PushBulk
 
     return [
         Push("all_gather", "gluon_push"),
         Push("all_to_all", "gluon_push", ("torch", "columns")),
-        PushBulk("all_gather", "gluon_bulk"),
-        PushBulk("all_to_all", "gluon_bulk"),
-        OneShot("all_reduce", "gluon_one_shot"),
         TwoShot("all_reduce", "gluon_two_shot"),
     ]

@@ -1,7 +1,4 @@
-"""What the algorithms in Gluon have in common: whom they serve, and how requests are described to kernels.
-
-Both, and what a call costs by the model, is that of the portable algorithms in Triton; here is what differs.
-"""
+"""What the algorithms in Gluon have in common, where it differs from those in Triton."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from triton.experimental.gluon import language as gl
 
-from iris_core.types import Availability, DeviceType
+from iris_core.types import DeviceType
 from iris_gluon.info import GLUON_INFO
 from iris_triton.collectives.parts.barrier import meeting_arguments
-from iris_triton.collectives.parts.portable import Portable
+from iris_triton.collectives.parts.collective import KernelCollective
 from iris_triton.collectives.parts.sizes import VECTOR_NBYTES, Blocks, Layout, blocks_for, layout_arguments
 
 if TYPE_CHECKING:
@@ -48,17 +45,10 @@ def _reach(layout: Layout) -> int:
     )
 
 
-class GluonCollective(Portable):
+class GluonCollective(KernelCollective):
     """What the algorithms here have in common.  Gluon does not pipeline loops, so there are no stages to choose."""
 
-    uses: tuple[str, ...] = (
-        "comm_sms",
-        "num_warps",
-        "block_size_m",
-        "block_size_n",
-        "threads_per_warp",
-        "waves_per_eu",
-    )
+    uses = ("comm_sms", "num_warps", "block_size_m", "block_size_n", "threads_per_warp", "waves_per_eu")
 
     variants: tuple[str, ...] = ()
     """Values of the config's fields for variants that mean this algorithm where use_gluon is asked for."""
@@ -68,18 +58,14 @@ class GluonCollective(Portable):
         """The backend's description."""
         return GLUON_INFO
 
-    def supports(self, request: CollectiveRequest) -> Availability:
-        """Say whether this algorithm serves a call."""
+    def _problem(self, request: CollectiveRequest) -> str:
         config, target = request.options.get("config", {}), request.target
         lanes = config.get("threads_per_warp", target.warp_size)
         if lanes != target.warp_size:
-            return Availability.no(f"threads_per_warp is {lanes}, and this device has {target.warp_size}")
+            return f"threads_per_warp is {lanes}, and this device has {target.warp_size}"
         if "waves_per_eu" in config and target.type is not DeviceType.HIP:
-            return Availability.no("waves_per_eu speaks of AMD GPUs")
-        warps = config.get("num_warps", 1)
-        if warps & (warps - 1):
-            return Availability.no(f"num_warps is {warps}, which is no power of two")
-        return super().supports(request)
+            return "waves_per_eu speaks of AMD GPUs"
+        return super()._problem(request)
 
     @staticmethod
     def _blocks(request: CollectiveRequest, team: Team, elements: int | None, item: int, *, reduces: bool) -> Blocks:

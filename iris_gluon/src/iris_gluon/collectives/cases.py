@@ -8,7 +8,7 @@ import torch
 from triton.experimental.gluon import language as gl
 
 from iris_core.types import CompileCase, DeviceType
-from iris_gluon.collectives.all_reduce import one_shot, two_shot
+from iris_gluon.collectives.all_reduce import two_shot
 from iris_gluon.collectives.push import push
 
 _CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
@@ -26,7 +26,6 @@ def compile_cases() -> list[CompileCase]:
     """Return the kernels in representative forms."""
     bf16, f32, i8 = torch.bfloat16, torch.float32, torch.int8
     moved = (_I64, _U8, _I64, _I64, 1, 1, 1 << 20, 0, _ADDRESS)
-    one = (_I64, _U8, _I64, 1, 1, 4000, 512, 0, _ADDRESS)
     two = (_I64, _U8, _I64, 1, 1, 4000, 500, 512, 0, _ADDRESS)
     columns = (_SIZE, 33, 64)
     rows = (64, 64 * _SIZE, 1)
@@ -38,8 +37,6 @@ def compile_cases() -> list[CompileCase]:
             "push-strided", push, (f32, f32, *moved), ((33, 70), (140, 2), (33, 70), (1, 33)), wide=False,
             DIRECT=False, INDEX=gl.int64, BLOCK=4096,
         ),
-        _case("one-shot", one_shot, (bf16, bf16, *one), OP="sum", BLOCK=4096),
-        _case("one-shot-rows", one_shot, (i8, i8, *one), ((33, 64), (128, 1), (33, 64), (80, 1)), OP="avg", BLOCK=8192),
         _case("two-shot-direct", two_shot, (bf16, bf16, *two), OP="sum", IN_DIRECT=True, OUT_DIRECT=True, BLOCK=4096),
         _case("two-shot-landing", two_shot, (f32, f32, *two), OP="avg", IN_DIRECT=False, OUT_DIRECT=False, BLOCK=2048),
         _case("two-shot-reading", two_shot, (bf16, bf16, *two), OP="max", IN_DIRECT=True, OUT_DIRECT=False, BLOCK=4096),

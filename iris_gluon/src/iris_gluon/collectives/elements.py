@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.target_info import is_cuda, is_hip
 
 from iris_gluon.layouts import default_layout
-from iris_triton.collectives.parts.elements import combine, item_nbytes, strided, widened
+from iris_triton.collectives.parts.elements import combine, strided, widened
 
 _NARROW_BLOCK = 1024
 """Elements that a program on a GPU handles at a time where each is an access of its own: few registers suffice."""
@@ -178,50 +178,33 @@ def _all_of(addresses, COUNT: gl.constexpr):
 
 
 @gluon.jit
-def reduce_to(
-    targets, at, sizes, strides, sources, like, count, part, parts,
-    TARGETS: gl.constexpr, DIMS: gl.constexpr, TARGET_WIDE: gl.constexpr, OP: gl.constexpr, SIZE: gl.constexpr,
-    INDEX: gl.constexpr, BLOCK: gl.constexpr
-):  # fmt: skip
-    """Reduce `count` elements behind each of SIZE addresses, in that order, and store the result behind others.
+def reduce_to(targets, sources, like, count, part, parts, OP: gl.constexpr, SIZE: gl.constexpr, BLOCK: gl.constexpr):
+    """Reduce `count` dense elements behind each of SIZE addresses, in that order, and store the result behind others.
 
     16-bit floats are added up in float32.
 
     Args:
-        targets: tuple of TARGETS addresses (int64), each of a tensor like the others.
-        at: linear index in the targets (int64).
-        sizes, strides: of the targets, DIMS of them; 0 dimensions mean that they are dense.
-        sources: tuple of SIZE addresses (int64) of dense elements.
+        targets, sources: tuples of SIZE addresses (int64).
         like: a pointer of the elements' type.
         count: number of elements (int64); nothing is done if it is negative.
         part, parts: this program, and how many programs share the work (int64).
-        TARGET_WIDE: whether sizes and strides are whole vectors.
         OP: the reduction's name.
-        INDEX, BLOCK: as in `copy`.
+        BLOCK: as in `copy`.
     """
     VEC: gl.constexpr = _per_vector(like.dtype)
     VECTORS: gl.constexpr = BLOCK // VEC
-    ITEM: gl.constexpr = item_nbytes(like.dtype)
     count = gl.maximum(count, 0)
     vectors = count // VEC
-    shift = at * 0
-    if DIMS == 0:
-        shift = at * ITEM
-        at = at * 0
-    if TARGET_WIDE:
-        if ((_all_of(targets, TARGETS) | _all_of(sources, SIZE) | shift) % 16) | (at % VEC) != 0:
-            vectors = vectors * 0
-        lanes, within = _vector_lanes(VECTORS, VEC)
-        for start in range(part * VECTORS, vectors, parts * VECTORS):
-            vector = start + lanes
-            mask = (vector < vectors)[:, None]
-            total = _reduced(sources, like, (vector * VEC)[:, None] + within[None, :], mask, True, OP, SIZE)
-            to = _vector_place(at // VEC + vector, sizes, strides, DIMS, VEC, INDEX)
-            for i in gl.static_range(TARGETS):
-                target = gl.multiple_of((targets[i] + shift).to(like.dtype), 16)
-                gl.store(target + (to[:, None] + within[None, :]), total, mask=mask)
-    else:
+    if (_all_of(targets, SIZE) | _all_of(sources, SIZE)) % 16 != 0:
         vectors = vectors * 0
+    lanes, within = _vector_lanes(VECTORS, VEC)
+    for start in range(part * VECTORS, vectors, parts * VECTORS):
+        vector = start + lanes
+        mask = (vector < vectors)[:, None]
+        place = (vector * VEC)[:, None] + within[None, :]
+        total = _reduced(sources, like, place, mask, True, OP, SIZE)
+        for i in gl.static_range(SIZE):
+            gl.store(gl.multiple_of(targets[i].to(like.dtype), 16) + place, total, mask=mask)
     NARROW: gl.constexpr = _narrow_block(BLOCK)
     each = gl.arange(0, NARROW, layout=default_layout([NARROW]))
     for block in range(_narrow_start(vectors, part, parts, VEC, BLOCK), count, parts * BLOCK):
@@ -229,6 +212,5 @@ def reduce_to(
             index = start + each
             mask = (index >= vectors * VEC) & (index < count)
             total = _reduced(sources, like, index, mask, False, OP, SIZE)
-            to = _element_place(at + index, sizes, strides, DIMS, INDEX)
-            for i in gl.static_range(TARGETS):
-                gl.store((targets[i] + shift).to(like.dtype) + to, total, mask=mask)
+            for i in gl.static_range(SIZE):
+                gl.store(targets[i].to(like.dtype) + index, total, mask=mask)

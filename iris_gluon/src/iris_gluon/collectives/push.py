@@ -1,15 +1,8 @@
 """`gluon_push`: all_gather and all_to_all.  Every rank stores what the others are to get into their memory.
 
-Chosen with Config(use_gluon=True), or where a table says so.
-
-A table says which elements go where, as in `iris_triton.collectives.pull`: for each
-member, where in the input begins what is for it and how many elements that are, and the same for the output.
-
-A rank whose output peers can address says where in it each member's part begins: meet, store, meet.  Another one has
-its parts land in its landing region, in rounds: the others store a piece each into one half, all meet, and it copies
-the pieces out, while the others already fill the other half.  So one meeting per round, and one before.  Inputs may lie
-anywhere, since their owners read them.  Meetings are those of the portable algorithms, in the same words, so
-algorithms in both languages take turns in one team.
+Chosen with Config(use_gluon=True), or where a table says so.  A table says which elements go where, as for `pull`.  An
+output that peers can address is stored into: meet, store, meet.  Parts for another one land in its landing region, in
+rounds of pieces, whose two halves take turns.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -25,8 +18,8 @@ from triton.experimental.gluon import language as gl
 from iris_gluon.collectives.base import LANDING, GluonCollective
 from iris_gluon.collectives.elements import copy
 from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
+from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, Plan
 from iris_triton.collectives.parts.elements import as_words, item_nbytes
-from iris_triton.collectives.parts.portable import PER_CALL, RUNTIME, Plan
 from iris_triton.collectives.parts.sizes import carrier_of, pieces
 from iris_triton.collectives.pull import begins, moved_layouts, received_nbytes, splits_table
 
@@ -156,6 +149,7 @@ def push(
 class Push(GluonCollective):
     """all_gather or all_to_all by stores into the others' memory."""
 
+    uneven = True
     variants = ("persistent",)
 
     def cost(self, request: CollectiveRequest) -> float:

@@ -18,30 +18,39 @@ def collectives(*, emulate_fast: bool = False) -> list[Collective]:
     Args:
         emulate_fast: let those for NVIDIA serve ranks on the CPU, too, if they are named.
     """
-    from iris_triton.collectives.accumulate import Atomic, Spinlock
-    from iris_triton.collectives.copy_engine import ENGINE_OPS, CopyEngine
-    from iris_triton.collectives.packets import fast_collectives
     from iris_triton.collectives.pull import MOVES, Pull
     from iris_triton.collectives.pull_reduce import PullReduce, PullTiles
-    from iris_triton.collectives.push import FORMS, PUSHED, Push, PushReduce
-    from iris_triton.collectives.ring import Ring
+    from iris_triton.collectives.push import FORMS, PUSHED, Push
     from iris_triton.collectives.send_recv import Mail
     from iris_triton.collectives.two_shot import TwoShot
 
     return [
         TwoShot("all_reduce", "two_shot"),
         PullReduce("all_reduce", "one_shot"),
-        Ring("all_reduce", "ring"),
-        Atomic("all_reduce", "atomic"),
-        Spinlock("all_reduce", "spinlock"),
         PullReduce("reduce_scatter", "pull"),
-        PushReduce("reduce_scatter", "push"),
         PullTiles("reduce_scatter", "two_shot", ("tiles",)),
         PullReduce("reduce", "pull"),
         *(Pull(op, "pull", ("torch", "columns") if op == "all_to_all" else ("torch",)) for op in MOVES),
         *(Push(op, name) for op in PUSHED for name in FORMS),
-        *(CopyEngine(op, "copy_engine") for op in ENGINE_OPS),
         Mail("send", "mailbox"),
         Mail("recv", "mailbox"),
         *fast_collectives(emulate=emulate_fast),
+    ]
+
+
+def fast_collectives(*, emulate: bool = False) -> list[Collective]:
+    """Return those for NVIDIA GPUs; with `emulate`, they serve ranks on the CPU, too: for tests."""
+    from iris_triton.collectives.packets.exchange import Exchange
+    from iris_triton.collectives.packets.split import Split
+
+    exchanges = (
+        ("all_reduce", "one_shot", ("ll", "ll128", "sentinel")),
+        ("all_reduce", "two_shot", ("ll128", "sentinel")),
+        ("reduce_scatter", "mailbox", ("ll", "ll128", "sentinel")),
+        ("all_gather", "mailbox", ("ll", "ll128")),  # its NaNs must keep their bits, and so must those of all_to_all
+        ("all_to_all", "mailbox", ("ll", "ll128")),
+    )
+    return [
+        *(Exchange(op, form, encoding, emulate=emulate) for op, form, encodings in exchanges for encoding in encodings),
+        *(Split(op, emulate=emulate) for op in ("all_reduce", "reduce_scatter")),
     ]

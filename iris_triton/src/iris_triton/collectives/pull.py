@@ -1,17 +1,8 @@
 """`pull`: all_gather, all_to_all, broadcast, gather and scatter.  Every rank reads what it needs from the others.
 
 Chosen for broadcast, gather and scatter, for split sizes, and for all_gather and all_to_all where a table or the model
-says so.
-
-The operations differ in which elements each rank has for which.  Where parts are equal, a few numbers say that.  Else a
-table does, which for each member has four words: where in the input begins what is for that member, and how many
-elements that are; where in the output begins what comes from it, and how many.  In the same word as how many there are
-for it, each member is told which kind of call this is, and compares both with what it expects.
-
-A rank whose input peers can address tells them where it lies: meet, read, meet.  Another one stages it in rounds: it
-copies a piece for each member into a half of its staging region, all meet, and the others read their pieces; the halves
-take turns, so one meeting per round is enough, and one at the end.  Each rank does what suits its input, and all make
-as many rounds as the longest needs.
+says so.  An input that peers can address is read where it lies: meet, read, meet.  Another one is staged in rounds of
+pieces: meet, and the others read them; two halves take turns, so one meeting per round is enough, and one at the end.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -19,8 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -40,8 +30,8 @@ from iris_triton.collectives.parts.barrier import (
     told,
     told_second,
 )
+from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import as_words, copy, item_nbytes
-from iris_triton.collectives.parts.portable import PER_CALL, RUNTIME, Plan, Portable
 from iris_triton.collectives.parts.sizes import (
     Carrier,
     Layout,
@@ -105,11 +95,15 @@ def pull(
 ):  # fmt: skip
     """Read from the members what they have for this rank.
 
+    Each member is told how many elements there are for it, beside the number of the kind of call, and compares both
+    with what it expects.  Each rank does what suits its input, and all make as many rounds as the longest needs.
+
     Args:
         out, inp: the tensors.
         control: the team's control region (int64).
         stage: the team's staging region.
-        table: int64[4 * SIZE], see above; None where parts are equal.
+        table: int64[4 * SIZE], where parts differ, else None: for each member, where in the input begins what is for
+            it; how many elements that are; where in the output begins what comes from it; how many.
         bases: int64[SIZE], the members' heaps.
         me, rank: the caller's index in the team, and in the world.
         kind: number of the kind of call; the same on all members.
@@ -193,8 +187,10 @@ _SHARED = ("all_gather", "broadcast", "gather")  # a rank has the same for every
 _ANYWHERE = 1 << 62  # elements: nothing has to go in pieces
 
 
-class Pull(Portable):
+class Pull(KernelCollective):
     """One operation by pulling."""
+
+    uneven = True
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: two meetings, and what comes over the links."""
@@ -212,12 +208,15 @@ class Pull(Portable):
         """Say which elements go where, and bind the kernel."""
         carrier = carrier_of(request.dtype)
         item = carrier.dtype.itemsize
-        table = None
+        table, chunk = None, None
+        parts = {"in_step": 0, "given": 0, "out_step": 0, "taken": 0, "giver": -1}
         if request.options["uneven"]:
-            parts, chunk = _Parts(), None
-            table = _on_device(splits_table(request, carrier.parts), team.device)
+            numbers, pinned = splits_table(request, carrier.parts), team.device != "cpu"
+            table = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=pinned)
+            table = table.to(team.device, non_blocking=True)  # without waiting for the device
         else:
-            parts, chunk = _parts(request, carrier.parts)
+            found, chunk = _parts(request, carrier.parts)
+            parts |= found
         shared = request.op in _SHARED
         region, capacity = team.control, _ANYWHERE
         if not self._all_direct(request):
@@ -226,7 +225,7 @@ class Pull(Portable):
         if _has_input(request) and math.prod(request.shape) > 0:  # an empty tensor has no address
             source = "direct" if request.direct_in and request.options["layout"] == "torch" else "staged"
         blocks = blocks_for(request, team, None if chunk is None else chunk * team.size, item, reduces=False)
-        arguments = self.arguments(request, team) | layout_arguments(*moved_layouts(request, carrier)) | asdict(parts)
+        arguments = self.arguments(request, team) | layout_arguments(*moved_layouts(request, carrier)) | parts
         arguments |= {
             "stage": region.tensor,
             "table": table,
@@ -237,69 +236,43 @@ class Pull(Portable):
         return self.bind(pull, team, blocks, arguments, carrier, table)
 
 
-def _on_device(numbers: Sequence[int], device: str) -> torch.Tensor:
-    """Numbers as int64 on the device, without waiting for it."""
-    tensor = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=device != "cpu")
-    return tensor.to(device, non_blocking=True)
-
-
 def _has_input(request: CollectiveRequest) -> bool:
     return request.op not in ("broadcast", "scatter") or request.rank == request.options["root"]
 
 
+def _parts(request: CollectiveRequest, each: int) -> tuple[dict[str, int], int]:
+    """Arguments that say which elements are for which member, and the elements of a part; `each` are one of torch's."""
+    total, root = math.prod(request.shape) * each, request.options.get("root")
+    is_root = request.rank == root
+    if request.op == "all_gather":
+        return {"given": total, "out_step": total, "taken": total}, total
+    if request.op == "all_to_all":
+        chunk = total // request.group_size
+        return {"in_step": chunk, "given": chunk, "out_step": chunk, "taken": chunk}, chunk
+    if request.op == "gather":
+        return {"given": total, "out_step": total, "taken": total * is_root}, total
+    assert root is not None
+    if request.op == "scatter":
+        chunk = total // request.group_size if is_root else total
+        return {"in_step": chunk, "given": chunk * is_root, "taken": chunk, "giver": root}, chunk
+    return {"given": total * is_root, "taken": total, "giver": root}, total
+
+
 def moved_layouts(request: CollectiveRequest, carrier: Carrier) -> tuple[Layout, Layout]:
-    """Return where the elements of the input and of the output lie, in the order in which they are moved."""
-    inner, outer = (carrier.extend(shape, stride) for shape, stride in _sides(request))
-    if request.options["layout"] == "columns":
-        inner, outer = (columns_first(*each, request.group_size) for each in (inner, outer))
+    """Return where elements of input and output lie, in the order in which they move; one stands for both if alone."""
+    options = request.options
+    has_output = request.op != "gather" or request.rank == options["root"]
+    out = (options["out_shape"], options["out_stride"]) if has_output else None
+    inp = (request.shape, options["in_stride"]) if _has_input(request) else None
+    sides = [carrier.extend(*side) for side in (inp or out, out or inp) if side is not None]
+    if options["layout"] == "columns":
+        sides = [columns_first(*side, request.group_size) for side in sides]
+    inner, outer = sides
     return layout_of(*inner), layout_of(*outer)
 
 
-def _sides(request: CollectiveRequest) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """(shape, strides) of the input and of the output; where a rank has only one, that one stands for both."""
-    options = request.options
-    has_input = _has_input(request)
-    has_output = request.op != "gather" or request.rank == options["root"]
-    out = (options["out_shape"], options["out_stride"]) if has_output else None
-    inp = (request.shape, options["in_stride"]) if has_input else None
-    first, second = inp or out, out or inp
-    assert first is not None
-    assert second is not None
-    return first, second
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """Which elements of a tensor are for which member, where parts are equal; see `iris_triton.collectives.pull`."""
-
-    in_step: int = 0
-    given: int = 0
-    out_step: int = 0
-    taken: int = 0
-    giver: int = -1
-
-
-def _parts(request: CollectiveRequest, each: int) -> tuple[_Parts, int]:
-    """Return the parts, and the number of elements of one, where an element is `each` of the kernel's."""
-    size, rank, root = request.group_size, request.rank, request.options.get("root")
-    total = math.prod(request.shape) * each
-    is_root = rank == root
-    if request.op == "all_gather":
-        return _Parts(given=total, out_step=total, taken=total), total
-    if request.op == "all_to_all":
-        chunk = total // size
-        return _Parts(in_step=chunk, given=chunk, out_step=chunk, taken=chunk), chunk
-    if request.op == "gather":
-        return _Parts(given=total, out_step=total, taken=total * is_root), total
-    assert root is not None
-    if request.op == "scatter":
-        chunk = total // size if is_root else total
-        return _Parts(in_step=chunk, given=chunk * is_root, taken=chunk, giver=root), chunk
-    return _Parts(given=total * is_root, taken=total, giver=root), total
-
-
 def splits_table(request: CollectiveRequest, each: int) -> list[int]:
-    """The table of `iris_triton.collectives.pull`, for parts that differ."""
+    """The argument `table` of `pull`, for parts that differ."""
     row = math.prod(request.shape[1:]) * each
     given, taken = ([row * n for n in request.options[f"{side}_splits"]] for side in ("in", "out"))
     return [*begins(given), *given, *begins(taken), *taken]

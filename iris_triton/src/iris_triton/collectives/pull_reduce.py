@@ -1,9 +1,7 @@
 """`one_shot`: all_reduce; `pull`: reduce and reduce_scatter.  Every rank reads all inputs and reduces what it wants.
 
 Chosen for reduce, for reduce_scatter in the layout "tiles" (there named `two_shot`), else where a table or the model
-says so.  Reduced in the group's order, so all members get the same bits.
-
-Direct and staged as in `iris_triton.collectives.pull`.
+says so.  Reduced in the group's order, so all members get the same bits.  Direct and staged as in `pull`.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -16,18 +14,16 @@ import triton
 import triton.language as tl
 
 from iris_triton.collectives.parts.barrier import compare_kinds, enter, meet, meet_and_leave, members_of, tell
+from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import copy, item_nbytes, reduce_to
-from iris_triton.collectives.parts.portable import PER_CALL, RUNTIME, Plan, Portable, Reduction
-from iris_triton.collectives.parts.sizes import blocks_for, item_of, layout_arguments, layouts_of, pieces
+from iris_triton.collectives.parts.sizes import USED_CONFIG, blocks_for, item_of, layout_arguments, layouts_of, pieces
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
 
-_RUNTIME = (*RUNTIME, "wanted", "apart", "tiles")
 
-
-@triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+@triton.jit(do_not_specialize=(*RUNTIME, "wanted", "apart", "tiles"), do_not_specialize_on_alignment=PER_CALL)
 def pull_reduce(
     out, inp, control, stage, bases, me, rank, kind, count, wanted, apart, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
@@ -84,7 +80,7 @@ def pull_reduce(
     meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
-class PullReduce(Reduction):
+class PullReduce(KernelCollective):
     """all_reduce in one step, reduce, or reduce_scatter."""
 
     def cost(self, request: CollectiveRequest) -> float:
@@ -101,10 +97,9 @@ class PullReduce(Reduction):
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Bind the kernel."""
         op, carrier = self.reduction(request)
-        item = item_of(request)
-        scatters = self.op == "reduce_scatter" and request.options["layout"] == "torch"
+        options, item = request.options, item_of(request)
+        scatters = self.op == "reduce_scatter" and options["layout"] == "torch"
         count = math.prod(request.shape) // (team.size if scatters else 1)
-        wanted = count if self.op != "reduce" or request.options["root"] == team.rank else 0
         direct = self._is_direct(request)
         inner, outer = layouts_of(request)
         region, capacity = team.control, count
@@ -116,14 +111,14 @@ class PullReduce(Reduction):
             "OP": op,
             "stage": region.tensor,
             "count": count,
-            "wanted": wanted,
+            "wanted": count if self.op != "reduce" or options["root"] == team.rank else 0,
             "apart": count if scatters else 0,
             "capacity": capacity,
             "STAGED": not direct,
             "SHARED": not scatters,
             "IN_DIMS": 0 if direct else inner.num_dims,
-            "tiles": _tiles(request),
-            "STRIDING": request.options["config"].get("all_reduce_distribution") == 0,
+            "tiles": _tiles(request) if options["layout"] == "tiles" else None,
+            "STRIDING": options["config"].get("all_reduce_distribution") == 0,
         }
         return self.bind(pull_reduce, team, blocks, arguments, carrier)
 
@@ -131,13 +126,11 @@ class PullReduce(Reduction):
 class PullTiles(PullReduce):
     """reduce_scatter in the layout of the reference system: each member gets some tiles of the result."""
 
-    uses = (*Portable.uses, "swizzle_size", "all_reduce_distribution")
+    uses = (*USED_CONFIG, "swizzle_size", "all_reduce_distribution")
 
 
-def _tiles(request: CollectiveRequest) -> tuple[int, ...] | None:
-    """The argument `tiles` of the kernel; None where the layout is torch's."""
-    if request.options["layout"] != "tiles":
-        return None
+def _tiles(request: CollectiveRequest) -> tuple[int, ...]:
+    """The argument `tiles` of the kernel."""
     config = request.options["config"]
     rows, columns = request.shape
     height, width = config.get("block_size_m", 32), config.get("block_size_n", 64)

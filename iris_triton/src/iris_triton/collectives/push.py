@@ -1,20 +1,8 @@
-"""`push`, `persistent`, `partitioned`: all_gather and all_to_all; `push`: reduce_scatter.  Stores into peers' memory.
+"""`push`, `persistent`, `partitioned`: all_gather and all_to_all.  Stores into peers' memory.
 
-Chosen for large messages where a table or the model says so.
-
-`push_direct` serves outputs that are dense and on the heap: all say where theirs lie and that they are free, push, and
-meet again.  `push_staged` serves other outputs: in rounds, each rank pushes a piece for every member into a half of
-that one's staging region, all meet, and each one takes out what came.  `push_reduce` serves reduce_scatter in the same
-way; what came is reduced there, in the group's order.  No input has to be addressed by anybody else.
-
-A form says in which order a rank's programs serve the members:
-
-    "members"   all programs push to one member, then to the next; at every moment the traffic is a permutation
-    "tiles"     each program takes a tile to all members in turn, then its next tile; what all get is read once
-    "divided"   the programs are divided among the members, and all members are served at the same time
-
-The second and the third are the reference system's variants "persistent" and "partitioned".  In every form the blocks
-that a program takes out, or reduces, are those that came from programs of its number: so it has to meet only those.
+Chosen for large messages where a table or the model says so.  The forms differ in the order of the traffic.  Outputs
+that are dense and on the heap are stored into directly: meet, push, meet.  Others are filled in rounds through staging
+regions, whose two halves take turns: push a piece for every member, meet, take out what came.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -27,29 +15,17 @@ import triton
 import triton.language as tl
 
 from iris_core.errors import UnsupportedError
-from iris_core.types import Availability, DeviceType
+from iris_core.types import DeviceType
 from iris_triton.collectives.parts.barrier import compare_kinds, enter, meet, meet_and_leave, members_of, tell_all, told
-from iris_triton.collectives.parts.elements import (
-    are_aligned,
-    as_words,
-    combine,
-    copy,
-    copy_part,
-    finished,
-    item_nbytes,
-    strided,
-    widened,
-)
-from iris_triton.collectives.parts.portable import PER_CALL, RUNTIME, Plan, Portable, Reduction
+from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
+from iris_triton.collectives.parts.elements import are_aligned, as_words, copy, copy_part, item_nbytes, strided
 from iris_triton.collectives.parts.sizes import (
     MOST_PROGRAMS,
     Blocks,
     blocks_for,
     carrier_of,
-    item_of,
     layout_arguments,
     layout_of,
-    layouts_of,
     pieces,
 )
 from iris_triton.collectives.pull import received_nbytes
@@ -120,7 +96,10 @@ def _push(
         inp: the input;
         begin: and the linear index where it begins for member 0;
         apart: and so many elements further for the next one, if SHARDED: else all get the same.
-        FORM: see the beginning of this file.
+        FORM: the order.  In each, a program takes out only what came from programs of its number, and meets only those.
+            "members": all programs push to one member, then to the next; the traffic is a permutation at every moment.
+            "tiles": each program takes a tile to all members in turn, then its next one; what all get is read once.
+            "divided": the programs are divided among the members, all of which are served at the same time.
     """
     apart = tl.cast(apart, tl.int64)
     if FORM == "tiles":
@@ -160,7 +139,7 @@ def push_direct(
         out, inp: the tensors; the output is dense and on the heap.
         count: elements that go to a member.
         SHARDED: the input has a part for each member; else all get the same.
-        FORM: see the beginning of this file; with "divided", SIZE divides the number of programs.
+        FORM: see `_push`; with "divided", SIZE divides the number of programs.
     """
     inp = as_words(inp)
     ITEM: tl.constexpr = item_nbytes(inp.dtype)
@@ -232,140 +211,42 @@ def push_staged(
     meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
-@triton.jit
-def _reduced_slots(slots, apart, index, mask, ALIGNED: tl.constexpr, OP: tl.constexpr, SIZE: tl.constexpr):
-    """Read a block of elements of every slot and reduce them; see `_reduce_slots`."""
-    for i in tl.static_range(SIZE):
-        src = slots + i * apart
-        if ALIGNED:
-            src = tl.multiple_of(src.to(tl.int64).to(slots.dtype), 16)
-        value = widened(tl.load(src + index, mask=mask))
-        if i == 0:
-            total = value
-        else:
-            total = combine(total, value, OP)
-    return finished(total, OP, SIZE).to(slots.dtype.element_ty)
-
-
-@triton.jit
-def _reduce_slots(
-    out, begin, slots, apart, count, sizes, strides,
-    DIMS: tl.constexpr, OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """Reduce what came from SIZE members to the linear index `begin` of the own tensor `out`.
-
-    Args:
-        out, begin: the tensor, and where in it.
-        slots: pointer to what came from member 0.
-        apart: elements from one member's to the next one's.
-        count: number of elements.
-        sizes, strides: of `out`, DIMS of them; none if it is dense.
-    """
-    step = tl.num_programs(0).to(tl.int64) * BLOCK
-    lanes = tl.arange(0, BLOCK)
-    at = tl.program_id(0).to(tl.int64) * BLOCK
-    if DIMS == 0:
-        out += begin
-        if (out.to(tl.int64) | slots.to(tl.int64) | apart * item_nbytes(slots.dtype)) % 16 == 0:
-            wide = tl.multiple_of(out.to(tl.int64).to(out.dtype), 16)
-            while at + BLOCK <= count:
-                tl.store(wide + at + lanes, _reduced_slots(slots, apart, at + lanes, None, True, OP, SIZE))
-                at += step
-    while at < count:
-        mask = at + lanes < count
-        total = _reduced_slots(slots, apart, at + lanes, mask, False, OP, SIZE)
-        if DIMS == 0:
-            to = at + lanes
-        else:
-            to = strided(begin + at + lanes, sizes, strides, DIMS)
-        tl.store(out + to, total, mask=mask)
-        at += step
-
-
-@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
-def push_reduce(
-    out, inp, control, stage, bases, me, rank, kind, count, capacity, timeout_ns, status,
-    in_sizes, in_strides, out_sizes, out_strides,
-    SIZE: tl.constexpr, OP: tl.constexpr, IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """Push a part to every member's staging region, and reduce those that came.
-
-    Args (beside those of `push_staged`):
-        OP: the reduction's name.
-    """
-    ITEM: tl.constexpr = item_nbytes(inp.dtype)
-    row, epoch = enter(control, bases, me, kind, SIZE)
-    count = tl.cast(count, tl.int64)
-    capacity = tl.cast(capacity, tl.int64)
-    place = stage.to(tl.int64) - tl.load(bases + me) + me * capacity * ITEM
-    mine = stage.to(inp.dtype, bitcast=True)
-    done = capacity * 0
-    half = done
-    while done < count:
-        piece = tl.minimum(count - done, capacity)
-        _push(
-            row, bases, place + half * ITEM, inp, done, count, piece, me, in_sizes, in_strides,
-            False, True, "members", SIZE, IN_DIMS, BLOCK
-        )  # fmt: skip
-        epoch += 1
-        meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-        if done == 0:
-            compare_kinds(row, kind, status, rank, SIZE)
-        _reduce_slots(out, done, mine + half, capacity, piece, out_sizes, out_strides, OUT_DIMS, OP, SIZE, BLOCK)
-        done += capacity
-        half = SIZE * capacity - half
-    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-
-
 PUSHED = ("all_gather", "all_to_all")
 """Operations that pushing serves."""
 
 FORMS = {"push": "members", "persistent": "tiles", "partitioned": "divided"}
-"""Algorithms that push, and their forms as the kernels call them."""
+"""Algorithms that push, and their forms as the kernels call them; the last two are the reference system's variants."""
 
 _PERSISTENT_SHARE = 1.17  # of the model: all links at the same time
 
 
-class Push(Portable):
+class Push(KernelCollective):
     """all_gather or all_to_all by pushing; its name is one of `FORMS`."""
 
-    @property
-    def measured_only(self) -> bool:
-        """Whether it is "partitioned", which is as fast as "persistent" and not for every number of programs."""
-        return self.name == "partitioned"
+    def __init__(self, op: str, name: str) -> None:
+        super().__init__(op, name)
+        self.measured_only = name == "partitioned"  # as fast as "persistent", and not for every number of programs
 
-    @property
-    def _form(self) -> str:
-        return FORMS[self.name]
-
-    def supports(self, request: CollectiveRequest) -> Availability:
-        """Say whether this algorithm serves a call."""
-        answer = super().supports(request)
-        if not answer:
-            return answer
-        if request.options.get("uneven"):
-            return Availability.no("it sends parts of equal size")
+    def _problem(self, request: CollectiveRequest) -> str:
+        problem = super()._problem(request)
         programs, size = request.options.get("config", {}).get("comm_sms"), request.group_size
-        if self._form == "divided" and programs is not None and programs % size:
-            return Availability.no(
-                f"it divides its programs among {size} members, and comm_sms={programs} is no multiple of {size}"
-            )
-        return answer
+        if not problem and self.name == "partitioned" and programs is not None and programs % size:
+            return f"it divides its programs among {size} members, and comm_sms={programs} is no multiple of {size}"
+        return problem
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: two meetings, what goes over the links, and an output that is copied out of the staging."""
         out_nbytes = request.nbytes * (request.group_size if self.op == "all_gather" else 1)
         moved, copied = received_nbytes(request), 0 if request.direct_out else out_nbytes
-        faster = _PERSISTENT_SHARE if self._form == "tiles" else 1
+        faster = _PERSISTENT_SHARE if self.name == "persistent" else 1
         return self.model(request, meetings=2, moved=moved, copied=copied, link_share=faster)
 
     def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
         """Return configs that are worth measuring; programs that are divided are a multiple of the members."""
-        offered = super().tunings(request)
-        if self._form != "divided":
-            return offered
-        size = request.group_size
-        return [{name: n // size * size if name == "comm_sms" else n for name, n in each.items()} for each in offered]
+        offered, size = super().tunings(request), request.group_size
+        if self.name == "partitioned":
+            return [each | {"comm_sms": each["comm_sms"] // size * size} if each else each for each in offered]
+        return offered
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Bind one of the two kernels.  Collective: every member calls it."""
@@ -373,31 +254,21 @@ class Push(Portable):
         item = carrier.dtype.itemsize
         sharded = self.op == "all_to_all"
         count = math.prod(request.shape) * carrier.parts // (team.size if sharded else 1)
-        inner = layout_of(*carrier.extend(request.shape, request.options["in_stride"]))
         blocks = blocks_for(request, team, count, item, reduces=False)
-        if self._form == "divided":
+        if self.name == "partitioned":
             blocks = self._divided(request, team, count, blocks)
-        arguments = self.arguments(request, team) | {
-            "count": count,
-            "in_sizes": inner.sizes,
-            "in_strides": inner.strides,
-            "SHARDED": sharded,
-            "FORM": self._form,
-            "IN_DIMS": inner.num_dims,
-        }
-        kernel = push_direct
-        if not request.direct_out:
-            kernel = push_staged
-            region, capacity = pieces(team, count, item, team.size, name="pushed")
-            outer = layout_of(*carrier.extend(request.options["out_shape"], request.options["out_stride"]))
-            arguments |= {
-                "stage": region.tensor,
-                "capacity": capacity,
-                "out_sizes": outer.sizes,
-                "out_strides": outer.strides,
-                "OUT_DIMS": outer.num_dims,
-            }
-        return self.bind(kernel, team, blocks, arguments, carrier)
+        options = request.options
+        inner = layout_of(*carrier.extend(request.shape, options["in_stride"]))
+        outer = layout_of(*carrier.extend(options["out_shape"], options["out_stride"]))
+        arguments = self.arguments(request, team) | layout_arguments(inner, outer)
+        arguments |= {"count": count, "SHARDED": sharded, "FORM": FORMS[self.name]}
+        if request.direct_out:
+            for name in ("out_sizes", "out_strides", "OUT_DIMS"):
+                del arguments[name]
+            return self.bind(push_direct, team, blocks, arguments, carrier)
+        region, capacity = pieces(team, count, item, team.size, name="pushed")
+        arguments |= {"stage": region.tensor, "capacity": capacity}
+        return self.bind(push_staged, team, blocks, arguments, carrier)
 
     @staticmethod
     def _divided(request: CollectiveRequest, team: Team, count: int, blocks: Blocks) -> Blocks:
@@ -411,23 +282,3 @@ class Push(Portable):
                 f"{team.max_programs} programs: raise IRIS_SYSTEM_SIZE"
             )
         return Blocks(size * max(1, min(most, -(-count // blocks.block))), blocks.block, blocks.options)
-
-
-class PushReduce(Reduction):
-    """reduce_scatter: every rank pushes its parts to their owners, who reduce them in the group's order."""
-
-    def cost(self, request: CollectiveRequest) -> float:
-        """Estimate seconds: two meetings, what goes over the links, and reading what came."""
-        moved = request.nbytes * (request.group_size - 1) / request.group_size
-        return self.model(request, meetings=2, moved=moved, copied=request.nbytes)
-
-    def plan(self, request: CollectiveRequest, team: Team) -> Plan:
-        """Bind the kernel.  Collective: every member calls it."""
-        op, carrier = self.reduction(request)
-        item = item_of(request)
-        count = math.prod(request.shape) // team.size
-        region, capacity = pieces(team, count, item, team.size, name="pushed")
-        blocks = blocks_for(request, team, count, item, reduces=True)
-        arguments = self.arguments(request, team) | layout_arguments(*layouts_of(request))
-        arguments |= {"stage": region.tensor, "count": count, "capacity": capacity, "OP": op}
-        return self.bind(push_reduce, team, blocks, arguments, carrier)

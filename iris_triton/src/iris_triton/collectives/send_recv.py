@@ -1,25 +1,8 @@
-"""`mailbox`: send and recv.  What is sent lies in the receiver's memory until it comes for it.
+"""`mailbox`: send and recv, the only algorithm for both.  A message waits in the receiver's memory for its recv.
 
-The only algorithm for both.
-
-Every rank has an inbox for each other one, of PARTS parts.  A message is divided among all of them, whatever its size,
-so both sides know where it is without knowing each other.  A part holds two pieces.  The sender fills them in turn, and
-waits before it overwrites one that was not taken out; so up to two pieces per part can be sent before anybody
-receives.  Words of a rank, for each peer and part:
-
-    0       pieces that the peer has put into the inbox here (the peer counts)
-    1       pieces that the peer has taken out of its own inbox (the peer counts)
-    2       pieces that this rank has sent to the peer, see `iris_triton.collectives.parts.barrier.take`
-    3       pieces that this rank has received from the peer, likewise
-    4, 5    of the piece in the first place: elements of the whole message; type of them, and above 16 bits how many
-            pieces of the message follow in this part (the peer writes)
-    6, 7    of the piece in the second place, likewise
-
-The counters only grow, so a captured send can be replayed.  The receiver compares what is sent with what it expects,
-and takes out a message that differs without storing it: the next one is where it should be.
-
-Programs may be fewer than parts, and fewer on one side than on the other: all take parts in ascending order, so the
-lowest one that is not done is always being worked on by both.
+Every rank has an inbox for each other one.  A message is divided among all PARTS of it, whatever its size, so both
+sides know where it is without knowing each other.  A part holds two pieces, which the sender fills in turn: up to two
+pieces of each part are sent before anyone receives.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -45,8 +28,8 @@ from iris_triton.collectives.parts.barrier import (
     take,
     uses_of,
 )
+from iris_triton.collectives.parts.collective import KernelCollective, Plan
 from iris_triton.collectives.parts.elements import as_words, copy_part
-from iris_triton.collectives.parts.portable import Plan, Portable
 from iris_triton.collectives.parts.sizes import blocks_for, carrier_of, layout_of
 from iris_triton.language.flags import await_flag
 from iris_triton.launcher import BoundKernel
@@ -55,10 +38,14 @@ if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
 
-ARRIVED, TAKEN, SENT, RECEIVED, HEADERS = (tl.constexpr(n) for n in range(5))
-
+# Words of a rank, for each peer and part.  The counters only grow, so a captured send can be replayed.
+ARRIVED = tl.constexpr(0)  # pieces that the peer has put into the inbox here (the peer counts)
+TAKEN = tl.constexpr(1)  # pieces that the peer has taken out of its own inbox (the peer counts)
+SENT = tl.constexpr(2)  # pieces that this rank has sent to the peer, for `take`
+RECEIVED = tl.constexpr(3)  # pieces that this rank has received from the peer, likewise
+HEADERS = tl.constexpr(4)  # of both places, two words each (the peer writes): elements of the whole message; their
+# type and, above 16 bits, how many pieces of the message follow in this part
 WORDS = 8
-"""Words for each peer and part."""
 
 _WORDS = tl.constexpr(WORDS)
 _KIND_BITS = tl.constexpr(16)
@@ -84,6 +71,9 @@ def send(
     PARTS: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Put a tensor into the inbox of a peer.
+
+    Programs may be fewer than parts, and fewer on one side than on the other: all take parts in ascending order, so the
+    lowest one that is not done is always being worked on by both.
 
     Args:
         inp: the tensor.
@@ -134,7 +124,7 @@ def receive(
 ):  # fmt: skip
     """Take a tensor out of the inbox for a peer; the arguments are those of `send`.
 
-    Where the message has another number of elements, or another type of them, the tensor stays as it is.
+    A message of another number of elements, or another type of them, is taken out, and the tensor stays as it is.
     """
     out = as_words(out)
     distance = tl.load(bases + peer) - tl.load(bases + me)
@@ -171,7 +161,7 @@ def receive(
 _GPU_PARTS = 16
 
 
-class Mail(Portable):
+class Mail(KernelCollective):
     """send or recv through the receiver's inbox."""
 
     def cost(self, request: CollectiveRequest) -> float:
@@ -182,8 +172,8 @@ class Mail(Portable):
         """Bind the kernel; the division of an inbox is what both sides know without each other."""
         carrier = carrier_of(request.dtype)
         item = carrier.dtype.itemsize
-        own = request.options["out_stride"] if self.op == "recv" else request.options["in_stride"]
-        layout = layout_of(*carrier.extend(request.shape, own))
+        kernel, name, side = (receive, "out", "out_stride") if self.op == "recv" else (send, "inp", "in_stride")
+        layout = layout_of(*carrier.extend(request.shape, request.options[side]))
         count = math.prod(request.shape) * carrier.parts
         parts = 1 if request.target.type is DeviceType.CPU else _GPU_PARTS
         words_nbytes = team.size * parts * WORDS * 8
@@ -194,10 +184,9 @@ class Mail(Portable):
                 "with a larger IRIS_SYSTEM_SIZE"
             )
         blocks = blocks_for(request, team, count, item, reduces=False)
-        words, boxes = team.mail.tensor[:words_nbytes].view(torch.int64), team.mail.tensor[words_nbytes:]
         arguments: dict[str, Any] = {
-            "words": words,
-            "boxes": boxes,
+            "words": team.mail.tensor[:words_nbytes].view(torch.int64),
+            "boxes": team.mail.tensor[words_nbytes:],
             "bases": team.bases,
             "me": team.rank,
             "peer": request.options["peer"],
@@ -213,14 +202,13 @@ class Mail(Portable):
             "DIMS": layout.num_dims,
             "BLOCK": blocks.block,
         }
-        kernel, name = (receive, "out") if self.op == "recv" else (send, "inp")
         grid = min(parts, request.options["config"].get("comm_sms", parts))
-        return Plan(BoundKernel(kernel, grid, arguments, (name,), team.device, blocks.options), carrier)
+        return Plan((BoundKernel(kernel, grid, arguments, (name,), team.device, blocks.options),), carrier)
 
     def launch(self, plan: Plan, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> None:
         """Launch a plan on a stream."""
         tensor = inp if out is None else out
+        (kernel,) = plan.kernels
         assert tensor is not None
-        if plan.carrier is not None and not plan.kernel.is_ready:
-            tensor = plan.carrier.view(tensor)
-        plan.kernel(stream, tensor)
+        assert plan.carrier is not None
+        kernel(stream, tensor if kernel.is_ready else plan.carrier.view(tensor))

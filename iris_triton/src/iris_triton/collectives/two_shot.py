@@ -1,10 +1,8 @@
 """`two_shot`: all_reduce.  Each rank reduces its shard of all inputs, and the results go to everybody.
 
-Chosen for large messages where a table or the model says so.  Reduced in the group's order, so all members get the same
-bits.
-
-Where peers can address inputs and outputs, a rank reads its shard of the inputs and pushes the result.  Else both go
-through staging regions, as in `iris_triton.collectives.pull`.
+Chosen where a table or the model says so.  Reduced in the group's order, so all members get the same bits.  Where peers
+can address inputs and outputs, a rank reads its shard of the inputs and pushes the result.  Else both go through
+staging regions, as in `pull`.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -27,8 +25,8 @@ from iris_triton.collectives.parts.barrier import (
     told,
     told_second,
 )
+from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import are_aligned, copy, item_nbytes, reduce_to, reduced
-from iris_triton.collectives.parts.portable import PER_CALL, RUNTIME, Plan, Reduction
 from iris_triton.collectives.parts.sizes import blocks_for, item_of, layout_arguments, layouts_of, pieces, rounded_up
 
 if TYPE_CHECKING:
@@ -142,7 +140,7 @@ def two_shot_staged(
     meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
-class TwoShot(Reduction):
+class TwoShot(KernelCollective):
     """all_reduce in two steps."""
 
     def cost(self, request: CollectiveRequest) -> float:

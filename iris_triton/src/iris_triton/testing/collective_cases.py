@@ -7,12 +7,10 @@ from typing import Any
 import torch
 
 from iris_core.types import CompileCase, DeviceType
-from iris_triton.collectives.accumulate import accumulate
 from iris_triton.collectives.parts.barrier import meet_alone
 from iris_triton.collectives.pull import pull
 from iris_triton.collectives.pull_reduce import pull_reduce
-from iris_triton.collectives.push import push_direct, push_reduce, push_staged
-from iris_triton.collectives.ring import ring
+from iris_triton.collectives.push import push_direct, push_staged
 from iris_triton.collectives.send_recv import receive, send
 from iris_triton.collectives.two_shot import two_shot_direct, two_shot_staged
 
@@ -23,11 +21,6 @@ _ADDRESS = 1 << 40
 _ONE, _MATRIX = (1,), (33, 70)
 _RELEASE = {_CUDA: r"st\.release\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_swap_x2"}
 _ACQUIRE = {_CUDA: r"ld\.acquire\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_(add|cmpswap)_x2"}
-_FLOAT_ADD = {
-    _CUDA: r"(atom|red)\.global(\.sys\.relaxed|\.relaxed\.sys)\.add\.f32|(atom|red)\.relaxed\.sys\.global\.add\.f32",
-    _HIP: r"(global|flat)_atomic_(add_f32|pk_add|cmpswap)",
-}
-_DRAW = {_CUDA: r"atom\.(global\.)?(relaxed\.sys|sys\.relaxed)\S*add\S*64", _HIP: r"(global|flat)_atomic_add_x2"}
 _WIDE_STORE = {
     _CUDA: r"st\.global(\.L1::\w+)?\.v4\.b32",
     _HIP: r"(global|flat|buffer)_store_dwordx4",
@@ -51,8 +44,6 @@ def compile_cases() -> list[CompileCase]:
     pushed = (_I64, _I64, 1, 1, 1, 1 << 20, 0, _ADDRESS)
     sending = {"SIZE": _SIZE, "IN_DIMS": 0}
     kept = (_I64, _U8, _I64, 1, 1, 1, 4000, 4000, 0, _ADDRESS)
-    ringed = (_I64, _U8, _I64, _I64, _I64, 1, 1, 1, 4000, 500, 4, 2, 0, _ADDRESS)
-    added = (_U8, _I64, _I64, 1, 1, 1, 4000, 512, 512, 0, _ADDRESS)
     matrices = {"SIZE": _SIZE, "IN_DIMS": 2, "OUT_DIMS": 2}
     bf16, f32, i8 = torch.bfloat16, torch.float32, torch.int8
     return [
@@ -99,19 +90,6 @@ def compile_cases() -> list[CompileCase]:
         _case(
             "push-staged", push_staged, (bf16, bf16, *kept, *strided), matrices, wide=False,
             SHARDED=True, FORM="tiles", BLOCK=4096,
-        ),
-        _case("push-reduce", push_reduce, (bf16, bf16, *kept, *plain), dense, OP="sum", BLOCK=4096),
-        _case(
-            "ring", ring, (bf16, bf16, *ringed, *plain), dense, more=(_WIDE_STORE,), OP="sum", SLICES=2, BLOCK=4096,
-        ),
-        _case("ring-strided", ring, (i8, i8, *ringed, *strided), matrices, wide=False, OP="avg", SLICES=1, BLOCK=1024),
-        _case(
-            "atomic-direct", accumulate, (bf16, bf16, _I64, f32, *added, *plain), dense, more=(_FLOAT_ADD,),
-            OP="sum", LOCKED=False, STAGED=False, BLOCK=2048,
-        ),
-        _case(
-            "spinlock-staged", accumulate, (bf16, bf16, _I64, f32, *added, *strided), matrices, more=(_DRAW,),
-            OP="max", LOCKED=True, STAGED=True, BLOCK=2048,
         ),
         _case("meeting", meet_alone, (_I64, _I64, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
         _case("send", send, (bf16, *mailed, _ONE, _ONE), {}, PARTS=16, DIMS=0, BLOCK=8192),

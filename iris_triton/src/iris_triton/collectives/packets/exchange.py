@@ -1,15 +1,9 @@
 """`<encoding>_one_shot`, `_two_shot`: all_reduce; `_mailbox`: reduce_scatter, all_gather, all_to_all.  No barrier.
 
 Chosen on NVIDIA GPUs up to some MiB, as tables and models say: a call costs a launch and one hop (`exchange`) or two.
-
-A mailbox (`iris_triton.collectives.packets.mailbox`) has two halves, and each half has room for `cap` packets from
-every member.  A message goes in pieces of `cap` packets; each piece is an epoch, and the epochs use the halves in turn.
-That is enough: whoever sends the packets of an epoch has received all those of the epoch before from everybody, so all
-have read what the half had two epochs ago.  For that, every thread must send and receive as many packets in each piece
-of a launch, and packets without data fill the last one.
-
-Sentinel packets are cleared when they have been read.  That a peer's later store comes after the clearing is sure only
-because a kernel has ended in between, so in that encoding every piece is a launch of its own.
+A message goes in pieces of `cap` packets; each is an epoch, and the epochs use the two halves of the mailbox in turn.
+Whoever sends packets of an epoch has received those of the one before from everybody, so all have read what the half
+had two epochs ago.  For that every thread sends and receives equally many packets in each piece, some without data.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -23,13 +17,12 @@ import triton.language as tl
 
 from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.packets.arithmetic import reduced
-from iris_triton.collectives.packets.base import PacketCollective, Plan, tunings_of
+from iris_triton.collectives.packets.base import PacketCollective, tunings_of
 from iris_triton.collectives.packets.data import limit_of, load_data, store_data
 from iris_triton.collectives.packets.mailbox import (
     DATA_RATIO,
     MAX_PROGRAMS,
     PACKET,
-    PER_CALL,
     RUNTIME,
     advance,
     confirm,
@@ -42,6 +35,7 @@ from iris_triton.collectives.packets.mailbox import (
     power_of_2,
 )
 from iris_triton.collectives.packets.packet import clear, data_words, decode, encode, poll, push, spot
+from iris_triton.collectives.parts.collective import PER_CALL, Plan
 from iris_triton.collectives.parts.sizes import carrier_of
 from iris_triton.language.asm import follow, let_next_start
 from iris_triton.launcher import BoundKernel, early_launch
@@ -381,15 +375,27 @@ class Shape:
     nap_ns: int = 0
 
 
+_CPU_BLOCK, _CPU_PROGRAMS = 256, 4
 _STEP_NBYTES, _NAP_NBYTES = 64 << 10, 2 << 20
+_EARLY_NBYTES = 1 << 20  # of data for one member: a launch that comes up early saves time, nothing above
+_HOP_S, _LAUNCH_S, _WIRE = 0.8e-6, 1.0e-6, 3.4e11  # of the model: seconds, seconds, bytes per second
+
+_TRIED: tuple[dict[str, int], ...] = (
+    {"num_warps": 2},
+    {"num_warps": 8},
+    {"num_warps": 1},
+    {"comm_sms": 132, "num_warps": 8},
+    {"comm_sms": 32, "num_warps": 16},
+    {"num_warps": 16},
+)
+"""Four warps and 64 programs are not among them: a config with its default values asks for nothing."""
 
 
 def shape_for(request: CollectiveRequest, packets: int, encoding: str, form: str) -> Shape:
-    """Return how to divide a launch in which every member sends so many packets to each.
+    """Return how to divide a launch in which every member sends `packets` to each.
 
-    One packet for each thread, and few warps for each program.  From 64 KB for a
-    member on, it pays to let the warps go from member to member together, and from 2 MB on, polling less often frees
-    issue slots for those that push.
+    One packet for each thread, and few warps for each program.  From 64 KB for a member on, it pays to let the warps go
+    from member to member together; from 2 MB on, polling less often frees issue slots for those that push.
 
     Args:
         request: its config counts, "comm_sms" for programs.
@@ -400,8 +406,7 @@ def shape_for(request: CollectiveRequest, packets: int, encoding: str, form: str
     config = request.options["config"]
     if request.target.type is DeviceType.CPU:
         block = 32 * config["num_warps"] if "num_warps" in config else _CPU_BLOCK
-        most = config.get("comm_sms", _CPU_PROGRAMS)
-        return Shape(max(1, min(most, -(-packets // block))), block, {})
+        return Shape(max(1, min(config.get("comm_sms", _CPU_PROGRAMS), -(-packets // block))), block, {})
     warps = config.get("num_warps", _warps_for(packets, encoding, form))
     block = 32 * warps
     most = min(config.get("comm_sms", MAX_PROGRAMS), MAX_PROGRAMS)
@@ -424,22 +429,6 @@ def _warps_for(packets: int, encoding: str, form: str) -> int:
     elif form == "mailbox" and packets * PACKET >= _STEP_NBYTES:
         usual = 4
     return max(usual, power_of_2(-(-packets // (MAX_PROGRAMS * 32)), 8))
-
-
-_CPU_BLOCK, _CPU_PROGRAMS = 256, 4
-
-_TRIED: tuple[dict[str, int], ...] = (
-    {"num_warps": 2},
-    {"num_warps": 8},
-    {"num_warps": 1},
-    {"comm_sms": 132, "num_warps": 8},
-    {"comm_sms": 32, "num_warps": 16},
-    {"num_warps": 16},
-)
-"""Four warps and 64 programs are not among them: a config with its default values asks for nothing."""
-
-_HOP_S, _LAUNCH_S, _WIRE = 0.8e-6, 1.0e-6, 3.4e11  # of the model: seconds, seconds, bytes per second
-_EARLY_NBYTES = 1 << 20  # of data for one member: a launch that comes up early saves time, nothing above
 
 
 class Exchange(PacketCollective):
@@ -471,9 +460,11 @@ class Exchange(PacketCollective):
         shape = shape_for(request, packets, self._encoding, self._form)
         mailbox = mailbox_for(team, self._encoding, packets, self._hops * team.size, shape.block)
         early = early_launch(team.device) if packets <= packets_for(_EARLY_NBYTES, self._encoding) else {}
+        # That a peer's next packet comes after a place was cleared is sure only if a kernel has ended in between.
         launches = mailbox.pieces if self._encoding == "sentinel" else 1
         arguments = self._through(mailbox, request, team) | {
             "pieces": mailbox.pieces // launches,
+            "ENC": self._encoding,
             "ONCE": mailbox.pieces == 1 and shape.programs * shape.block >= mailbox.cap,
             "BLOCK": shape.block,
             "STEP": shape.step,
@@ -481,11 +472,11 @@ class Exchange(PacketCollective):
             "EARLY": bool(early),
             "LOOKS": looks_of(shape.programs, shape.options.get("num_warps", 1)),
         }
+        kernel: Any = exchange
         if self._form == "two_shot":
-            kernel: Any = two_shot
+            kernel = two_shot
             arguments |= {"nbytes": request.nbytes, "EVEN": arguments["part"] * team.size == request.nbytes}
         else:
-            kernel = exchange
             arguments |= {"SHARDED": self._sharded, "REDUCES": self._reduces}
         options = {**shape.options, **early}
         kernels = [

@@ -47,9 +47,6 @@ RUNTIME = (
 )  # fmt: skip
 """Arguments for whose values kernels are not compiled anew."""
 
-PER_CALL = ("out", "inp")
-"""Arguments that may lie anywhere."""
-
 MAX_MEMBERS = 8
 """Members whose packets a thread holds in registers."""
 

@@ -1,21 +1,9 @@
-"""`<encoding>_split`: all_reduce and reduce_scatter.  Some programs only push, others only reduce.
+"""`sentinel_split`: all_reduce and reduce_scatter.  Some programs only push, others only reduce.
 
-Chosen for large messages where a table says so, or by name.
-
-Programs come in pairs.  The even one pushes the parts of the input into the mailboxes, a stretch to one member and then
-to the next, so that the traffic of all members stays close to a permutation.  The odd one polls, reduces, and frees the
-places.  In an all_reduce it hands every chunk of results to the even one by a flag of this rank, which pushes them
-straight into the outputs of the others.
-
-Nobody waits before the first push: results go only to members whose data of this call has come.  Where their outputs
-lie they say when they begin, by the words of the portable algorithms' meetings, and those are awaited before the first
-result; another meeting ends the call.
-
-The pushing program holds several packets in each thread, so that loads and stores overlap; the reducing one takes one
-packet of a thread at a time, from all members.
-
-A message has one epoch: the mailbox has room for all of it, and what is larger goes in several launches.  So the places
-of sentinel packets are free again because a kernel has ended, not because of the order of stores within one.
+Chosen for large messages where a table says so, or by name.  Programs come in pairs: the even one pushes parts of the
+input into mailboxes, to one member after the other; the odd one polls, reduces, and frees the places.  In an all_reduce
+the even one then pushes the results into the others' outputs.  A message that is larger than the mailbox goes in
+several launches, as places are surely free again only when a kernel has ended.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -27,14 +15,13 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core.types import Availability, DeviceType
+from iris_core.types import DeviceType
 from iris_triton.collectives.packets.arithmetic import reduced
-from iris_triton.collectives.packets.base import PacketCollective, Plan, tunings_of
+from iris_triton.collectives.packets.base import PacketCollective, tunings_of
 from iris_triton.collectives.packets.data import limit_of, load_data, store_data
 from iris_triton.collectives.packets.mailbox import (
     MAX_PROGRAMS,
     PACKET,
-    PER_CALL,
     RUNTIME,
     advance,
     confirm,
@@ -43,10 +30,10 @@ from iris_triton.collectives.packets.mailbox import (
     looks_of,
     mailbox_for,
     mark_of,
-    packets_for,
 )
-from iris_triton.collectives.packets.packet import alignment, clear, data_words, decode, encode, poll, push, spot
+from iris_triton.collectives.packets.packet import alignment, clear, encode, poll, push, spot
 from iris_triton.collectives.parts.barrier import arrive, await_all, claim, last_epoch, leave, row_words, tell_all, told
+from iris_triton.collectives.parts.collective import PER_CALL, Plan
 from iris_triton.collectives.parts.sizes import carrier_of
 from iris_triton.language.flags import await_flag, set_flag
 from iris_triton.launcher import BoundKernel
@@ -56,6 +43,7 @@ if TYPE_CHECKING:
     from iris_core.types import CollectiveRequest
 
 _RUNTIME = (*RUNTIME, "slots")
+ENC = tl.constexpr("sentinel")
 
 
 @triton.jit
@@ -77,12 +65,19 @@ def _pick(peers, i, N: tl.constexpr):
 def split(
     out, inp, counters, control, local, bases, peers, me, rank, kind, nbytes, part, first, cap, slots, box, half,
     timeout_ns, status, in_sizes, in_strides, out_sizes, out_strides,
-    N: tl.constexpr, ENC: tl.constexpr, GATHERS: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, ITEM: tl.constexpr,
+    N: tl.constexpr, GATHERS: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, ITEM: tl.constexpr,
     IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr, IN_WHOLE: tl.constexpr, OUT_WHOLE: tl.constexpr, EVEN: tl.constexpr,
     BLOCK: tl.constexpr, SUB: tl.constexpr, ITER: tl.constexpr, NAP_NS: tl.constexpr, FIRST_NAP_NS: tl.constexpr,
     LOOKS: tl.constexpr
 ):  # fmt: skip
     """Reduce the own part of all inputs.
+
+    Nobody waits before the first push: results go only to members whose data of this call has come.  Where their
+    outputs lie they say when they begin, by the words of the portable algorithms' meetings, and those are awaited
+    before the first result; another meeting ends the call.
+
+    A pushing program holds several packets in each thread, so that loads and stores overlap; a reducing one takes one
+    packet of a thread at a time, from all members, and hands every chunk of results over by a flag of this rank.
 
     Args (beside those of `iris_triton.collectives.packets.exchange.two_shot`):
         control: the team's control region (int64).
@@ -188,14 +183,13 @@ def split(
                         last = mine + (N - 2) * slot
                         poll(last, slot, mark, mask, flags, timeout_ns, status, rank, 1, ENC, FIRST_NAP_NS, N - 2, True)
                     raw = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N - 1, ENC, NAP_NS, 0, True)
-                    result = reduced(words + decode(raw, N - 1, ENC), N, data_words(ENC), DT, OP)
+                    result = reduced(words + raw, N, 4, DT, OP)
                     length = tl.where(packet < cap, limit, 0)
                     store_data(
                         to, begin, offset, length, flags, out_sizes, out_strides, result, ENC, OUT_WHOLE, ITEM,
                         OUT_DIMS
                     )  # fmt: skip
-                    if ENC == "sentinel":
-                        clear(mine, slot, mask, N - 1)
+                    clear(mine, slot, mask, N - 1)
             if GATHERS:
                 tl.debug_barrier()
                 set_flag(local + pair, c + 1, "release", "gpu")
@@ -203,47 +197,36 @@ def split(
     confirm(counters, claimed, epoch, me, status, rank)
 
 
-_CPU_BLOCK, CPU_PAIRS = 256, 3
-GPU_WARPS, GPU_PAIRS = 8, 132
+_CPU_BLOCK, _CPU_PAIRS = 256, 3
+_GPU_WARPS, _GPU_PAIRS = 8, 132
 _TRIED = ({"comm_sms": 128}, {"num_warps": 16}, {"comm_sms": 132, "num_warps": 16})
 _ITERATIONS = 4  # packets of a thread in a chunk
 _FEW_NBYTES, _MANY_NBYTES = 1 << 20, 4 << 20  # of a part
 _NAP_NS, _FIRST_NAP_NS = 100, 500
-START_S, _MEETING_S = 4e-6, 2.5e-6  # of the model, like those below
-_WIRE = 3.4e11
+_START_S, _MEETING_S, _WIRE = 4e-6, 2.5e-6, 3.4e11  # of the model
 
 
 class Split(PacketCollective):
-    """all_reduce or reduce_scatter by pairs of programs; see the beginning of this file.
+    """all_reduce or reduce_scatter by pairs of programs; nearly as fast as the other forms, seldom faster."""
 
-    Args:
-        op: the operation.
-        encoding: of its packets.
-        emulate: as for `PacketCollective`.
-    """
+    def __init__(self, op: str, *, emulate: bool = False) -> None:
+        super().__init__(op, "split", "sentinel", emulate=emulate)
+        self.measured_only = True
+        self._gathers = op == "all_reduce"
 
-    _measured_only = True
-    """Chosen where a table says so, or by name: nearly as fast as the other forms, seldom faster."""
-
-    def __init__(self, op: str, encoding: str, *, emulate: bool = False) -> None:
-        super().__init__(op, "split", encoding, emulate=emulate)
-
-    def supports(self, request: CollectiveRequest) -> Availability:
-        """Say whether this algorithm serves a call."""
-        answer = super().supports(request)
-        if answer and request.group_size < 2:
-            return Availability.no("it needs two ranks at least")
-        if answer and self._gathers and not request.direct_out:
-            return Availability.no(
-                "it stores results into the outputs of all, and this one is not on the heap, or strided"
-            )
-        return answer
+    def _problem(self, request: CollectiveRequest) -> str:
+        if problem := super()._problem(request):
+            return problem
+        if request.group_size < 2:
+            return "it needs two ranks at least"
+        if self._gathers and not request.direct_out:
+            return "it stores results into the outputs of all, and this one is not on the heap, or strided"
+        return ""
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: packets to all, and results of an all_reduce as they are."""
         part = request.nbytes * (request.group_size - 1) / request.group_size
-        sent = part * (packets_for(1 << 20, self._encoding) * PACKET / (1 << 20) + self._gathers)
-        return START_S + _MEETING_S * self._gathers + sent / _WIRE
+        return _START_S + _MEETING_S * self._gathers + part * (1 + self._gathers) / _WIRE
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Make a plan.  Collective: every member calls it."""
@@ -293,7 +276,7 @@ class Split(PacketCollective):
         if request.target.type is DeviceType.CPU:
             warps = int(config.get("num_warps", 0))
             return warps, 32 * warps if warps else _CPU_BLOCK, 1, _ITERATIONS
-        warps = int(config.get("num_warps", GPU_WARPS))
+        warps = int(config.get("num_warps", _GPU_WARPS))
         nbytes = self._packets(request) * PACKET
         if self._gathers:
             several = 1 if _FEW_NBYTES < nbytes <= _MANY_NBYTES else 4
@@ -303,6 +286,6 @@ class Split(PacketCollective):
 
     def _pairs(self, request: CollectiveRequest, packets: int, block: int, most: int) -> int:
         """Pairs of programs."""
-        usual = 2 * (CPU_PAIRS if request.target.type is DeviceType.CPU else GPU_PAIRS)
+        usual = 2 * (_CPU_PAIRS if request.target.type is DeviceType.CPU else _GPU_PAIRS)
         wanted = int(request.options["config"].get("comm_sms", usual)) // 2
         return max(1, min(wanted, most, MAX_PROGRAMS // 2, -(-packets // block)))

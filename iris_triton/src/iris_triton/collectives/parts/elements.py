@@ -163,42 +163,6 @@ def copy(
     )  # fmt: skip
 
 
-@triton.jit
-def load_block(pointer, begin, left, sizes, strides, DIMS: tl.constexpr, BLOCK: tl.constexpr):
-    """Load a block of elements.
-
-    Args:
-        pointer: to a tensor.
-        begin: linear index of the first one.
-        left: how many there are from there on; lanes behind them are undefined.
-        sizes, strides: of the tensor, DIMS of them; none if it is dense.
-    """
-    lanes = tl.arange(0, BLOCK)
-    if DIMS == 0:
-        here = pointer + begin
-        if (left >= BLOCK) & (here.to(tl.int64) % 16 == 0):
-            value = tl.load(tl.multiple_of(here.to(tl.int64).to(pointer.dtype), 16) + lanes)
-        else:
-            value = tl.load(here + lanes, mask=lanes < left)
-        return value
-    else:
-        return tl.load(pointer + strided(begin + lanes, sizes, strides, DIMS), mask=lanes < left)
-
-
-@triton.jit
-def store_block(pointer, begin, left, sizes, strides, value, DIMS: tl.constexpr, BLOCK: tl.constexpr):
-    """Store a block of elements; as `load_block`."""
-    lanes = tl.arange(0, BLOCK)
-    if DIMS == 0:
-        here = pointer + begin
-        if (left >= BLOCK) & (here.to(tl.int64) % 16 == 0):
-            tl.store(tl.multiple_of(here.to(tl.int64).to(pointer.dtype), 16) + lanes, value)
-        else:
-            tl.store(here + lanes, value, mask=lanes < left)
-    else:
-        tl.store(pointer + strided(begin + lanes, sizes, strides, DIMS), value, mask=lanes < left)
-
-
 # -- reducing ---------------------------------------------------------------------------------------------------------
 @triton.constexpr_function
 def wide_type(element):

@@ -133,12 +133,12 @@ class Blocks:
 
 
 def blocks_for(request: CollectiveRequest, team: Team, elements: int | None, item: int, *, reduces: bool) -> Blocks:
-    """Return how to divide a launch.
+    """Return how to divide a launch; its config counts.
 
     Args:
-        request: its config counts.
+        request: the call.
         team: its control region bounds the number of programs.
-        elements: what a rank handles altogether; None if that differs between the members.
+        elements: of a rank altogether; None if that differs between the members.
         item: bytes of an element.
         reduces: whether several elements have to be held for each one.
     """
@@ -215,9 +215,3 @@ def layouts_of(request: CollectiveRequest) -> tuple[Layout, Layout]:
 def item_of(request: CollectiveRequest) -> int:
     """Bytes of an element."""
     return int(getattr(torch, request.dtype).itemsize)
-
-
-def wide_of(request: CollectiveRequest) -> torch.dtype:
-    """In which type elements are added up."""
-    own: torch.dtype = torch.uint8 if request.dtype == "bool" else getattr(torch, request.dtype)
-    return torch.float32 if request.dtype in ("float16", "bfloat16") else own

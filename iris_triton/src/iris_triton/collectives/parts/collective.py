@@ -1,4 +1,4 @@
-"""What the portable algorithms have in common: who they serve, how they are launched, and what they cost by a model."""
+"""What all algorithms have in common: which calls they serve, what they cost by a model, how they are launched."""
 
 from __future__ import annotations
 
@@ -28,54 +28,47 @@ RUNTIME = (
 PER_CALL = ("out", "inp")
 """Arguments that may lie anywhere."""
 
-_TUNED_NBYTES = 1 << 20
-_TRIED: tuple[dict[str, int], ...] = ({"comm_sms": 132}, {"comm_sms": 132, "num_warps": 16}, {"comm_sms": 32})
-
 OF_BOOL = {"sum": "max", "product": "min", "min": "min", "max": "max", "band": "min", "bor": "max", "bxor": "bxor"}
 """Reductions of bool, as those of bytes that are 0 or 1."""
 
 _REDUCTIONS = tuple(op.name.lower() for op in ReduceOp)
+_TUNED_NBYTES = 1 << 20
+_TRIED: tuple[dict[str, int], ...] = ({"comm_sms": 132}, {"comm_sms": 132, "num_warps": 16}, {"comm_sms": 32})
+_GPU = 3e-6, 3e11, 1e12  # of the model: seconds per meeting, bytes per second over links and within a device; rough
+_CPU = 1e-3, 2e9, 2e9
 
 
 @dataclass(slots=True)
 class Plan:
-    """What a portable algorithm has prepared.
+    """What an algorithm has prepared.
 
     Attributes:
-        kernel: takes the output and the input.
-        carrier: as what it takes their elements; None as what they are.
-        memory: what the kernel reads beside the team's memory and the tensors.
+        kernels: each takes the output and the input; launched in this order.
+        carrier: as what they take the elements; None as what they are.
+        memory: what they read beside the team's memory and the tensors.
+        is_ready: all of them need nothing but addresses.
     """
 
-    kernel: BoundKernel
+    kernels: tuple[BoundKernel, ...]
     carrier: Carrier | None = None
     memory: torch.Tensor | None = None
+    is_ready: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """Seconds per meeting, and bytes per second over links and within a device; rough, where nothing was measured."""
-
-    meeting_s: float
-    link: float
-    memory: float
-
-
-_GPU = _Model(meeting_s=3e-6, link=3e11, memory=1e12)
-_CPU = _Model(meeting_s=1e-3, link=2e9, memory=2e9)
-
-
-class Portable:
-    """One portable algorithm; satisfies `iris_core.protocols.Collective`.
+class KernelCollective:
+    """One operation by one algorithm; satisfies `iris_core.protocols.Collective`.
 
     Args:
         op: the operation.
         name: the algorithm.
-        layouts: that it serves, if it is not torch's alone.
+        layouts: that it serves.
     """
 
     uses: tuple[str, ...] = USED_CONFIG
     """Fields of the config that it fulfils."""
+
+    uneven = False
+    """Whether it serves parts of different sizes."""
 
     drops_plans = True
     """A plan has no memory of its own but `Plan.memory`, so it can be dropped and made again."""
@@ -92,23 +85,27 @@ class Portable:
 
     def supports(self, request: CollectiveRequest) -> Availability:
         """Say whether this algorithm serves a call."""
+        problem = self._problem(request)
+        return Availability.no(problem) if problem else Availability.yes()
+
+    def _problem(self, request: CollectiveRequest) -> str:
+        """Why it does not serve a call; empty if it does."""
         options = request.options
         if request.op != self.op:
-            return Availability.no(f"it does {self.op}, not {request.op!r}")
+            return f"it does {self.op}, not {request.op!r}"
         reduction, layout = options.get("reduction", ""), options.get("layout", "torch")
         if (self.op in REDUCING) != bool(reduction) or reduction not in ("", *_REDUCTIONS):
-            return Availability.no(f"it does not serve {self.op} with reduction {reduction!r}")
+            return f"it does not serve {self.op} with reduction {reduction!r}"
         known = REDUCIBLE if reduction else MOVABLE
         if request.dtype not in known:
-            return Availability.no(f"it does not know elements of {request.dtype!r}; it does {', '.join(known)}")
+            return f"it does not know elements of {request.dtype!r}; it does {', '.join(known)}"
         if layout not in self.layouts:
-            return Availability.no(f"it serves layout {' and '.join(self.layouts)}, not {layout!r}")
+            return f"it serves layout {' and '.join(self.layouts)}, not {layout!r}"
+        if options.get("uneven") and not self.uneven:
+            return "it sends parts of equal size"
         config = options.get("config", {})
         unused = [name for name in config if name not in self.uses]
-        if unused:
-            return Availability.no(f"it has no use for {', '.join(unused)} of the config")
-        problem = block_problem(config)
-        return Availability.no(problem) if problem else Availability.yes()
+        return f"it has no use for {', '.join(unused)} of the config" if unused else block_problem(config)
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds."""
@@ -122,38 +119,6 @@ class Portable:
         if request.target.type is DeviceType.CPU or request.nbytes < _TUNED_NBYTES:
             return [{}]
         return [{}, *(config for config in _TRIED if all(name in self.uses for name in config))]
-
-    @staticmethod
-    def arguments(request: CollectiveRequest, team: Team) -> dict[str, Any]:
-        """Arguments that all kernels take that compare the kinds of calls."""
-        return meeting_arguments(team) | {"kind": request.options.get("kind", 0)}
-
-    @staticmethod
-    def bind(
-        kernel: Any,
-        team: Team,
-        blocks: Blocks,
-        arguments: dict[str, Any],
-        carrier: Carrier | None,
-        memory: torch.Tensor | None = None,
-    ) -> Plan:
-        """Make a plan of a kernel that takes all arguments but the tensors."""
-        arguments["BLOCK"] = blocks.block
-        bound = BoundKernel(kernel, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
-        return Plan(bound, carrier, memory)
-
-    @staticmethod
-    def model(
-        request: CollectiveRequest, *, meetings: int, moved: float, copied: float = 0, link_share: float = 1
-    ) -> float:
-        """Seconds for so many meetings, bytes over the links of one rank, and bytes within its memory.
-
-        `link_share` is how much faster, on a GPU, an algorithm uses the links than the usual one.
-        """
-        on_cpu = request.target.type is DeviceType.CPU
-        model = _CPU if on_cpu else _GPU
-        link = model.link * (1 if on_cpu else link_share)
-        return meetings * model.meeting_s + moved / link + copied / model.memory
 
     def prepare(self, request: CollectiveRequest, context: Any) -> Plan:
         """Make a plan.  Collective: every member calls it."""
@@ -169,19 +134,47 @@ class Portable:
         source = out if inp is None else inp
         assert target is not None
         assert source is not None
-        kernel, carrier = plan.kernel, plan.carrier
-        if carrier is not None and not kernel.is_ready:  # a ready one looks at the addresses only
-            target, source = carrier.view(target), carrier.view(source)
-        kernel(stream, target, source)
+        if not plan.is_ready:  # ready kernels look at the addresses only
+            plan.is_ready = all(kernel.is_ready for kernel in plan.kernels)
+            if plan.carrier is not None and not plan.is_ready:
+                target, source = plan.carrier.view(target), plan.carrier.view(source)
+        for kernel in plan.kernels:
+            kernel(stream, target, source)
 
+    # -- for subclasses -----------------------------------------------------------------------------------------------
+    @staticmethod
+    def model(
+        request: CollectiveRequest, *, meetings: int, moved: float, copied: float = 0, link_share: float = 1
+    ) -> float:
+        """Seconds for meetings, bytes over the links of one rank, and bytes copied within its memory.
 
-class Reduction(Portable):
-    """What all reductions have in common."""
+        `link_share` is how much faster, on a GPU, an algorithm uses the links than the usual one.
+        """
+        on_cpu = request.target.type is DeviceType.CPU
+        meeting_s, link, memory = _CPU if on_cpu else _GPU
+        return meetings * meeting_s + moved / (link if on_cpu else link * link_share) + copied / memory
+
+    @staticmethod
+    def arguments(request: CollectiveRequest, team: Team) -> dict[str, Any]:
+        """Arguments that all kernels take that compare the kinds of calls."""
+        return meeting_arguments(team) | {"kind": request.options.get("kind", 0)}
 
     @staticmethod
     def reduction(request: CollectiveRequest) -> tuple[str, Carrier | None]:
         """Return the reduction's name for the kernel, and as what it takes the elements."""
         op = request.options["reduction"]
-        if request.dtype == "bool":
-            return OF_BOOL[op], Carrier(torch.uint8)
-        return op, None
+        return (OF_BOOL[op], Carrier(torch.uint8)) if request.dtype == "bool" else (op, None)
+
+    @staticmethod
+    def bind(
+        kernel: Any,
+        team: Team,
+        blocks: Blocks,
+        arguments: dict[str, Any],
+        carrier: Carrier | None,
+        memory: torch.Tensor | None = None,
+    ) -> Plan:
+        """Make a plan of a kernel that takes all arguments but the tensors."""
+        arguments["BLOCK"] = blocks.block
+        bound = BoundKernel(kernel, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
+        return Plan((bound,), carrier, memory)
