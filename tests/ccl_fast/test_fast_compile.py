@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from iris_triton.collectives.packets import probe
-from iris_triton.collectives.packets.exchange import exchange, two_shot
+from iris_triton.collectives.packets.exchange import exchange
 from iris_triton.collectives.packets.split import split
 from iris_triton.testing.compile_only import assembly, compile_for
 
@@ -26,8 +26,11 @@ def common(size):
         "counters": FLAGS, "me": 0, "rank": 0, "kind": 5, "part": 1 << 16, "first": 0, "cap": 4096, "box": 1 << 21,
         "LOOKS": 1, "half": 1 << 20, "timeout_ns": 10**9, "status": 1 << 40, "in_sizes": (1,), "in_strides": (1,),
         "out_sizes": (1,), "out_strides": (1,), "N": size, "ITEM": 2, "IN_DIMS": 0, "OUT_DIMS": 0,
-        "IN_WHOLE": True, "OUT_WHOLE": True, "BLOCK": 64, "num_warps": 2,
+        "IN_WHOLE": True, "OUT_WHOLE": True, "BLOCK": 64, "num_warps": 2, "nbytes": 1 << 18,
     }  # fmt: skip
+
+
+HOPS = {1: {"HOPS": 1, "EVEN": True, "nbytes": None}, 2: {"HOPS": 2, "SHARDED": True, "REDUCES": False}}
 
 
 def peers(size):
@@ -54,7 +57,8 @@ def check(compiled, encoding, polls, waits=1):
 def test_exchange(encoding, size, sharded, reduces):
     given = {"SHARDED": sharded, "REDUCES": reduces, "DT": tl.bfloat16 if reduces else None, "OP": "sum"}
     given |= {"ENC": encoding, "STEP": size == 8, "NAP_NS": 0, "pieces": 1, "peers": peers(size), "EARLY": size == 2}
-    check(compile_for(exchange, [torch.int16] * 2, common(size) | given | {"ONCE": size != 3}), encoding, size)
+    given |= {"ONCE": size != 3, **HOPS[1]}
+    check(compile_for(exchange, [torch.int16] * 2, common(size) | given), encoding, size)
 
 
 @pytest.mark.parametrize("encoding", VECTOR)
@@ -63,21 +67,18 @@ def test_two_shot(encoding, dtype, reduction):
     if encoding == "ll" or (encoding == "sentinel" and not dtype.is_floating()):
         pytest.skip("not served")
     given = {"DT": dtype, "OP": reduction, "ITEM": dtype.primitive_bitwidth // 8, "ENC": encoding, "STEP": False}
-    given |= {"NAP_NS": 0, "pieces": 1, "peers": peers(4), "nbytes": 1 << 18}
+    given |= {"NAP_NS": 0, "pieces": 1, "peers": peers(4), **HOPS[2]}
     given |= {"EVEN": reduction != "max", "ONCE": reduction != "avg", "EARLY": False}
-    check(compile_for(two_shot, [torch.int16] * 2, common(4) | given), encoding, 8, 2)
+    check(compile_for(exchange, [torch.int16] * 2, common(4) | given), encoding, 8, 2)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "encoding"), [(exchange, "ll"), (exchange, "ll128"), (two_shot, "ll128"), (two_shot, "sentinel")]
-)
-def test_the_next_kernel_starts_when_nothing_waits_for_peers_any_more(kernel, encoding):
+@pytest.mark.parametrize(("hops", "encoding"), [(1, "ll"), (1, "ll128"), (2, "ll128"), (2, "sentinel")])
+def test_the_next_kernel_starts_when_nothing_waits_for_peers_any_more(hops, encoding):
     """See tests/compile/test_early_launch.py."""
     given = {"SHARDED": True, "REDUCES": True, "DT": tl.bfloat16, "OP": "sum", "ENC": encoding, "STEP": False}
-    given |= {"NAP_NS": 0, "pieces": 1, "peers": peers(4), "nbytes": 1 << 18, "EVEN": True, "ONCE": True}
-    given |= {"EARLY": True, "launch_pdl": True}
-    known = {name: value for name, value in (common(4) | given).items() if name in (*kernel.arg_names, "launch_pdl")}
-    text = assembly(compile_for(kernel, [torch.int16] * 2, known | {"num_warps": 2}))
+    given |= {"NAP_NS": 0, "pieces": 1, "peers": peers(4), "EVEN": True, "ONCE": True}
+    given |= {"EARLY": True, "launch_pdl": True, **HOPS[hops]}
+    text = assembly(compile_for(exchange, [torch.int16] * 2, common(4) | given))
     begin, end = text.index("griddepcontrol.wait"), text.index("griddepcontrol.launch_dependents")
     assert begin < text.index("ld.global")
     waits = [match.start() for match in re.finditer(r"\bld\.relaxed\.sys", text)]
@@ -88,7 +89,7 @@ def test_the_next_kernel_starts_when_nothing_waits_for_peers_any_more(kernel, en
 def test_nothing_waits_for_the_check_of_overlaps(encoding):
     """What it loads comes with the epoch, and the answer of its atomic is looked at when all packets have come."""
     given = {"SHARDED": False, "REDUCES": True, "DT": tl.bfloat16, "OP": "sum", "ENC": encoding, "STEP": False}
-    given |= {"NAP_NS": 0, "pieces": 1, "peers": peers(8), "ONCE": True, "EARLY": False}
+    given |= {"NAP_NS": 0, "pieces": 1, "peers": peers(8), "ONCE": True, "EARLY": False, **HOPS[1]}
     text = assembly(compile_for(exchange, [torch.int16] * 2, common(8) | given))
     epoch, claim = text.index("ld.volatile.global.b32"), re.search(r"@q atom.relaxed.gpu.global.add.u32 (%r\d+)", text)
     push, poll = (text.index(f"{each}.relaxed.sys.global.v") for each in ("st", "ld"))
@@ -119,14 +120,13 @@ def test_split(gathers):
     assert assembly(compiled).count("nanosleep") == 2
 
 
-@pytest.mark.parametrize("kernel", [exchange, two_shot])
-def test_lines_stay_with_eight_neighbours(kernel):
+@pytest.mark.parametrize("hops", [1, 2])
+def test_lines_stay_with_eight_neighbours(hops):
     """Elements that are loaded one by one must not make the compiler give a thread several packets of a line."""
     given = {"ENC": "ll128", "IN_WHOLE": False, "OUT_WHOLE": False, "EVEN": False, "DT": tl.bfloat16, "OP": "sum"}
     given |= {"SHARDED": True, "REDUCES": True, "STEP": False, "pieces": 1, "peers": peers(4), "ONCE": True}
-    given |= {"NAP_NS": 0, "nbytes": 1 << 18, "EARLY": False}
-    known = {name: value for name, value in (common(4) | given).items() if name in kernel.arg_names} | {"num_warps": 2}
-    compiled = compile_for(kernel, [torch.int16] * 2, known | {"BLOCK": 64})
+    given |= {"NAP_NS": 0, "EARLY": False, **HOPS[hops]}
+    compiled = compile_for(exchange, [torch.int16] * 2, common(4) | given)
     pushes = [line for line in compiled.asm["ttgir"].splitlines() if "st.relaxed.sys" in line]
     assert pushes
     named = dict(re.findall(r"(#blocked\d*) = .*sizePerThread = \[(\d+)\]", compiled.asm["ttgir"]))
@@ -145,30 +145,29 @@ def usage(compiled):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "encoding", "warps", "most"),
+    ("kernel", "hops", "encoding", "warps", "most"),
     [
-        (exchange, "sentinel", 4, 64),
-        (two_shot, "sentinel", 8, 64),
-        (exchange, "ll128", 2, 72),
-        (exchange, "ll", 4, 64),
-        (split, "sentinel", 8, 80),
+        (exchange, 1, "sentinel", 4, 64),
+        (exchange, 2, "sentinel", 8, 64),
+        (exchange, 1, "ll128", 2, 72),
+        (exchange, 1, "ll", 4, 64),
+        (split, 2, "sentinel", 8, 80),
     ],
 )
-def test_registers_of_eight_members(kernel, encoding, warps, most):
+def test_registers_of_eight_members(kernel, hops, encoding, warps, most):
     """With 64, a thousand programs of four warps are on an H200 at once, and none waits for its turn."""
     given = {"ENC": encoding, "EVEN": True, "DT": tl.bfloat16, "OP": "sum", "SHARDED": True, "REDUCES": True}
     given |= {"STEP": True, "pieces": 1, "peers": peers(8), "ONCE": True, "NAP_NS": 100, "FIRST_NAP_NS": 500, "ITER": 1}
     given |= {"GATHERS": True, "control": WORDS, "local": FLAGS, "bases": WORDS, "nbytes": 1 << 19, "slots": 4096}
-    given |= {"SUB": 32 * warps, "EARLY": False}
+    given |= {"SUB": 32 * warps, "EARLY": False, **HOPS[hops]}
     known = {name: value for name, value in (common(8) | given).items() if name in kernel.arg_names}
     block = 32 * warps * (4 if kernel is split else 1)
-    asked = {"maxnreg": 64} if kernel is two_shot else {}  # as `geometry.shape_for` does
+    two_hops = kernel is exchange and hops == 2
+    asked = {"maxnreg": 64} if two_hops else {}  # as `shape_for` does
     compiled = compile_for(kernel, [torch.int16] * 2, known | {"BLOCK": block, "num_warps": warps} | asked)
     registers, stack = usage(compiled)
     assert registers <= most
-    assert stack <= (
-        8 if kernel is two_shot else 0
-    )  # the epoch, and what was claimed of it, wait there for the packets
+    assert stack <= 8 * two_hops  # the epoch, and what was claimed of it, wait there for the packets
     text = assembly(compiled)
     assert not re.search(r"\b(div|rem)\.[su]64", text)
     assert kernel is split or not re.search(r"\b(div|rem)\.", text)

@@ -21,8 +21,8 @@ from triton.runtime import _allocation
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
 from iris_gluon.collectives import collectives
 from iris_gluon.collectives.base import is_wide
+from iris_gluon.gemm.launch import WithScratch
 from iris_gluon.info import GLUON_INFO
-from iris_gluon.scratch import WithScratch
 from iris_triton.collectives.parts.sizes import columns_first, layout_of
 from iris_triton.launcher import BoundKernel
 

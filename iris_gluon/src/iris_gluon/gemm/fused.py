@@ -15,10 +15,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from iris_core.types import Availability, DeviceType
-from iris_gluon.gemm.launch import GemmConfig, choose_config
+from iris_gluon.gemm.launch import GemmConfig, WithScratch, choose_config
 from iris_gluon.gemm.sinks import AddBias
 from iris_gluon.info import GLUON_INFO
-from iris_gluon.scratch import WithScratch
 from iris_triton.collectives.parts.barrier import meeting_arguments
 from iris_triton.gemm.parts.fused import Fused, bias_step_of
 

@@ -9,6 +9,8 @@ import torch
 
 from iris_core.dispatch.products import ROW_NBYTES, check_apart
 from iris_core.errors import UnsupportedError
+from iris_gluon import _compat
+from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -256,3 +258,24 @@ def _shared_layout(block: list[int], dtype: torch.dtype) -> Any:
 def _device_name(tensor: torch.Tensor) -> str:
     on_gpu = tensor.device.type == "cuda"
     return torch.cuda.get_device_name(tensor.device) if on_gpu else f"the {tensor.device.type.upper()}"
+
+
+class WithScratch(BoundKernel):
+    """A bound kernel that describes memory to the copy unit, in scratch memory that all its launches share.
+
+    Triton asks for it at every launch.  Nothing is allocated, and graphs may keep the address: launches of a team
+    follow each other.
+    """
+
+    _scratch: torch.Tensor | None = None
+
+    def __call__(self, stream: Any, *tensors: torch.Tensor) -> None:
+        """Launch; see `BoundKernel`."""
+        with _compat.scratch_from(self._allocate):
+            super().__call__(stream, *tensors)
+
+    def _allocate(self, nbytes: int, alignment: int, stream: int | None) -> torch.Tensor:
+        if self._scratch is None or self._scratch.numel() < nbytes:
+            # torch aligns to 512 bytes; descriptions need 128
+            self._scratch = torch.empty(nbytes, dtype=torch.int8, device=f"cuda:{self._index}")
+        return self._scratch

@@ -16,9 +16,9 @@ from triton.experimental.gluon import language as gl
 
 from iris_gluon.gemm.fused import RUNTIME, USED_CONFIG, Hopper, matrix_at, operand
 from iris_gluon.gemm.hopper import multiply_tiles
+from iris_gluon.gemm.launch import WithScratch
 from iris_gluon.gemm.order import OwnersInTurn
 from iris_gluon.gemm.sinks import OwnersSlot
-from iris_gluon.scratch import WithScratch
 from iris_triton.collectives.parts.barrier import last_epoch, meet, meet_and_leave, row_of
 from iris_triton.gemm.parts.fused import Plan, programs_for, staged_memory
 from iris_triton.gemm.parts.sum_slots import bind_sum

@@ -1,7 +1,6 @@
-"""Text of the assembly of packets, for NVIDIA.
+"""The assembly of packets, for NVIDIA: functions return the text of an inline block for `run_assembly`.
 
-Each function returns the text for one inline block; `iris_triton.collectives.packets.packet` passes the operands.  An
-element of a Triton tensor stands for one packet, so a thread does all for its own packets, and no layout matters.
+An element of a Triton tensor stands for one packet, so a thread does all for its own packets, and no layout matters.
 """
 # mypy: ignore-errors
 
@@ -13,15 +12,21 @@ from iris_triton.language.flags import POLLS_PER_CLOCK, describe_assembly
 
 
 @triton.constexpr_function
-def int32s(number):
-    """The types of so many results."""
-    return (tl.int32,) * number
+def _constraints(results, longs, words):
+    """Results are written before the last operand is read."""
+    return ",".join(["=&r"] * results + ["l"] * longs + ["r"] * words)
 
 
 @triton.constexpr_function
-def constraints(results, longs, words):
-    """Results first (written before the last operand is read), then 64-bit operands, then 32-bit ones."""
-    return ",".join(["=&r"] * results + ["l"] * longs + ["r"] * words)
+def _int32s(number):
+    return (tl.int32,) * number if number > 1 else tl.int32
+
+
+@triton.jit
+def run_assembly(TEXT: tl.constexpr, operands, RESULTS: tl.constexpr, LONGS: tl.constexpr, WORDS: tl.constexpr):
+    """Run a block on LONGS operands of 64 bits and then WORDS of 32 bits; returns RESULTS blocks of int32."""
+    constraints: tl.constexpr = _constraints(RESULTS, LONGS, WORDS)
+    return tl.inline_asm_elementwise(TEXT, constraints, operands, dtype=_int32s(RESULTS), is_pure=False, pack=1)
 
 
 @triton.constexpr_function

@@ -103,20 +103,6 @@ def push_all(
 
 
 @triton.jit
-def _store_parts(
-    base, words, offset, total, part, flags, sizes, strides,
-    N: tl.constexpr, ENC: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
-):  # fmt: skip
-    """What came from each member to its own part of the output."""
-    W: tl.constexpr = data_words(ENC)
-    for i in tl.static_range(N):
-        limit = limit_of(total, part, i, EVEN)
-        store_data(
-            base, i * part, offset, limit, flags, sizes, strides, _packet_of(words, i, W), ENC, WHOLE, ITEM, DIMS
-        )  # fmt: skip
-
-
-@triton.jit
 def _take(
     mine, slot, mark, mask, flags, timeout_ns, status, rank, N: tl.constexpr, ENC: tl.constexpr, NAP_NS: tl.constexpr
 ):
@@ -132,39 +118,52 @@ def _leave(mine, slot, mask, N: tl.constexpr, ENC: tl.constexpr):
 
 
 @triton.jit
-def _end_waits(counters, epoch, EARLY: tl.constexpr):
-    """All packets have come: a launch of one piece has only to store its results, and to free places (`_leave`)."""
-    end(counters, epoch)
-    let_next_start(EARLY)
+def _forward(
+    peers, place, me, slot, mark, mask, flags, timeout_ns, status, rank,
+    N: tl.constexpr, ENC: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, STEP: tl.constexpr, NAP_NS: tl.constexpr
+):  # fmt: skip
+    """Between two hops: reduce what came from all members, and push the result to all."""
+    mine = peers[N - 1] + place
+    came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
+    result = reduced(came, N, data_words(ENC), DT, OP)
+    push_all(peers, place + (N + me) * slot, result, mark, mask, flags, N, ENC, False, STEP)
+    _leave(mine, slot, mask, N, ENC)
 
 
 @triton.jit
 def _deliver(
-    to, words, offset, part, flags, sizes, strides,
-    N: tl.constexpr, ENC: tl.constexpr, REDUCES: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr,
+    to, words, offset, total, part, flags, sizes, strides,
+    N: tl.constexpr, ENC: tl.constexpr, REDUCES: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, EVEN: tl.constexpr,
     WHOLE: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
 ):  # fmt: skip
-    """Store what came in one hop, reduced or part by part."""
+    """Store what came in the last hop: reduced, or what came from each member to its own part of the output."""
+    W: tl.constexpr = data_words(ENC)
     if REDUCES:
-        result = reduced(words, N, data_words(ENC), DT, OP)
+        result = reduced(words, N, W, DT, OP)
         store_data(to, part * 0, offset, part, flags, sizes, strides, result, ENC, WHOLE, ITEM, DIMS)
     else:
-        _store_parts(to, words, offset, part * N, part, flags, sizes, strides, N, ENC, True, WHOLE, ITEM, DIMS)
+        for i in tl.static_range(N):
+            limit = limit_of(total, part, i, EVEN)
+            store_data(
+                to, i * part, offset, limit, flags, sizes, strides, _packet_of(words, i, W), ENC, WHOLE, ITEM, DIMS
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def exchange(
-    out, inp, counters, peers, me, rank, kind, part, first, cap, pieces, box, half, timeout_ns, status,
+    out, inp, counters, peers, me, rank, kind, nbytes, part, first, cap, pieces, box, half, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
-    N: tl.constexpr, ENC: tl.constexpr, SHARDED: tl.constexpr, REDUCES: tl.constexpr, DT: tl.constexpr,
-    OP: tl.constexpr, ITEM: tl.constexpr, IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr, IN_WHOLE: tl.constexpr,
-    OUT_WHOLE: tl.constexpr, ONCE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, NAP_NS: tl.constexpr,
-    EARLY: tl.constexpr, LOOKS: tl.constexpr
+    N: tl.constexpr, ENC: tl.constexpr, HOPS: tl.constexpr, SHARDED: tl.constexpr, REDUCES: tl.constexpr,
+    DT: tl.constexpr, OP: tl.constexpr, ITEM: tl.constexpr, IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr,
+    IN_WHOLE: tl.constexpr, OUT_WHOLE: tl.constexpr, EVEN: tl.constexpr, ONCE: tl.constexpr, BLOCK: tl.constexpr,
+    STEP: tl.constexpr, NAP_NS: tl.constexpr, EARLY: tl.constexpr, LOOKS: tl.constexpr
 ):  # fmt: skip
-    """One hop: a part to every member, and what came from all is reduced, or kept part by part.
+    """Send a part to every member; what came from all is reduced and sent to all, reduced, or kept part by part.
 
-    Without SHARDED and REDUCES it is an all_gather, with SHARDED an all_to_all, with REDUCES an all_reduce in one shot
-    (bitwise equal on all members: each reduces the same in the same order), with both a reduce_scatter.
+    In one hop, it is an all_gather without SHARDED and REDUCES, an all_to_all with SHARDED, an all_reduce with REDUCES
+    (bitwise equal on all members: each reduces the same in the same order), a reduce_scatter with both.  In two hops it
+    is an all_reduce: each member reduces its part of all inputs, and sends the result to all.  Every thread takes its
+    own packets through both hops, so no program waits for another one of its rank.
 
     Args:
         out, inp: the tensors, dense or strided.
@@ -172,7 +171,8 @@ def exchange(
         peers: addresses of the members' heaps, beginning with the next member and ending with the own one.
         me, rank: the caller's index in the team, and in the world.
         kind: number of the kind of call, on which the members have agreed.
-        part: bytes that go to a member.
+        nbytes: bytes of the whole input, in two hops; else None.
+        part: bytes that go to a member; in two hops the last parts may be shorter, or empty.
         first: packet with which this launch begins.
         cap: packets of a piece; of whole lines.
         pieces: how many pieces this launch has; one, if the encoding is "sentinel".
@@ -182,12 +182,14 @@ def exchange(
         in_sizes, in_strides, out_sizes, out_strides: of strided tensors, in elements.
         N: number of members.
         ENC: the encoding, see `iris_triton.collectives.packets.packet`.
-        SHARDED: the input has a part for each member; else all get the same.
-        REDUCES: whether what came is reduced.
-        DT, OP: elements and reduction, if REDUCES.
+        HOPS: 1 or 2.
+        SHARDED: the input has a part for each member, as in two hops; else all get the same.
+        REDUCES: whether what came in the last hop is reduced.
+        DT, OP: elements and reduction, if anything is reduced.
         ITEM: bytes of an element.
         IN_DIMS, OUT_DIMS: dimensions of strided tensors; 0 if dense.
-        IN_WHOLE, OUT_WHOLE: the tensor is dense, and its address and `part` are aligned (`packets.alignment`).
+        IN_WHOLE, OUT_WHOLE: the tensor is dense, and its address, `part` and `nbytes` are aligned (`alignment`).
+        EVEN: all parts have `part` bytes, as in one hop.
         ONCE: there is one piece, and the grid covers it, a packet for a thread: then nothing is a loop, and the data
             is loaded at the same time as the epoch.
         BLOCK: packets that a program handles at a time: at least one for each thread.
@@ -200,25 +202,35 @@ def exchange(
     program = tl.program_id(0)
     to, origin = out.to(tl.int64), inp.to(tl.int64)
     part = tl.cast(part, tl.int64)
+    if HOPS == 2:
+        total = tl.cast(nbytes, tl.int64)
     slot = tl.cast(cap, tl.int64) * 16
-    total = part * N
+    if HOPS == 1:
+        total = part * N
     if ONCE:
         packet = program * BLOCK + tl.arange(0, BLOCK)
         mask = (packet < cap).to(tl.int32)
         offset, flags = spot(first + packet, ENC)
         words = gather_parts(
-            origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, SHARDED, True, IN_WHOLE, ITEM, IN_DIMS
+            origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, SHARDED, EVEN, IN_WHOLE, ITEM, IN_DIMS
         )  # fmt: skip
         epoch, found = look(counters, 1, me, N, LOOKS)
         mark = mark_of(epoch)
         place = packet.to(tl.int64) * 16 + (tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half)
         push_all(peers, place + me * slot, words, mark, mask, flags, N, ENC, SHARDED, STEP)
         claimed = advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
+        if HOPS == 2:
+            _forward(
+                peers, place, me, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, DT, OP, STEP, NAP_NS
+            )  # fmt: skip
+            place += N * slot
         mine = peers[N - 1] + place
         came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
-        _end_waits(counters, epoch + 1, EARLY)
+        end(counters, epoch + 1)
+        let_next_start(EARLY)
         _deliver(
-            to, came, offset, part, flags, out_sizes, out_strides, N, ENC, REDUCES, DT, OP, OUT_WHOLE, ITEM, OUT_DIMS
+            to, came, offset, total, part, flags, out_sizes, out_strides, N, ENC, REDUCES, DT, OP, EVEN, OUT_WHOLE,
+            ITEM, OUT_DIMS
         )  # fmt: skip
         _leave(mine, slot, mask, N, ENC)
         confirm(counters, claimed, epoch, me, status, rank)
@@ -234,121 +246,31 @@ def exchange(
                 mask = (packet < cap).to(tl.int32)
                 offset, flags = spot(first + piece * cap + packet, ENC)
                 words = gather_parts(
-                    origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, SHARDED, True, IN_WHOLE,
+                    origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, SHARDED, EVEN, IN_WHOLE,
                     ITEM, IN_DIMS
                 )  # fmt: skip
                 place = packet.to(tl.int64) * 16 + (at + me * slot)
                 push_all(peers, place, words, mark, mask, flags, N, ENC, SHARDED, STEP)
+            inbox = peers[N - 1] + at
+            if HOPS == 2:
+                for s in range(program * BLOCK, cap, step):
+                    packet = s + tl.arange(0, BLOCK)
+                    mask = (packet < cap).to(tl.int32)
+                    _, flags = spot(packet, ENC)
+                    _forward(
+                        peers, packet.to(tl.int64) * 16 + at, me, slot, mark, mask, flags, timeout_ns, status, rank, N,
+                        ENC, DT, OP, STEP, NAP_NS
+                    )  # fmt: skip
+                inbox += N * slot
             for s in range(program * BLOCK, cap, step):
                 packet = s + tl.arange(0, BLOCK)
                 mask = (packet < cap).to(tl.int32)
                 offset, flags = spot(first + piece * cap + packet, ENC)
-                mine = packet.to(tl.int64) * 16 + (peers[N - 1] + at)
+                mine = packet.to(tl.int64) * 16 + inbox
                 came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
                 _deliver(
-                    to, came, offset, part, flags, out_sizes, out_strides, N, ENC, REDUCES, DT, OP, OUT_WHOLE, ITEM,
-                    OUT_DIMS
-                )  # fmt: skip
-                _leave(mine, slot, mask, N, ENC)
-        end(counters, epoch + pieces)
-        confirm(counters, claimed, epoch, me, status, rank)
-
-
-@triton.jit
-def _forward(
-    peers, place, me, slot, mark, mask, flags, timeout_ns, status, rank,
-    N: tl.constexpr, ENC: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, STEP: tl.constexpr, NAP_NS: tl.constexpr
-):  # fmt: skip
-    """Between the hops: reduce what came from all members, and push the result to all."""
-    mine = peers[N - 1] + place
-    raw = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
-    result = reduced(decode(raw, N, ENC), N, data_words(ENC), DT, OP)
-    push_all(peers, place + (N + me) * slot, result, mark, mask, flags, N, ENC, False, STEP)
-    _leave(mine, slot, mask, N, ENC)
-
-
-@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
-def two_shot(
-    out, inp, counters, peers, me, rank, kind, nbytes, part, first, cap, pieces, box, half, timeout_ns, status,
-    in_sizes, in_strides, out_sizes, out_strides,
-    N: tl.constexpr, ENC: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, ITEM: tl.constexpr, IN_DIMS: tl.constexpr,
-    OUT_DIMS: tl.constexpr, IN_WHOLE: tl.constexpr, OUT_WHOLE: tl.constexpr, EVEN: tl.constexpr, ONCE: tl.constexpr,
-    BLOCK: tl.constexpr, STEP: tl.constexpr, NAP_NS: tl.constexpr, EARLY: tl.constexpr,
-    LOOKS: tl.constexpr
-):  # fmt: skip
-    """all_reduce in two hops: each member reduces its part of all inputs and sends the result to all.
-
-    Every thread takes its own packets through both hops, so no program waits for another one of its rank.
-
-    Args (beside those of `exchange`):
-        nbytes: bytes of the whole.
-        part: bytes of a member's part; the last parts may be shorter, or empty.
-        IN_WHOLE, OUT_WHOLE: the tensor is dense, and its address, `part` and `nbytes` are aligned.
-        EVEN: all parts have `part` bytes.
-    """
-    follow(EARLY)
-    program = tl.program_id(0)
-    to, origin = out.to(tl.int64), inp.to(tl.int64)
-    part = tl.cast(part, tl.int64)
-    total = tl.cast(nbytes, tl.int64)
-    slot = tl.cast(cap, tl.int64) * 16
-    if ONCE:
-        packet = program * BLOCK + tl.arange(0, BLOCK)
-        mask = (packet < cap).to(tl.int32)
-        offset, flags = spot(first + packet, ENC)
-        words = gather_parts(
-            origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, True, EVEN, IN_WHOLE, ITEM, IN_DIMS
-        )  # fmt: skip
-        epoch, found = look(counters, 1, me, N, LOOKS)
-        mark = mark_of(epoch)
-        place = packet.to(tl.int64) * 16 + (tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half)
-        push_all(peers, place + me * slot, words, mark, mask, flags, N, ENC, True, STEP)
-        claimed = advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
-        _forward(
-            peers, place, me, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, DT, OP, STEP, NAP_NS
-        )  # fmt: skip
-        mine = peers[N - 1] + (place + N * slot)
-        came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
-        _end_waits(counters, epoch + 1, EARLY)
-        _store_parts(
-            to, came, offset, total, part, flags, out_sizes, out_strides, N, ENC, EVEN, OUT_WHOLE, ITEM, OUT_DIMS
-        )  # fmt: skip
-        _leave(mine, slot, mask, N, ENC)
-        confirm(counters, claimed, epoch, me, status, rank)
-    else:
-        step = tl.num_programs(0) * BLOCK
-        epoch, found = look(counters, pieces, me, N, LOOKS)
-        claimed = advance(found, counters, epoch, pieces, kind, peers, me, status, rank, N)
-        for piece in range(pieces):
-            at = tl.cast(box, tl.int64) + ((epoch + piece) & 1).to(tl.int64) * half
-            mark = mark_of(epoch + piece)
-            for s in range(program * BLOCK, cap, step):
-                packet = s + tl.arange(0, BLOCK)
-                mask = (packet < cap).to(tl.int32)
-                offset, flags = spot(first + piece * cap + packet, ENC)
-                words = gather_parts(
-                    origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, True, EVEN, IN_WHOLE, ITEM,
-                    IN_DIMS
-                )  # fmt: skip
-                place = packet.to(tl.int64) * 16 + (at + me * slot)
-                push_all(peers, place, words, mark, mask, flags, N, ENC, True, STEP)
-            for s in range(program * BLOCK, cap, step):
-                packet = s + tl.arange(0, BLOCK)
-                mask = (packet < cap).to(tl.int32)
-                _, flags = spot(packet, ENC)
-                place = packet.to(tl.int64) * 16 + at
-                _forward(
-                    peers, place, me, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, DT, OP, STEP, NAP_NS
-                )  # fmt: skip
-            for s in range(program * BLOCK, cap, step):
-                packet = s + tl.arange(0, BLOCK)
-                mask = (packet < cap).to(tl.int32)
-                offset, flags = spot(first + piece * cap + packet, ENC)
-                mine = packet.to(tl.int64) * 16 + (peers[N - 1] + at + N * slot)
-                came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
-                _store_parts(
-                    to, came, offset, total, part, flags, out_sizes, out_strides, N, ENC, EVEN, OUT_WHOLE, ITEM,
-                    OUT_DIMS
+                    to, came, offset, total, part, flags, out_sizes, out_strides, N, ENC, REDUCES, DT, OP, EVEN,
+                    OUT_WHOLE, ITEM, OUT_DIMS
                 )  # fmt: skip
                 _leave(mine, slot, mask, N, ENC)
         end(counters, epoch + pieces)
@@ -434,14 +356,14 @@ def _warps_for(packets: int, encoding: str, form: str) -> int:
 class Exchange(PacketCollective):
     """One operation in one hop ("one_shot", "mailbox") or in two ("two_shot")."""
 
-    @property
-    def _hops(self) -> int:
-        return 2 if self._form == "two_shot" else 1
+    def __init__(self, op: str, form: str, encoding: str, *, emulate: bool = False) -> None:
+        super().__init__(op, form, encoding, emulate=emulate)
+        self._hops = 2 if form == "two_shot" else 1
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: a launch, the hops, and what goes over the links."""
         others, size = request.group_size - 1, request.group_size
-        part = request.nbytes / size if self._sharded or self._form == "two_shot" else request.nbytes
+        part = request.nbytes / size if self._sharded or self._hops == 2 else request.nbytes
         sent = self._hops * others * part * DATA_RATIO[self._encoding]
         return _LAUNCH_S + self._hops * _HOP_S + sent / _WIRE
 
@@ -462,9 +384,15 @@ class Exchange(PacketCollective):
         early = early_launch(team.device) if packets <= packets_for(_EARLY_NBYTES, self._encoding) else {}
         # That a peer's next packet comes after a place was cleared is sure only if a kernel has ended in between.
         launches = mailbox.pieces if self._encoding == "sentinel" else 1
-        arguments = self._through(mailbox, request, team) | {
+        arguments = self._through(mailbox, request, team)
+        arguments |= {
             "pieces": mailbox.pieces // launches,
+            "nbytes": request.nbytes if self._hops == 2 else None,
             "ENC": self._encoding,
+            "HOPS": self._hops,
+            "SHARDED": self._sharded or self._hops == 2,
+            "REDUCES": self._reduces and self._hops == 1,
+            "EVEN": self._hops == 1 or arguments["part"] * team.size == request.nbytes,
             "ONCE": mailbox.pieces == 1 and shape.programs * shape.block >= mailbox.cap,
             "BLOCK": shape.block,
             "STEP": shape.step,
@@ -472,15 +400,11 @@ class Exchange(PacketCollective):
             "EARLY": bool(early),
             "LOOKS": looks_of(shape.programs, shape.options.get("num_warps", 1)),
         }
-        kernel: Any = exchange
-        if self._form == "two_shot":
-            kernel = two_shot
-            arguments |= {"nbytes": request.nbytes, "EVEN": arguments["part"] * team.size == request.nbytes}
-        else:
-            arguments |= {"SHARDED": self._sharded, "REDUCES": self._reduces}
         options = {**shape.options, **early}
         kernels = [
-            BoundKernel(kernel, shape.programs, arguments | {"first": i * mailbox.cap}, PER_CALL, team.device, options)
+            BoundKernel(
+                exchange, shape.programs, arguments | {"first": i * mailbox.cap}, PER_CALL, team.device, options
+            )
             for i in range(launches)
         ]
         return Plan(tuple(kernels), carrier_of(request.dtype))

@@ -26,13 +26,7 @@ from triton.language.target_info import is_cuda
 
 from iris_core.device.context_words import MismatchCode
 from iris_core.errors import UnsupportedError
-from iris_triton.collectives.packets.assembly import (
-    claim_assembly,
-    confirm_assembly,
-    constraints,
-    int32s,
-    look_assembly,
-)
+from iris_triton.collectives.packets.assembly import claim_assembly, confirm_assembly, look_assembly, run_assembly
 from iris_triton.collectives.parts.barrier import report_difference, report_overlap
 
 if TYPE_CHECKING:
@@ -83,14 +77,8 @@ def look(counters, count, me, N: tl.constexpr, LOOKS: tl.constexpr):
         count: epochs of this launch.
     """
     if is_cuda():
-        return tl.inline_asm_elementwise(
-            look_assembly(LOOKS, _ENDED, _KINDS, N),
-            constraints(2, 1, 2),
-            [counters.to(tl.int64), tl.cast(count, tl.int32), me],
-            dtype=int32s(2),
-            is_pure=False,
-            pack=1,
-        )
+        text: tl.constexpr = look_assembly(LOOKS, _ENDED, _KINDS, N)
+        return run_assembly(text, (counters.to(tl.int64), tl.cast(count, tl.int32), me), 2, 1, 2)
     else:
         epoch = tl.load(counters + tl.program_id(0), volatile=True)
         ended = tl.load(counters + _ENDED + tl.arange(0, _COUNTERS))
@@ -135,14 +123,9 @@ def advance(found, counters, epoch, count, kind, peers, me, status, rank, N: tl.
         tl.store(counters + _ENDED + idle, idle * 0 + (epoch + count), mask=mask)
     address = counters.to(tl.int64)
     if is_cuda():
-        return tl.inline_asm_elementwise(
-            claim_assembly(_CLAIMED, _KINDS),
-            constraints(1, 2, 5),
-            [address, tl.cast(status, tl.int64), found, epoch, tl.cast(count, tl.int32), tl.cast(rank, tl.int32), me],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        count, rank = tl.cast(count, tl.int32), tl.cast(rank, tl.int32)
+        operands = address, tl.cast(status, tl.int64), found, epoch, count, rank, me
+        return run_assembly(claim_assembly(_CLAIMED, _KINDS), operands, 1, 2, 5)
     else:
         claimed = epoch
         if program == 0:
@@ -160,14 +143,8 @@ def confirm(counters, claimed, epoch, me, status, rank):
     """Report if `claimed`, from `advance`, says that the launch was not alone; at its end, when that is known."""
     address = counters.to(tl.int64)
     if is_cuda():
-        tl.inline_asm_elementwise(
-            confirm_assembly(),
-            constraints(1, 2, 4),
-            [address, tl.cast(status, tl.int64), claimed, epoch, tl.cast(rank, tl.int32), me],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        operands = address, tl.cast(status, tl.int64), claimed, epoch, tl.cast(rank, tl.int32), me
+        run_assembly(confirm_assembly(), operands, 1, 2, 4)
     else:
         report_overlap((claimed != epoch).to(tl.int32), status, rank, address, me)
 

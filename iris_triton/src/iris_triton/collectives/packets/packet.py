@@ -1,7 +1,4 @@
-"""Packets: 16 bytes that travel with the proof of their own arrival.
-
-Whoever sends stores packets into the receiver's mailbox, and the receiver polls its own memory until they are there: no
-barrier, no second message.  There are three encodings:
+"""Packets: 16 bytes that travel with the proof of their own arrival, stored where the receiver polls its own memory.
 
     "ll"        two words of data, each beside a word with the epoch: 2 x the bytes.  Needs no more of the memory than
                 that 8 bytes arrive together.
@@ -12,7 +9,7 @@ barrier, no second message.  There are three encodings:
                 the sender has others; the reader writes EMPTY again, so that the place can be used once more.
 
 On NVIDIA each function is inline assembly.  Elsewhere, and in the CPU executor, it is written with Triton's atomics,
-which are what makes a waiting program of the executor let others run.
+which let other programs of the executor run.
 """
 # mypy: ignore-errors
 
@@ -22,11 +19,10 @@ from triton.language.target_info import is_cuda
 
 from iris_triton.collectives.packets.assembly import (
     clear_assembly,
-    constraints,
-    int32s,
     load_assembly,
     poll_assembly,
     push_assembly,
+    run_assembly,
     store_assembly,
 )
 from iris_triton.language.asm import wait_stores
@@ -68,14 +64,7 @@ def spot(packet, ENC: tl.constexpr):
 
 @triton.jit
 def encode(words, epoch, flags, ENC: tl.constexpr):
-    """Make four raw words of a packet's data.
-
-    Args:
-        words: 2 (ll) or 4 blocks.
-        epoch: scalar.
-        flags: see `spot`.
-        ENC: the encoding.
-    """
+    """Make four raw words of a packet's data: 2 ("ll") or 4 blocks of words, and the epoch (scalar)."""
     if ENC == "ll":
         return words[0], words[0] * 0 + epoch, words[1], words[1] * 0 + epoch
     elif ENC == "ll128":
@@ -130,14 +119,7 @@ def load_vectors(address, first, second, ENC: tl.constexpr):
         ENC: the encoding that the data is for.
     """
     if is_cuda():
-        return tl.inline_asm_elementwise(
-            load_assembly(_form(ENC)),
-            constraints(4, 1, 2),
-            [address, first, second],
-            dtype=int32s(4),
-            is_pure=False,
-            pack=1,
-        )
+        return run_assembly(load_assembly(_form(ENC)), (address, first, second), 4, 1, 2)
     else:
         low = tl.load(_at(address), mask=first != 0, other=0)
         high = tl.load(_at(address + 8), mask=(second != 0) & (ENC != "ll"), other=0)
@@ -149,14 +131,8 @@ def store_vectors(address, words, first, second, ENC: tl.constexpr):
     """Store the data of packets; as `load_vectors`, with 2 (ll) or 4 blocks of words."""
     last: tl.constexpr = data_words(ENC) - 2
     if is_cuda():
-        tl.inline_asm_elementwise(
-            store_assembly(_form(ENC)),
-            constraints(1, 1, 6),
-            [address, words[0], words[1], words[last], words[last + 1], first, second],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        operands = address, words[0], words[1], words[last], words[last + 1], first, second
+        run_assembly(store_assembly(_form(ENC)), operands, 1, 1, 6)
     else:
         tl.store(_at(address), _joined(words[0], words[1]), mask=first != 0)
         tl.store(_at(address + 8), _joined(words[last], words[last + 1]), mask=(second != 0) & (ENC != "ll"))
@@ -165,24 +141,9 @@ def store_vectors(address, words, first, second, ENC: tl.constexpr):
 # -- mailboxes --------------------------------------------------------------------------------------------------------
 @triton.jit
 def push(address, raw, mask, flags, ENC: tl.constexpr):
-    """Store packets into a mailbox, where `mask` (int32) holds.
-
-    Args:
-        address: block of addresses in any rank's memory.
-        raw: four blocks of words, from `encode`.
-        mask: which packets.
-        flags: see `spot`.
-        ENC: the encoding.
-    """
+    """Store packets of four raw words into a mailbox in any rank's memory, where `mask` (int32) holds."""
     if is_cuda():
-        tl.inline_asm_elementwise(
-            push_assembly(ENC),
-            constraints(1, 1, 5),
-            [address, raw[0], raw[1], raw[2], raw[3], mask],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        run_assembly(push_assembly(ENC), (address, raw[0], raw[1], raw[2], raw[3], mask), 1, 1, 5)
     elif ENC == "ll128":  # nothing but the flags says that the rest is there
         early = (mask != 0) & (flags == 0)
         late = (mask != 0) & (flags != 0)
@@ -200,14 +161,7 @@ def push(address, raw, mask, flags, ENC: tl.constexpr):
 def clear(address, stride, mask, N: tl.constexpr):
     """Write EMPTY into N sentinel packets, `stride` bytes apart, that have been read."""
     if is_cuda():
-        tl.inline_asm_elementwise(
-            clear_assembly(N, EMPTY),
-            "=&r,l,l,r",
-            [address, stride, mask],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        run_assembly(clear_assembly(N, EMPTY), (address, stride, mask), 1, 2, 1)
     else:
         nothing = address * 0 + EMPTY
         for i in tl.static_range(N):
@@ -239,23 +193,9 @@ def poll(
         BACKWARDS: it is SENDER + 1 places before this rank, and the next one before it.
     """
     if is_cuda():
-        return tl.inline_asm_elementwise(
-            poll_assembly(N, ENC, NAP_NS, EMPTY, SENDER, BACKWARDS),
-            constraints(4 * N, 4, 4),
-            [
-                address,
-                tl.cast(stride, tl.int64),
-                tl.cast(timeout_ns, tl.int64),
-                tl.cast(status, tl.int64),
-                epoch,
-                mask,
-                flags,
-                tl.cast(rank, tl.int32),
-            ],
-            dtype=int32s(4 * N),
-            is_pure=False,
-            pack=1,
-        )
+        text: tl.constexpr = poll_assembly(N, ENC, NAP_NS, EMPTY, SENDER, BACKWARDS)
+        longs = address, tl.cast(stride, tl.int64), tl.cast(timeout_ns, tl.int64), tl.cast(status, tl.int64)
+        return run_assembly(text, longs + (epoch, mask, flags, tl.cast(rank, tl.int32)), 4 * N, 4, 4)  # noqa: RUF005
     else:
         for i in tl.static_range(N):
             sender: tl.constexpr = -(SENDER + i + 1) if BACKWARDS else SENDER + i + 1

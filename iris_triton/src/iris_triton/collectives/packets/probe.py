@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from triton.language.target_info import is_cuda
 
-from iris_triton.collectives.packets.assembly import constraints, push_assembly
+from iris_triton.collectives.packets.assembly import push_assembly, run_assembly
 from iris_triton.collectives.packets.fabric import FORMAT, Fact, file_name
 
 _BLOCK = 256  # packets of a program
@@ -74,25 +74,12 @@ def hammer(peers, box, me, first, rounds, torn, fresh, N: tl.constexpr, BLOCK: t
         if program % 2 == 0:
             word = lanes * 0 + (first + i)
             for k in tl.static_range(N - 1):
-                tl.inline_asm_elementwise(
-                    push_assembly("ll128"),
-                    constraints(1, 1, 5),
-                    [peers[k] + at + me * stretch, word, word, word, word, lanes * 0 + 1],
-                    dtype=tl.int32,
-                    is_pure=False,
-                    pack=1,
-                )
+                operands = peers[k] + at + me * stretch, word, word, word, word, lanes * 0 + 1
+                run_assembly(push_assembly("ll128"), operands, 1, 1, 5)
         else:
             for k in tl.static_range(N - 1):
                 source = (me + 1 + k) % N
-                broken, number = tl.inline_asm_elementwise(
-                    _look_assembly(),
-                    "=&r,=&r,l",
-                    [peers[N - 1] + at + source * stretch],
-                    dtype=(tl.int32, tl.int32),
-                    is_pure=False,
-                    pack=1,
-                )
+                broken, number = run_assembly(_look_assembly(), (peers[N - 1] + at + source * stretch,), 2, 1, 0)
                 bad += broken
                 new += (number != seen).to(tl.int32)
                 seen = number

@@ -79,7 +79,7 @@ def split(
     A pushing program holds several packets in each thread, so that loads and stores overlap; a reducing one takes one
     packet of a thread at a time, from all members, and hands every chunk of results over by a flag of this rank.
 
-    Args (beside those of `iris_triton.collectives.packets.exchange.two_shot`):
+    Args (beside those of `iris_triton.collectives.packets.exchange.exchange`):
         control: the team's control region (int64).
         local: int32, a word of this rank for each pair; 0 between launches.
         bases: int64[N], the members' heaps.

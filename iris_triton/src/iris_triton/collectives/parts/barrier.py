@@ -1,4 +1,4 @@
-"""Programs of the same number on all members of a team meet: they arrive, and go on when all have.
+"""Barriers of the programs of one number on all members of a team: they arrive, and go on when all have.
 
 A program's row of the team's control region (`iris_core.dispatch.team`) has, for SIZE members,
 
@@ -8,11 +8,8 @@ A program's row of the team's control region (`iris_core.dispatch.team`) has, fo
     words 3 SIZE .. 4 SIZE - 1     in the first program's row, the number of the kind of call that each member makes
     word 4 SIZE                    this rank's epoch, and above its 48 bits how many launches use the row
 
-Launches of a team do not overlap on a device.  Where they do, by two graphs that are replayed at the same time, say,
-the second one finds the row in use, and reports it.
-
 Epochs only grow, so nothing has to be reset, and a captured launch can be replayed.  A member can be one epoch ahead,
-never two: the next one needs everybody.
+never two.  Of launches that overlap on a device, as those of two graphs may, the second one reports it.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -133,8 +130,7 @@ def report_difference(status, rank, address, peer, ours, theirs, our_kind, their
         status: address of the status words; 0 for none.
         rank: the caller in the world.
         address: of a word of the team.
-        peer: the member.
-        ours, theirs, our_kind, their_kind: see `iris_core.device.context_words.Mismatch`.
+        peer, ours, theirs, our_kind, their_kind: see `iris_core.device.context_words.Mismatch`.
         CODE: a MismatchCode.
     """
     status_word = tl.cast(status, tl.int64)
@@ -152,12 +148,7 @@ def report_difference(status, rank, address, peer, ours, theirs, our_kind, their
 
 @triton.jit
 def tell_kind(row, bases, me, kind, SIZE: tl.constexpr):
-    """Tell each member what is called, before the first meeting of a call; the first program does, for all have one.
-
-    Args:
-        row, bases, me, SIZE: see `meet`.
-        kind: number of the kind of call, on which the members have agreed.
-    """
+    """Tell each member the number of the kind of call, before the first meeting; the first program does, for all."""
     if tl.program_id(0) == 0:
         lanes = lanes_for(SIZE)
         number = members_of(SIZE).to(tl.int64) * 0 + kind
@@ -175,14 +166,7 @@ def enter(control, bases, me, kind, SIZE: tl.constexpr):
 
 @triton.jit
 def compare_kinds(row, kind, status, rank, SIZE: tl.constexpr):
-    """Report if a member calls something else; after the first meeting of a call, and before the last one.
-
-    Args:
-        row: see `row_of`.
-        kind: the number of this call's kind.
-        status, rank: see `report_difference`.
-        SIZE: number of members.
-    """
+    """Report if a member calls another `kind`; after the first meeting of a call, and before the last one."""
     if tl.program_id(0) == 0:
         theirs = tl.load(row + 3 * SIZE + members_of(SIZE))
         peer = tl.max(tl.where(theirs == kind, -1, members_of(SIZE)), axis=0)
@@ -193,14 +177,7 @@ def compare_kinds(row, kind, status, rank, SIZE: tl.constexpr):
 
 @triton.jit
 def report_overlap(uses, status, rank, address, me):
-    """Report if a counter was in use when this launch took it.
-
-    Args:
-        uses: how many launches used it (scalar).
-        status, rank: see `report_difference`.
-        address: of the counter.
-        me: the caller's index among the members.
-    """
+    """Report if `uses` launches used the counter at `address` when this one took it; see `report_difference`."""
     if uses != 0:
         nothing = tl.cast(uses, tl.int64) * 0
         report_difference(status, rank, address, me, nothing, nothing, nothing, nothing, _OVERLAP)
@@ -208,11 +185,7 @@ def report_overlap(uses, status, rank, address, me):
 
 @triton.jit
 def claim(row, me, epoch, status, rank, SIZE: tl.constexpr):
-    """Take the row into use at the first meeting of a launch, until `leave`; reports if another launch uses it.
-
-    Args:
-        row, me, epoch, status, rank, SIZE: see `meet`.
-    """
+    """Take the row into use at the first meeting of a launch, until `leave`; reports if another launch uses it."""
     last = tl.cast(epoch, tl.int64) - 1
     before = tl.atomic_cas(row + 4 * SIZE, last, last + (1 << _COUNT_BITS), sem="relaxed", scope="gpu")
     later = (uses_of(before) == 1) & (count_of(before) < last)
@@ -233,16 +206,9 @@ def await_all(row, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
     """The second half of `meet`."""
     lanes = lanes_for(SIZE)
     await_flags(
-        row + lanes % SIZE,
-        epoch,
-        lanes < SIZE,
-        "reached",
-        "acquire",
-        "sys",
-        timeout_ns,
-        tl.cast(status, tl.int64),
-        rank,
-    )
+        row + lanes % SIZE, epoch, lanes < SIZE, "reached", "acquire", "sys",
+        timeout_ns, tl.cast(status, tl.int64), rank
+    )  # fmt: skip
 
 
 @triton.jit
@@ -282,12 +248,7 @@ def publish(word, value, scope: tl.constexpr):
 
 @triton.jit(do_not_specialize=("me", "rank", "timeout_ns", "status"))
 def meet_alone(control, bases, me, rank, timeout_ns, status, SIZE: tl.constexpr):
-    """A kernel of one program that does nothing but meet, between operations of the stream that are no kernels.
-
-    Args:
-        control: the team's control region (int64).
-        bases, me, timeout_ns, status, rank, SIZE: see `meet`.
-    """
+    """A kernel of one program that does nothing but meet, between operations of the stream that are no kernels."""
     row = row_of(control, SIZE)
     meet_and_leave(row, bases, me, last_epoch(row, SIZE), timeout_ns, status, rank, SIZE)
 

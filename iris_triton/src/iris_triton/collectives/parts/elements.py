@@ -43,14 +43,7 @@ def strided(index, sizes, strides, DIMS: tl.constexpr):
 
 @triton.jit
 def copy_dense(dst, src, count, part, parts, BLOCK: tl.constexpr):
-    """Copy every `parts`-th block of `count` elements, from number `part` on.
-
-    Args:
-        dst, src: pointers.
-        count: number of elements (int64).
-        part, parts: this program, and how many programs share the work (int64).
-        BLOCK: elements of a block.
-    """
+    """Copy every `parts`-th block of `count` elements, from number `part` on; see `copy_part`."""
     first = part * BLOCK
     step = parts * BLOCK
     lanes = tl.arange(0, BLOCK)
@@ -110,7 +103,7 @@ def copy_part(
     dst, dst_at, dst_sizes, dst_strides, src, src_at, src_sizes, src_strides, count, part, parts,
     DST_DIMS: tl.constexpr, SRC_DIMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Copy elements from the linear index `src_at` of one tensor to `dst_at` of another; see `copy_dense`.
+    """Copy elements from the linear index `src_at` of one tensor to `dst_at` of another.
 
     Args:
         dst, src: pointers to the tensors.
@@ -216,8 +209,7 @@ def reduced(row, bases, shift, like, index, mask, ALIGNED: tl.constexpr, OP: tl.
     """Read a block of elements of every member and reduce them.
 
     Args:
-        row, bases: each member's elements begin where it has told, in its heap;
-        shift: and so many bytes behind that.
+        row, bases, shift: each member's elements begin in its heap where it has told, and `shift` bytes on.
         like: a pointer of the elements' type.
         index: elements between there and the block (block).
         mask: which of them there are (block).

@@ -36,12 +36,7 @@ USED_CONFIG = ("comm_sms", "num_warps", "num_stages", "block_size_m", "block_siz
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the elements of a tensor lie, dimensions that can be one being one.
-
-    Attributes:
-        sizes, strides: in elements; of one dimension of size 1 if the tensor is dense.
-        num_dims: how many; 0 if it is dense.
-    """
+    """Where the elements of a tensor lie, dimensions that can be one being one; `num_dims` is 0 if it is dense."""
 
     sizes: tuple[int, ...] = (1,)
     strides: tuple[int, ...] = (1,)
@@ -66,10 +61,7 @@ def layout_of(shape: Sequence[int], stride: Sequence[int]) -> Layout:
 
 
 def columns_first(shape: Sequence[int], stride: Sequence[int], number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return shape and strides of a matrix as `number` chunks of columns, one after the other.
-
-    Dimensions behind the columns stay as they are.
-    """
+    """Return shape and strides of a matrix, whatever its columns consist of, as `number` chunks of columns in turn."""
     rows, columns, *parts = shape
     down, right, *steps = stride
     width = columns // number
@@ -78,12 +70,7 @@ def columns_first(shape: Sequence[int], stride: Sequence[int], number: int) -> t
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """As what a kernel takes elements that it only moves.
-
-    Attributes:
-        dtype: torch dtype of the same width, or of a part.
-        parts: how many of them make an element.
-    """
+    """As what a kernel takes elements that it only moves: `parts` of a torch dtype for each."""
 
     dtype: torch.dtype
     parts: int = 1
@@ -119,13 +106,7 @@ def carrier_of(dtype: str) -> Carrier:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How a launch is divided.
-
-    Attributes:
-        programs: number of programs.
-        block: elements that a program handles at a time; a power of two.
-        options: num_warps and the like.
-    """
+    """How a launch is divided: `block`, a power of two, are the elements that a program handles at a time."""
 
     programs: int
     block: int
