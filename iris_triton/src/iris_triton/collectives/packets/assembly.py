@@ -19,14 +19,17 @@ def _constraints(results, longs, words):
 
 @triton.constexpr_function
 def _int32s(number):
-    return (tl.int32,) * number if number > 1 else tl.int32
+    return (tl.int32,) * number
 
 
 @triton.jit
 def run_assembly(TEXT: tl.constexpr, operands, RESULTS: tl.constexpr, LONGS: tl.constexpr, WORDS: tl.constexpr):
     """Run a block on LONGS operands of 64 bits and then WORDS of 32 bits; returns RESULTS blocks of int32."""
-    constraints: tl.constexpr = _constraints(RESULTS, LONGS, WORDS)
-    return tl.inline_asm_elementwise(TEXT, constraints, operands, dtype=_int32s(RESULTS), is_pure=False, pack=1)
+    form: tl.constexpr = _constraints(RESULTS, LONGS, WORDS)
+    if RESULTS == 1:
+        return tl.inline_asm_elementwise(TEXT, form, operands, dtype=tl.int32, is_pure=False, pack=1)
+    else:
+        return tl.inline_asm_elementwise(TEXT, form, operands, dtype=_int32s(RESULTS), is_pure=False, pack=1)
 
 
 @triton.constexpr_function
