@@ -50,7 +50,7 @@ class HostAllocator:
 
     def __init__(self, request: CreateRequest) -> None:
         self._rank = request.rank
-        self._nbytes = _round_up(max(request.heap_nbytes, 1), mmap.PAGESIZE)
+        self._nbytes = max(1, -(-request.heap_nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
         self._huge_pages = bool(getattr(request.settings, "huge_pages", False))
         self._peers: dict[int, tuple[mmap.mmap, PeerMapping]] = {}
         try:
@@ -213,7 +213,3 @@ class HostAllocator:
 
 def _address(mapped: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

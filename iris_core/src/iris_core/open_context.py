@@ -51,14 +51,7 @@ _SYSTEM_NBYTES_CPU = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """Makes what plugins offer for this rank.
-
-    Attributes:
-        world: the ranks.
-        target: this rank's device.
-        settings: of the context.
-        options: settings of plugins by plugin name.
-    """
+    """Makes what plugins offer for this rank; `options` are settings of plugins by plugin name."""
 
     world: World
     target: DeviceTarget
@@ -95,21 +88,7 @@ class Maker:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a context is made of.
-
-    Attributes:
-        world: the ranks.
-        plan: the plugins and the device, and why they were chosen.
-        maker: for plugins that are made later.
-        allocator: of the heap.
-        backend: attached to the heap.
-        heap: open.
-        system_area: of the heap.
-        device_barriers: of this rank.
-        reports: where kernels of this rank report.
-        spec: what the context tensor says.
-        context_tensor: what kernels decode.
-    """
+    """What a context is made of; `maker` is for plugins that are made later."""
 
     world: World
     plan: Plan
@@ -187,7 +166,12 @@ def open_heap(
     area = heap.system_area
     graphs = 0 if target.type is DeviceType.CPU else GRAPHS
     barriers = DeviceBarriers(heap, world, backend, plan.backend.name, graphs)
-    _on_all(world, "clear the system area", lambda: _clear(area, heap))
+
+    def clear() -> None:
+        area.clear()
+        heap.streams.synchronize()  # a peer may store there as soon as it is open
+
+    _on_all(world, "clear the system area", clear)
     if target.type is DeviceType.CPU:
         row = heap.usable_nbytes + area.reserve_at_opening(STANDSTILL_NBYTES)
         heap.standstill = Standstill([base + row for base in heap.heap_bases], world.rank)
@@ -226,11 +210,6 @@ def _choose(settings: IrisSettings, options: Options, rank: int) -> Plan:
     # the level: _choose, the step, on_all_ranks and its caller, open_heap, the context in two steps, its caller
     check_options(registry, options, (plan.allocator, plan.backend), stacklevel=8)
     return plan
-
-
-def _clear(area: SystemArea, heap: SymmetricHeap) -> None:
-    area.clear()
-    heap.streams.synchronize()  # a peer may store there as soon as it is open
 
 
 def _make_context(

@@ -34,17 +34,8 @@ class IrisSettingsWarning(UserWarning):
     """A variable begins with IRIS_ but nothing reads it; probably its name is misspelt."""
 
 
-class PluginSettings(BaseSettings):
-    """Base of a plugin's settings class: frozen, unknown names are errors.
-
-    Fields have no aliases and a default each; the docstring below a field is its description in `iris config`.
-    Building the class directly reads no environment; the core calls `load_plugin_settings`, which does.
-
-    Example:
-        >>> class MySettings(PluginSettings):
-        ...     chunk_nbytes: ByteSize = ByteSize(1 << 20)
-        ...     "Bytes per chunk."
-    """
+class SettingsBase(BaseSettings):
+    """Frozen; unknown names are errors; neither .env files nor secret directories are read."""
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -64,30 +55,38 @@ class PluginSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read arguments, then the environment if the core has given the plugin's prefix."""
-        # Without a prefix a field `path` would be read from PATH.
+        """Read arguments, then the environment if there is a prefix: else a field `path` would be read from PATH."""
         prefixed = isinstance(env_settings, EnvSettingsSource) and env_settings.env_prefix
         return (init_settings, env_settings) if prefixed else (init_settings,)
+
+
+class PluginSettings(SettingsBase):
+    """Base of a plugin's settings class: frozen, unknown names are errors.
+
+    Fields have no aliases and a default each; the docstring below a field is its description in `iris config`.
+    Building the class directly reads no environment; the core calls `load_plugin_settings`, which does.
+
+    Example:
+        >>> class MySettings(PluginSettings):
+        ...     chunk_nbytes: ByteSize = ByteSize(1 << 20)
+        ...     "Bytes per chunk."
+    """
 
 
 MIN_HEAP_NBYTES = 4096
 """Smallest heap: one page."""
 
-
-def _heap_size(value: ByteSize) -> ByteSize:
-    if value < MIN_HEAP_NBYTES:
-        raise ValueError(f"a heap needs {MIN_HEAP_NBYTES} bytes at least")
-    return value
-
-
 MIN_SYSTEM_NBYTES = 64 << 10
 """Smallest system area: flags of barriers for a few dozen groups."""
 
 
-def _system_size(value: ByteSize) -> ByteSize:
-    if value < MIN_SYSTEM_NBYTES:
-        raise ValueError(f"the system area needs {MIN_SYSTEM_NBYTES} bytes at least")
-    return value
+def _at_least(least: int, what: str) -> AfterValidator:
+    def check(value: ByteSize) -> ByteSize:
+        if value < least:
+            raise ValueError(f"{what} needs {least} bytes at least")
+        return value
+
+    return AfterValidator(check)
 
 
 def _cache_dir() -> str:
@@ -98,6 +97,9 @@ def _no_bool(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("a size is a number of bytes or text such as '64MiB'")
     return value
+
+
+_Size = Annotated[ByteSize, BeforeValidator(_no_bool)]
 
 
 def _level(value: Any) -> Any:
@@ -111,25 +113,17 @@ def _names(value: Any) -> Any:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
-class IrisSettings(BaseSettings):
+class IrisSettings(SettingsBase):
     """Settings of the core.  Sizes accept "64MiB", "1GiB" or a number of bytes."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        env_nested_delimiter=NESTING,
-        env_ignore_empty=True,
-        frozen=True,
-        extra="forbid",
-        validate_default=True,
-        use_attribute_docstrings=True,
-    )
+    model_config = SettingsConfigDict(env_prefix=PREFIX)
 
-    heap_size: Annotated[ByteSize, BeforeValidator(_no_bool), AfterValidator(_heap_size)] = ByteSize(1 << 30)
+    heap_size: Annotated[_Size, _at_least(MIN_HEAP_NBYTES, "a heap")] = ByteSize(1 << 30)
     """Size of each rank's symmetric heap."""
-    system_size: Annotated[ByteSize, BeforeValidator(_no_bool), AfterValidator(_system_size)] | None = None
+    system_size: Annotated[_Size, _at_least(MIN_SYSTEM_NBYTES, "the system area")] | None = None
     """Size of what each rank's heap has beyond that for Iris itself: flags of groups of ranks, and workspaces of their
     collectives; unset: 64 MiB on GPUs, 8 MiB on CPUs, where only what is used takes memory."""
-    ccl_workspace: Annotated[ByteSize, BeforeValidator(_no_bool)] | None = None
+    ccl_workspace: _Size | None = None
     """Largest workspace of a group's collectives, which is as large as the largest call needs; what is larger goes in
     pieces; unset: 256 MiB on GPUs, 32 MiB on CPUs."""
     cache_dir: str = Field(default_factory=_cache_dir)
@@ -158,18 +152,6 @@ class IrisSettings(BaseSettings):
     def source(self, name: str) -> str:
         """Return where a setting's value came from: "argument", "environment" or "default"."""
         return _source(name, PREFIX, self._given)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read arguments, then the environment; neither .env files nor secret directories."""
-        return init_settings, env_settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,10 @@ Nothing here decides anything: a call either works or raises `DriverError` with 
 
 from __future__ import annotations
 
-from iris_allocators.driver.calls import IpcDriver, VmmDriver
+from iris_allocators.driver.calls import IpcDriver as IpcDriver  # noqa: TC001 - callers take both from here
+from iris_allocators.driver.calls import VmmDriver as VmmDriver  # noqa: TC001
 from iris_core.errors import UnsupportedError
 from iris_core.types import DeviceTarget, DeviceType
-
-__all__ = ["IpcDriver", "VmmDriver", "ipc_driver", "topology_command", "vmm_driver"]
 
 
 def ipc_driver(device: DeviceType) -> IpcDriver:

@@ -95,19 +95,15 @@ class VmemAllocator:
         self._fresh: dict[int, Piece] = {}  # by serial: what some peer may not have mapped yet
         self._offered: list[Piece] = []  # of these, what the last `export` described
         self._imported: dict[int, tuple[int, Piece]] = {}  # by handle: external memory, with its block's offset
-        self._space = self._reserve()
-        self._own = self._space.tables[self._rank]
-        self._lease: Lease | None = Lease(self._driver, self._space, self._device)
-
-    def _reserve(self) -> AddressSpace:
-        total = self._world_size * self._nbytes
         what = f"addresses for {self._world_size} heaps of {self._nbytes} bytes"
-        if total > _MAX_ADDRESSES:
+        if self._world_size * self._nbytes > _MAX_ADDRESSES:
             raise HeapError(f"there are no {what}: choose a smaller heap_size")
         try:
-            return AddressSpace(self._driver, self._world_size, self._nbytes, self._granule)
+            self._space = AddressSpace(self._driver, self._world_size, self._nbytes, self._granule)
         except DriverError as e:
             raise HeapError(f"{self._device} cannot reserve {what} ({e}): choose a smaller heap_size") from e
+        self._own = self._space.tables[self._rank]
+        self._lease: Lease | None = Lease(self._driver, self._space, self._device)
 
     # -- description --------------------------------------------------------------------------------------------------
     @property
@@ -173,7 +169,15 @@ class VmemAllocator:
         except DriverError as e:
             if "outofmemory" not in e.name.replace("_", "").lower():
                 raise
-            raise self._exhausted(len(missing) * granule, e) from e
+            free, total = self._driver.memory_info()
+            wanted = len(missing) * granule
+            raise HeapExhaustedError(
+                f"rank {self._rank}: {self._device} has no room for {wanted} more bytes of the heap ({e.name}): {free} "
+                f"of its {total} bytes are free. torch.cuda.empty_cache() gives back what torch holds but does not use",
+                requested_bytes=wanted,
+                free_bytes=free,
+                largest_free_bytes=free,
+            ) from e
         self._take_in(pieces)
 
     def decommit(self, offset_bytes: int, nbytes: int) -> None:
@@ -250,7 +254,16 @@ class VmemAllocator:
             pieces: list[Piece] = []
             block, start = self._place(external) or (-1, 0)
             if block != offset_bytes:
-                pieces = self._map_external(offset_bytes, external, undo)
+                end = offset_bytes + external.nbytes
+                if end > self._nbytes:
+                    raise HeapError(
+                        f"{external.nbytes} bytes of memory do not fit at offset {offset_bytes} of the heap"
+                    )
+                self._own.clear_doomed(offset_bytes, end)
+                ends = itertools.accumulate((nbytes for _, nbytes in external.handles), initial=offset_bytes)
+                for at, (handle, nbytes) in zip(ends, external.handles, strict=False):
+                    pieces.append(Piece(at, nbytes, next(self._serials), handle))
+                self._own.map([(piece, cast("int", piece.handle)) for piece in pieces], undo)
                 start = offset_bytes + external.start_bytes
             raw = self._wrap(start, external.extent_bytes, on_release, tensor)
             out = torch.empty(0, dtype=tensor.dtype, device=raw.device)
@@ -261,17 +274,6 @@ class VmemAllocator:
             self._take_in(pieces)
             self._imported.update((cast("int", piece.handle), (offset_bytes, piece)) for piece in pieces)
         return out
-
-    def _map_external(self, offset_bytes: int, external: External, undo: Transaction) -> list[Piece]:
-        if offset_bytes + external.nbytes > self._nbytes:
-            raise HeapError(f"{external.nbytes} bytes of memory do not fit at offset {offset_bytes} of the heap")
-        self._own.clear_doomed(offset_bytes, offset_bytes + external.nbytes)
-        pieces = []
-        for handle, nbytes in external.handles:
-            pieces.append(Piece(offset_bytes, nbytes, next(self._serials), handle))
-            offset_bytes += nbytes
-        self._own.map([(piece, cast("int", piece.handle)) for piece in pieces], undo)
-        return pieces
 
     def _find(self, tensor: torch.Tensor, references: Transaction) -> External:
         self._check_open()
@@ -305,7 +307,10 @@ class VmemAllocator:
                         undo.add(piece.close_fd)
                 undo.commit()
         self._offered = pieces
-        return [Segment(piece.offset_bytes, piece.nbytes, self._tag(piece.serial), piece.fd) for piece in pieces]
+        tags = (_TAG.pack(_MAGIC, piece.serial, self._nbytes, self._granule) for piece in pieces)
+        return [
+            Segment(piece.offset_bytes, piece.nbytes, tag, piece.fd) for piece, tag in zip(pieces, tags, strict=True)
+        ]
 
     @property
     def has_more(self) -> bool:
@@ -378,9 +383,6 @@ class VmemAllocator:
             raise HeapError(f"rank {rank} described memory outside of its heap, at offset {segment.offset_bytes}")
         return Piece(segment.offset_bytes, segment.nbytes, serial)
 
-    def _tag(self, serial: int) -> bytes:
-        return _TAG.pack(_MAGIC, serial, self._nbytes, self._granule)
-
     # -- the end ------------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """Unmap everything and give the addresses back once the last tensor is gone.  Idempotent.
@@ -421,16 +423,6 @@ class VmemAllocator:
     def _wrap(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None], *keep: object) -> torch.Tensor:
         part = Range(self._own.base_ptr + offset_bytes, nbytes, (self._lease, *keep))
         return part.tensor(self._as_bytes, on_release)
-
-    def _exhausted(self, wanted: int, e: DriverError) -> HeapExhaustedError:
-        free, total = self._driver.memory_info()
-        return HeapExhaustedError(
-            f"rank {self._rank}: {self._device} has no room for {wanted} more bytes of the heap ({e.name}): {free} of "
-            f"its {total} bytes are free. torch.cuda.empty_cache() gives back what torch holds but does not use",
-            requested_bytes=wanted,
-            free_bytes=free,
-            largest_free_bytes=free,
-        )
 
 
 def _granule(request: CreateRequest, smallest: int) -> int:

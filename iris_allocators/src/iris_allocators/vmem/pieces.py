@@ -130,12 +130,13 @@ class PieceTable:
             pieces: each piece with the handle of its memory.
             undo: gets the steps that unmap.
         """
-        mapped = []
+        ranges: list[tuple[int, int]] = []  # without gaps
         for piece, handle in pieces:
             self._driver.map(self.base_ptr + piece.offset_bytes, piece.nbytes, handle)
             undo.add(self._undo_map, piece)
-            mapped.append((piece.offset_bytes, piece.end))
-        for start, end in joined(mapped):
+            start = ranges.pop()[0] if ranges and ranges[-1][1] == piece.offset_bytes else piece.offset_bytes
+            ranges.append((start, piece.end))
+        for start, end in ranges:
             self._driver.set_access(self.base_ptr + start, end - start)
 
     def _undo_map(self, piece: Piece) -> None:
@@ -212,14 +213,3 @@ class AddressSpace:
         if self._reserved is not None and not mapped:
             self._driver.unreserve(self._reserved, self._nbytes)
             self._reserved = None
-
-
-def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join ranges that follow each other without a gap; they come in ascending order."""
-    out: list[tuple[int, int]] = []
-    for start, end in ranges:
-        if out and out[-1][1] == start:
-            out[-1] = (out[-1][0], end)
-        else:
-            out.append((start, end))
-    return out

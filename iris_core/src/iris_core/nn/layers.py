@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class _Parallel(torch.nn.Module):
-    """What both layers have in common."""
+    """The common part."""
 
     _divides_bias = False
     """Whether output features are divided, and with them the bias; else input features."""
@@ -38,8 +38,7 @@ class _Parallel(torch.nn.Module):
         context: Iris,
         in_features: int,
         out_features: int,
-        shape: Sequence[int],
-        bias_features: int | None,
+        bias: bool,
         group: dist.ProcessGroup | Sequence[int] | None,
         dtype: torch.dtype | None,
         config: FusedConfig | None,
@@ -47,12 +46,18 @@ class _Parallel(torch.nn.Module):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self._context, self._group, self._config = context, group, config
+        name = "out_features" if self._divides_bias else "in_features"
+        features, size = getattr(self, name), len(context.ops.members_of(group))
+        if features % size:
+            layer = type(self).__name__
+            raise ArgumentError(f"{layer}: the {size} ranks of the group cannot divide {name}={features} equally")
+        rows, columns = (features // size, in_features) if self._divides_bias else (out_features, features // size)
         place = {"device": context.device, "dtype": dtype}
-        self.weight = torch.nn.Parameter(torch.empty(*shape, **place))  # type: ignore[arg-type]
-        if bias_features is None:
-            self.register_parameter("bias", None)
+        self.weight = torch.nn.Parameter(torch.empty(rows, columns, **place))  # type: ignore[arg-type]
+        if bias:
+            self.bias = torch.nn.Parameter(torch.empty(rows, **place))  # type: ignore[arg-type]
         else:
-            self.bias = torch.nn.Parameter(torch.empty(bias_features, **place))  # type: ignore[arg-type]
+            self.register_parameter("bias", None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -155,10 +160,7 @@ class ColumnParallelLinear(_Parallel):
             )
         if config is not None and not (gather_output or sequence_parallel):
             raise ArgumentError("ColumnParallelLinear: without gather_output or sequence_parallel nothing is fused")
-        size = _division("ColumnParallelLinear", "out_features", out_features, context, group)
-        part = out_features // size
-        shape, bias_features = (part, in_features), part if bias else None
-        super().__init__(context, in_features, out_features, shape, bias_features, group, dtype, config)
+        super().__init__(context, in_features, out_features, bias, group, dtype, config)
         self.gather_output, self.sequence_parallel = gather_output, sequence_parallel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -206,9 +208,7 @@ class RowParallelLinear(_Parallel):
         dtype: torch.dtype | None = None,
         config: FusedConfig | None = None,
     ) -> None:
-        size = _division("RowParallelLinear", "in_features", in_features, context, group)
-        shape, bias_features = (out_features, in_features // size), out_features if bias else None
-        super().__init__(context, in_features, out_features, shape, bias_features, group, dtype, config)
+        super().__init__(context, in_features, out_features, bias, group, dtype, config)
         self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -224,13 +224,3 @@ class RowParallelLinear(_Parallel):
             x = TakePart.apply(x, setting)  # type: ignore[no-untyped-call]
         function = linear_reduce_scatter if self.sequence_parallel else linear_all_reduce
         return function(self._context, x, self.weight, self.bias, group=self._group, config=self._config)
-
-
-def _division(
-    layer: str, what: str, features: int, context: Iris, group: dist.ProcessGroup | Sequence[int] | None
-) -> int:
-    """Number of ranks that divide a layer's features."""
-    size = len(context.ops.members_of(group))
-    if features % size:
-        raise ArgumentError(f"{layer}: the {size} ranks of the group cannot divide {what}={features} equally")
-    return size
