@@ -1,1 +1,1 @@
-"""What kernels see and report: the context tensor, the status page, the device barrier."""
+"""The context tensor, the status page and the device barrier: how host and kernels know of each other."""

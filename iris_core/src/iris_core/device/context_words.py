@@ -84,7 +84,7 @@ class Waiting(enum.IntEnum):
 
 
 class MismatchCode(enum.IntEnum):
-    """What is different."""
+    """The difference between two calls."""
 
     KIND = 1  # the call
     SPLITS = 2  # the elements that go from one member to another

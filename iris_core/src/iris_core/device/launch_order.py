@@ -152,27 +152,22 @@ class HostWork:
     def __init__(
         self, future: concurrent.futures.Future[Any], what: str, was_raised: Callable[[BaseException], None]
     ) -> None:
-        self._future, self._what, self._was_raised = future, what, was_raised
+        self.future, self._what, self._was_raised = future, what, was_raised
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Block until it is done, and raise its error, or that of a call of the team before it."""
-        self.result(timeout_s)
-
-    def result(self, timeout_s: float | None = None) -> Any:
-        """Return the result of the call; see `wait`."""
-        if not concurrent.futures.wait((self._future,), timeout_s).done:
+        if not concurrent.futures.wait((self.future,), timeout_s).done:
             raise CollectiveTimeoutError(f"{self._what} was not done within {timeout_s:g} s")
-        if (error := self._future.exception()) is not None:
+        if (error := self.future.exception()) is not None:
             self._was_raised(error)
             raise error
-        return self._future.result()
 
     def is_completed(self) -> bool:
-        return self._future.done()
+        return self.future.done()
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call something when it is done, has failed or was dropped: in whatever thread does that."""
-        self._future.add_done_callback(lambda _: callback())
+        self.future.add_done_callback(lambda _: callback())
 
 
 class HostOrder:
@@ -192,7 +187,9 @@ class HostOrder:
         self._streams.check()  # after it: what fails from now on is under way, and the call fails with it
         if is_idle:
             return launch(plan, *tensors)
-        return self._launch("call", launch, plan, *tensors).result()
+        work = self._launch("call", launch, plan, *tensors)
+        work.wait()
+        return work.future.result()
 
     def run_async(self, what: str, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Work:
         """Launch on the stream; `what` is for messages.  Raises like `run`."""

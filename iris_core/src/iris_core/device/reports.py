@@ -1,4 +1,4 @@
-"""What the kernels of all ranks have reported, as errors of the host.
+"""Reports of the kernels of all ranks, as errors of the host.
 
 Kernels cannot raise.  The first wait that reaches its bound, and the first kernel that finds another rank calling
 differently, describe themselves in words that the hosts of all ranks read (`iris_core.device.context_words` has their
@@ -37,7 +37,7 @@ _SYMBOLS = dict(zip(COMPARISONS, ("==", "!=", ">", ">=", "<", "<="), strict=True
 
 
 class Report(NamedTuple):
-    """What a kernel has said.
+    """A report of a kernel.
 
     Attributes:
         rank: of the kernel.
@@ -65,14 +65,14 @@ class Report(NamedTuple):
 
 
 class Meaning(NamedTuple):
-    """What a report means to the host.
+    """The meaning of a report to the host.
 
     Attributes:
         members: ranks of the world whose calls it concerns.
         peer: the rank that is waited for, or that calls differently; None if unknown.
         op: the operation; empty if unknown.
         call: the operation with what is known of it, for messages.
-        text: sentences for a message, each with a space behind it.
+        text: sentences for a message, each with a space after it.
     """
 
     members: tuple[int, ...]
@@ -180,7 +180,7 @@ class KernelReports:
     def all_were_here(self) -> None:
         """Take what has failed on hosts so far as known: all ranks have come to a barrier since.
 
-        Collective: every rank calls it behind each of these.
+        Collective: every rank calls it after each of these.
         """
         with self._lock:
             self._num_barriers += 1

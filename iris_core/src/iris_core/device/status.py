@@ -1,6 +1,6 @@
 """The page of host memory in which the kernels of all ranks leave their reports, and which every rank reads.
 
-The first row holds the alarm: a word that changes with every report.  Each rank has a row behind it, as the status
+The first row holds the alarm: a word that changes with every report.  Each rank has a row after it, as the status
 words in `iris_core.device.context_words` say, and another one in which its host says that a call has failed.  All ranks
 of a host map the same memory; a GPU writes to it directly.
 """
@@ -177,8 +177,8 @@ class Standstill:
     polls have found nothing since.  A rank writes its row only while all its programs wait, so a rank that computes, or
     whose host is in Python, is never counted.
 
-    Let a rank look twice, see nobody move, and two more rounds of each rank.  Each of these ranks has polled all its
-    words once after the first look, in vain, while nobody stored; so none of them will move unless another one does
+    Let a rank look twice, see no rank move, and two more rounds of each.  Each of these ranks has polled all its
+    words once after the first look, in vain, while none stored; so none of them will move unless another one does
     first.
     """
 

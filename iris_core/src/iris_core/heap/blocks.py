@@ -32,7 +32,7 @@ HISTORY_LENGTH = 256
 """Calls that are kept to explain a difference."""
 
 Label = tuple[Any, ...]
-"""What a block was made by: name of the function and its arguments; formatted only when somebody looks."""
+"""The call that made a block: name of the function and its arguments; formatted only for messages."""
 
 
 class Op(enum.IntEnum):
@@ -100,7 +100,7 @@ def format_label(label: Label) -> str:
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """What the heap knows of one block.
+    """A block of the heap.
 
     Attributes:
         number: counts allocations.
@@ -219,7 +219,8 @@ class BlockTable:
 
     def announce(self, dropped: Sequence[Record], everyone: Iterable[Iterable[int]], world_size: int) -> list[Record]:
         """Forget and return, by ascending number, the blocks that now all ranks have said they have dropped."""
-        self.unannounced = [record for record in self.unannounced if record not in dropped]
+        told = set(dropped)
+        self.unannounced = [record for record in self.unannounced if record not in told]
         self.votes.update(number for numbers in everyone for number in numbers)
         agreed = sorted(number for number, count in self.votes.items() if count == world_size)
         for number in agreed:

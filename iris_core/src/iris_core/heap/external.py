@@ -19,22 +19,14 @@ from iris_core.types import Capability
 from iris_core.world.failures import list_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from iris_core.heap.blocks import Label
     from iris_core.heap.heap_state import HeapState
     from iris_core.protocols import SupportsImportTensor
 
 CANNOT_IMPORT = "cannot import the tensor that was passed to as_symmetric"
-"""What ranks cannot do where one cannot go on, for messages."""
-
-
-class Extent(NamedTuple):
-    """What one rank's tensor asks of the heap."""
-
-    nbytes: int  # of the heap that its memory needs
-    delta: int  # where the tensor begins in that
-    there: int  # offset at which it lies already, because its memory was imported before; -1 if it was not
+"""The words of messages behind the ranks that could not go on."""
 
 
 class Passed(NamedTuple):
@@ -44,7 +36,9 @@ class Passed(NamedTuple):
     stride: tuple[int, ...]  # in elements; those that it will have on the heap, where it is copied
     dtype: torch.dtype
     offset: int = -1  # where it lies on the heap; -1 if it does not
-    extent: Extent | None = None  # where its memory is to be imported
+    # where its memory is to be imported: how much of the heap it needs, where the tensor begins in that, and the offset
+    # at which it lies already, because its memory was imported before; -1 if it was not
+    extent: tuple[int, int, int] | None = None
 
     @property
     def label(self) -> Label:
@@ -90,7 +84,7 @@ def examine(state: HeapState, external: torch.Tensor, device: str) -> Passed:
         allocator = cast("SupportsImportTensor", state.allocator)
         size, delta = allocator.import_extent(external.detach())
         there = allocator.imported_at(external.detach())
-        return passed._replace(extent=Extent(size, delta, -1 if there is None else there))
+        return passed._replace(extent=(size, delta, -1 if there is None else there))
     like = torch.empty_like(external, device="meta")  # what torch makes of strides that are not dense
     return passed._replace(stride=like.stride())
 
@@ -158,7 +152,7 @@ def import_tensor(
     return record, imported[0]
 
 
-def _agree_on_place(state: HeapState, extent: Extent) -> tuple[int, int]:
+def _agree_on_place(state: HeapState, extent: Sequence[int]) -> tuple[int, int]:
     """How much of the heap an import takes, as much as on the rank that needs most, and which block has it already."""
     everyone = state.world.all_gather_ints(extent)
     places = {place for _, _, place in everyone}

@@ -320,14 +320,14 @@ class SymmetricHeap:
     def barrier_agreement(self, stream: Stream | None = None, *, wait: bool = True) -> None:
         """Finish the device's work, compare histories, and free what all ranks have freed or dropped.
 
-        Collective: every rank calls it; it is a barrier of the hosts as well.
+        Collective: every rank calls it; it is a barrier of the hosts as well.  Errors are raised on every rank.
 
         Args:
             stream: wait for the work of this one alone; blocks that others still use stay pending until a later
                 agreement.
             wait: whether to wait at all.
 
-        Raises (on every rank):
+        Raises:
             SymmetryError: the histories differ.
             DeviceError: the work of a rank's device has failed.
             HeapError: a rank could not give memory back that is free; the next allocation there tries again.

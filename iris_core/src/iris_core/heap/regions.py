@@ -76,7 +76,7 @@ class SystemArea:
     def reserve(self, world: World, nbytes: int, what: str) -> int:
         """Find a range for a group of ranks; `what` says what for.
 
-        Collective: every member calls it with the same arguments, and nobody else.
+        Collective: every member calls it with the same arguments, and no other rank.
         """
         size = _up(nbytes, ALIGNMENT)
         while True:
@@ -106,7 +106,7 @@ class SystemArea:
     def used_nbytes(self, world: World) -> int:
         """Return how much of the area the ranges of these ranks reach over, in bytes from its beginning.
 
-        Collective: every rank of `world` calls it, and nobody else.
+        Collective: every rank of `world` calls it, and no other rank.
         """
         return max((end for row in world.all_gather_object(list(self._used)) for _, end in row), default=0)
 
@@ -122,7 +122,7 @@ def set_first_limit(state: HeapState) -> None:
 def take(state: HeapState, world: World, members: Sequence[int], nbytes: int, what: str) -> int:
     """Find a range for a group of ranks, the members of `world`, and back it with memory; `what` says what for.
 
-    Collective: every member calls it with the same arguments, and nobody else.
+    Collective: every member calls it with the same arguments, and no other rank.
     """
     backing, offsets = state.backing, state.offsets
     alignment = _granule(state) if backing.grows else offsets.alignment  # what has not the same peers is apart

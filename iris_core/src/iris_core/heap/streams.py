@@ -8,7 +8,7 @@ stream that was current when it was allocated, on the one current when it is fre
 On CPU ranks a launch returns when its kernel is done, but for asynchronous collectives: each team runs them in order in
 a thread, and that thread is a stream like any other (`HostStream`).
 
-Events are recorded at the moment of the free.  What they are used for depends on the world:
+Events are recorded at the moment of the free.  Their use depends on the world:
 
 - in a world of several ranks nothing is handed out before the events of all ranks are complete (`is_idle`);
 - a rank alone hands the block out at once, and makes the stream that gets it wait for the others (`fence`,

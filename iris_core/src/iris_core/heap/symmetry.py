@@ -1,12 +1,12 @@
-"""What all ranks agree on: that their heaps are the same, and which blocks nobody needs any more.
+"""Agreements of all ranks: that their heaps are the same, and which blocks none of them needs any more.
 
 Every rank keeps a history of its symmetric calls and a digest chained over it.  At a step that all ranks take together
 they compare digests in one small exchange.  If all agree, the free lists are equal everywhere.  If not, they exchange
 the recent part of their histories and every rank raises the same SymmetryError.
 
 A peer that has not reached its own free may still write to a block, so the ranks agree on what is free at every barrier
-of the whole world, and when an allocation finds no room.  In a world of one rank there is nobody to ask: a freed block
-is free at once, a dropped one at the next allocation.  Either way nobody gets a block that a stream may still use
+of the whole world, and when an allocation finds no room.  In a world of one rank a freed block is free
+at once, a dropped one at the next allocation.  Either way no block is handed out that a stream may still use
 (`iris_core.heap.streams`).
 """
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from iris_core.heap.streams import Stream
 
 NOT_FINISHED = "could not finish the work of its device"
-"""What ranks cannot do where one cannot wait for its device, for messages."""
+"""The words of messages behind the ranks that could not wait for their device."""
 
 
 class Step(NamedTuple):
-    """What one rank brings to a step that all take together; the first five are equal on all where heaps are."""
+    """The part of one rank in a step that all take together; the first five are equal where the heaps are."""
 
     op: int
     calls: int  # length and digest of its history

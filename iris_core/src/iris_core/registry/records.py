@@ -80,7 +80,7 @@ class PluginRecord:
 
     @property
     def block_names(self) -> frozenset[str]:
-        """What IRIS_BLOCK may call it."""
+        """The names that IRIS_BLOCK may give it."""
         return frozenset({self.name, qualified(self.qualified_name)})
 
     @property
@@ -123,7 +123,7 @@ class PluginRecord:
 
 
 def load_error(record: PluginRecord, problem: str) -> PluginLoadError:
-    """Return the error for a plugin that cannot be used: what is wrong, behind its name, and the way out."""
+    """Return the error for a plugin that cannot be used: its name, what is wrong, and the way out."""
     if record.distribution == REGISTERED:
         return PluginLoadError(f"{record.label}{problem}. Correct the object that the program registers")
     ways = f"Update or reinstall {record.distribution}, or block the plugin with IRIS_BLOCK={record.name}"

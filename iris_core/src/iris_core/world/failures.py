@@ -1,4 +1,4 @@
-"""What one rank refuses, all refuse: errors that all ranks raise together, and what must be alike on all of them."""
+"""Errors that all ranks raise together, wherever they happened, and facts that must be equal on all ranks."""
 
 from __future__ import annotations
 

@@ -186,7 +186,6 @@ class World:
         """Exchange frames; this rank's own has no descriptors."""
         if self._exchanges is None:
             return [Frame(kind, b"", mine)]
-        self._exchanges.check_usable()
         self._number += 1
         sent = Frame(kind, _called() + self._among, mine, fds)
         wait_s = self._timeout_s if timeout_s is None else timeout_s
@@ -334,21 +333,15 @@ class Arrival:
 
     def __init__(self, where: rendezvous.Rendezvous | None) -> None:
         self._where = where
-        self._opening = None if where is None else rendezvous.Opening(where)
+        self.opening = None if where is None else rendezvous.Opening(where)  # None once the world was opened
 
     def open(self, timeout_s: float) -> World:
         """Return the world; `timeout_s` bounds this and every exchange.  Collective: every rank calls it."""
-        where, opening = self._where, self._opening
+        where, opening = self._where, self.opening
         if where is None or opening is None:
             return SingleWorld()
-        self._opening = None
+        self.opening = None
         return World(opening.run(timeout_s), range(where.world_size), where.rank, timeout_s, where.members)
-
-    def fail(self, error: BaseException) -> None:
-        """Let the others know that this rank does not come; nothing if it has."""
-        opening, self._opening = self._opening, None
-        if opening is not None:
-            opening.fail(error)
 
 
 @contextlib.contextmanager
@@ -358,7 +351,8 @@ def arrive(group: dist.ProcessGroup | None, environ: Mapping[str, str] | None = 
     try:
         yield arrival
     except BaseException as e:
-        arrival.fail(e)
+        if arrival.opening is not None:
+            arrival.opening.fail(e)
         raise
 
 
@@ -375,7 +369,7 @@ def launched_in(folder: str, rank: int, world_size: int) -> None:
 
 
 def _find(group: dist.ProcessGroup | None, environ: Mapping[str, str] | None) -> rendezvous.Rendezvous | None:
-    """Where the ranks meet; None for a world of one."""
+    """Return where the ranks meet; None for a world of one."""
     dist: Any = sys.modules.get("torch.distributed")  # where it was not imported, the program has not initialised it
     if dist is not None and dist.is_available() and dist.is_initialized():
         return rendezvous.find_by_torch(group)

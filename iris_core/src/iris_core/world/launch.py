@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
 import multiprocessing
 import os
@@ -116,11 +115,6 @@ def rank_environment(rank: int, num_ranks: int) -> dict[str, str]:
     if "OMP_NUM_THREADS" not in os.environ:
         variables["OMP_NUM_THREADS"] = "1"  # ranks share the cores
     return variables
-
-
-def end_with_parent() -> None:
-    """Have the system end this process when the one that started it is gone, however it went."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def join_rank(folder: str, rank: int, num_ranks: int, *, torch_distributed: bool) -> None:

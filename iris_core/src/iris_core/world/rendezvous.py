@@ -47,7 +47,7 @@ ELSEWHERE = (
     "is on another host, or in another container, where it and the others cannot see each other's processes; ranks "
     "share a heap on one host only"
 )
-"""What is wrong with a rank there; for messages."""
+"""The words of messages behind a rank that cannot come to the folder."""
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------
