@@ -10,6 +10,7 @@ import pytest
 import triton.language as tl
 
 from iris_triton.interpreter.frontend.calls import triton_dialect
+from iris_triton.interpreter.frontend.operators import BINARY
 from iris_triton.interpreter.frontend.typefacts import block_type
 from iris_triton.interpreter.frontend.values import numpy_dtype, wrap
 
@@ -27,7 +28,7 @@ SHAPES = [
     ((4,), (8,)),
     ((4,), (4, 4)),
 ]
-NAMES = ["add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lt", "le", "gt", "ge", "eq", "ne"]
+NAMES = {name: row[0] for name, row in BINARY.items() if row[1] is not None}
 
 
 def make(type_, shape, seed):
@@ -79,12 +80,12 @@ def test_operators_with_python_numbers(name):
 
 
 def operator_of(name):
-    return lambda left, right: DIALECT.operators.general(name, left, right)
+    return lambda left, right: DIALECT.operators.general(NAMES[name], left, right)
 
 
 @pytest.mark.parametrize("offset", [tl.int8, tl.int32, tl.int64, tl.uint8, tl.uint32])
 def test_pointer_offsets(offset):
-    fast, general = DIALECT.helpers["add"], operator_of("add")
+    fast, general = DIALECT.helpers["Add"], operator_of("Add")
     for element in (tl.int1, tl.int8, tl.float16, tl.float64, tl.pointer_type(tl.int8)):
         pointer = tl.pointer_type(element)
         for shape, other in SHAPES:
@@ -108,11 +109,10 @@ def test_expanding_dimensions():
 
 
 def test_python_values_are_left_to_python():
-    for name in NAMES:
-        python = getattr(operator, name, None) or getattr(operator, f"{name}_")
-        assert DIALECT.helpers[name](7, tl.constexpr(3)) == python(7, 3)
-    assert DIALECT.helpers["eq"](tl.float32, tl.float32) is True
-    assert DIALECT.helpers["is"](tl.constexpr(None), None)
+    for name, python in NAMES.items():
+        assert DIALECT.helpers[name](7, tl.constexpr(3)) == getattr(operator, f"__{python}__")(7, 3)
+    assert DIALECT.helpers["Eq"](tl.float32, tl.float32) is True
+    assert DIALECT.helpers["Is"](tl.constexpr(None), None)
 
 
 @pytest.mark.parametrize("type_", [tl.float32, tl.pointer_type(tl.float32)], ids=str)

@@ -436,8 +436,7 @@ def test_a_process_with_the_executor_still_ends_cleanly(tmp_path):
 
 
 def test_a_language_that_nothing_loaded_runs_is_refused_by_name(monkeypatch):
-    monkeypatch.delitem(dialects._factories, "gluon", raising=False)
-    dialects._dialect.cache_clear()
+    monkeypatch.delitem(dialects.FACTORIES, "gluon", raising=False)
     gluon = pytest.importorskip("triton.experimental.gluon")
 
     @gluon.jit

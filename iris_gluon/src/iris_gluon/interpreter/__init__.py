@@ -9,6 +9,6 @@ Importing it tells the executor who runs Gluon kernels, and nothing more: neithe
 
 from __future__ import annotations
 
-from iris_triton.interpreter.dialects import register_dialect
+from iris_triton.interpreter.dialects import FACTORIES
 
-register_dialect("gluon", "iris_gluon.interpreter.dialect:gluon_dialect")
+FACTORIES["gluon"] = "iris_gluon.interpreter.dialect:gluon_dialect"

@@ -22,7 +22,7 @@ class CpuConfig:
         bounds_check: refuse accesses outside live blocks and tensor arguments.  Without it a stray pointer ends the
             process with a segmentation fault.
         timeout_s: seconds that all programs of a launch may wait for memory that does not change, before DeadlockError.
-        hints: what becomes of tl.assume, tl.multiple_of, tl.max_contiguous and `hint` that are not true: "warn", once
+        hints: how tl.assume, tl.multiple_of, tl.max_contiguous and `hint` that are not true are reported: "warn", once
             for each line of a kernel, or "raise" an AssertionError.
     """
 
@@ -44,13 +44,7 @@ def configure(
 ) -> CpuConfig:
     """Change settings for all later launches of this process; None keeps a value.
 
-    Args:
-        bounds_check: see `CpuConfig`.
-        timeout_s: see `CpuConfig`; seconds, positive.
-        hints: see `CpuConfig`.
-
-    Returns:
-        The settings now in force.
+    The arguments are those of `CpuConfig`.  Returns the settings now in force.
 
     Raises:
         SettingsError: `timeout_s` is not positive, or `hints` is neither "warn" nor "raise".
@@ -66,13 +60,11 @@ def configure(
 
 
 @contextlib.contextmanager
-def configured(
-    *, bounds_check: bool | None = None, timeout_s: float | None = None, hints: Hints | None = None
-) -> Iterator[CpuConfig]:
+def configured(**changes: Any) -> Iterator[CpuConfig]:
     """Change settings within a `with` block, for tests; arguments as for `configure`."""
     global _current
     before = _current
     try:
-        yield configure(bounds_check=bounds_check, timeout_s=timeout_s, hints=hints)
+        yield configure(**changes)
     finally:
         _current = before

@@ -14,7 +14,6 @@ from iris_triton.interpreter.state import ProgramInfo, current
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
-
 PREPARED = "_iris_cpu"
 """Attribute in which the executor keeps what it made of a jitted function."""
 
@@ -81,17 +80,13 @@ def cpu_assembly(text: str) -> Callable[[Entry], Entry]:
 def find_assembly(assembly: str) -> Callable[..., Any] | None:
     """Return the implementation for inline assembly, or None.
 
-    What is built in is used only if nothing else stands beside it: a loop around a fence is more than a fence.
+    Built-in entries apply only to assembly of nothing else: a loop around a fence is more than a fence.
     """
     entry = next((entry for text, entry in _assembly if text in assembly), None)
-    if entry is None and all(_HARMLESS.match(part) for part in _instructions(assembly)):
-        entry = next((entry for text, entry in _BUILT_IN if text in assembly), None)
+    instructions = [part.strip() for part in re.split(r"[;\n{}]", assembly) if part.strip()]
+    if entry is None and all(map(_HARMLESS.match, instructions)):
+        entry = next((entry for text, entry in _BUILT_IN.items() if text in assembly), None)
     return entry
-
-
-def _instructions(assembly: str) -> list[str]:
-    parts = re.split(r"[;\n{}]", assembly)
-    return [part.strip() for part in parts if part.strip()]
 
 
 _HARMLESS = re.compile(
@@ -116,18 +111,8 @@ def _nothing(program: ProgramInfo, *operands: Any) -> int:
     return 0  # one program runs at a time, and each of its accesses is complete before the next one
 
 
-_BUILT_IN: tuple[tuple[str, Callable[..., Any]], ...] = (
-    ("%globaltimer", read_clock),
-    ("%clock", read_clock),
-    ("s_memrealtime", read_clock),
-    ("s_memtime", read_clock),
-    ("MSG_RTN_GET_REALTIME", read_clock),
-    ("%smid", _unit),
-    ("HW_REG_HW_ID", _unit),
-    ("HW_REG_XCC_ID", _nothing),
-    ("nanosleep", _nothing),
-    ("s_sleep", _nothing),
-    ("fence.", _nothing),
-    ("membar.", _nothing),
-    ("s_waitcnt vmcnt", _nothing),
-)
+_BUILT_IN: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(["%globaltimer", "%clock", "s_memrealtime", "s_memtime", "MSG_RTN_GET_REALTIME"], read_clock),
+    **dict.fromkeys(["%smid", "HW_REG_HW_ID"], _unit),
+    **dict.fromkeys(["HW_REG_XCC_ID", "nanosleep", "s_sleep", "fence.", "membar.", "s_waitcnt vmcnt"], _nothing),
+}

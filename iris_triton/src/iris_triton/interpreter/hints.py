@@ -1,4 +1,4 @@
-"""What kernels promise the compiler, held against the facts: tl.assume, tl.multiple_of, tl.max_contiguous."""
+"""Promises of kernels to the compiler, held against the facts: tl.assume, tl.multiple_of, tl.max_contiguous."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _refuted: set[Line] = set()
 
 
 def refute(message: str) -> None:
-    """Say that a promise of the running kernel is not true: an AssertionError, or a warning, once for each line.
+    """Report a promise of the running kernel that is not true: an AssertionError, or a warning, once for each line.
 
-    A GPU's compiler goes by it, which does harm only if it comes to use it; so by default the kernel runs on.
+    It does harm only where a GPU's compiler comes to use it, so by default the kernel runs on.
     """
     if current.launch.raise_hints:
         raise AssertionError(message)
@@ -40,26 +40,25 @@ def check_hint(name: str, value: Any, values: Any) -> Any:
         raise ValueError(f"tl.{name} needs one number per dimension of shape {list(value.shape)}, got {numbers}")
     # Of integers more is promised than is meant: tl.max_contiguous(row % rows, BLOCK), `rows` being no multiple of it.
     # A single pointer may be promised something before it is known to be used.
-    if isinstance(value, tl.tensor) and value.type.is_block() and value.dtype.is_ptr():
-        check = _PROMISES.get(name)
+    if name in _PROMISES and isinstance(value, tl.tensor) and value.type.is_block() and value.dtype.is_ptr():
         for axis, number in enumerate(numbers):
-            if check is not None and number > 1:
-                check(value.handle.data, axis, number, element_nbytes(value.dtype.element_ty))
+            if number > 1:
+                _PROMISES[name](value.handle.data, axis, number, element_nbytes(value.dtype.element_ty))
     return value
 
 
 def _neighbours(addresses: Any, axis: int, step: int) -> Any:
-    """Which elements lie right behind the one before them along an axis; False for the first ones."""
+    """Addresses with an axis moved to the end, and which of them follow their predecessor along it."""
     moved = np.moveaxis(addresses, axis, -1)
-    behind = np.zeros(moved.shape, np.bool_)
-    behind[..., 1:] = moved[..., 1:] == moved[..., :-1] + np.uint64(step)
-    return moved, behind
+    follows = np.zeros(moved.shape, np.bool_)
+    follows[..., 1:] = moved[..., 1:] == moved[..., :-1] + np.uint64(step)
+    return moved, follows
 
 
 def _check_multiple(addresses: Any, axis: int, number: int, step: int) -> None:
     """As the compiler takes it: the first element of every run of neighbours is a multiple."""
-    moved, behind = _neighbours(addresses, axis, step)
-    wrong = moved[~behind & (moved % np.uint64(number) != 0)]
+    moved, follows = _neighbours(addresses, axis, step)
+    wrong = moved[~follows & (moved % np.uint64(number) != 0)]
     if wrong.size:
         refute(
             f"tl.multiple_of, or a hint, promises addresses that are multiples of {number} bytes: {int(wrong[0]):#x} "
@@ -68,14 +67,13 @@ def _check_multiple(addresses: Any, axis: int, number: int, step: int) -> None:
 
 
 def _check_contiguous(addresses: Any, axis: int, number: int, step: int) -> None:
-    """Groups of so many elements are neighbours."""
-    moved, behind = _neighbours(addresses, axis, step)
-    places = np.broadcast_to(np.arange(moved.shape[-1]) % number != 0, moved.shape)
-    if not behind[places].all():
-        first = int(np.flatnonzero((places & ~behind).reshape(-1))[0])
+    moved, follows = _neighbours(addresses, axis, step)
+    wrong = np.flatnonzero(~follows & (np.arange(moved.shape[-1]) % number != 0))
+    if wrong.size:
+        before, first = moved.reshape(-1)[wrong[0] - 1 : wrong[0] + 1].tolist()
         refute(
             f"tl.max_contiguous, or a hint, promises groups of {number} neighbouring elements along axis {axis}: "
-            f"{int(moved.reshape(-1)[first]):#x} is not {step} bytes behind {int(moved.reshape(-1)[first - 1]):#x}"
+            f"{first:#x} is not {step} bytes behind {before:#x}"
         )
 
 

@@ -23,16 +23,14 @@ from iris_core.errors import UnsupportedError
 from iris_triton import _compat
 from iris_triton.interpreter.config import configuration
 from iris_triton.interpreter.dialects import dialect_of
-from iris_triton.interpreter.errors import DeadlockError
-from iris_triton.interpreter.frontend.calls import Dialect, jitted, triton_dialect
+from iris_triton.interpreter.frontend.calls import jitted, triton_dialect
 from iris_triton.interpreter.frontend.values import numpy_dtype, signless, wrap
 from iris_triton.interpreter.memory import regions
-from iris_triton.interpreter.memory.regions import BoundsChecker
 from iris_triton.interpreter.scheduler import Program, Scheduler
 from iris_triton.interpreter.state import Launch, current
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _switch = threading.Lock()
 _originals: dict[type, Callable[..., Any]] = {}
@@ -80,7 +78,6 @@ def is_enabled() -> bool:
     return bool(_originals)
 
 
-# -- diverted functions -----------------------------------------------------------------------------------------------
 def _run_jitted(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     if not warmup and _belongs_here(args, kwargs):
         return launch(self, grid, args, kwargs)
@@ -138,11 +135,12 @@ def _has_gpu() -> bool:
 
 
 # -- launching --------------------------------------------------------------------------------------------------------
-class _Plan:
+class _Kernel:
     """What is known of a kernel before its launch; kept on the jitted function."""
 
     def __init__(self, function: Any) -> None:
-        self.names = [parameter.name for parameter in function.params]
+        self.name: str = function.__name__
+        self.dialect = dialect_of(function)
         self.parameters = {parameter.name: parameter for parameter in function.params}
         self.constexprs = {p.name for p in function.params if p.is_constexpr}
         self.defaults = {
@@ -155,35 +153,34 @@ class _Plan:
         self.fixed = {p.name for p in function.params if p.do_not_specialize or p.annotation_type}
         """Names of those that stay variables, also if they are 1."""
 
-    def bind(self, kernel: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Assign arguments to parameters; returns them and the compiler options among `kwargs`.
 
         Raises:
             TypeError: an argument is missing, given twice, or unknown.
         """
-        if len(args) > len(self.names):
-            raise TypeError(f"kernel {kernel!r} takes {len(self.names)} arguments but {len(args)} were given")
-        bound = dict(zip(self.names, args, strict=False))
+        if len(args) > len(self.parameters):
+            raise TypeError(f"kernel {self.name!r} takes {len(self.parameters)} arguments but {len(args)} were given")
+        bound = dict(zip(self.parameters, args, strict=False))
         options = {}
         for name, value in kwargs.items():
+            if name in bound:
+                raise TypeError(f"kernel {self.name!r} got two values for argument {name!r}")
             if name in self.parameters:
-                if name in bound:
-                    raise TypeError(f"kernel {kernel!r} got two values for argument {name!r}")
                 bound[name] = value
-                if name in _option_names():  # a kernel that wants to know num_warps has it as a parameter, too
-                    options[name] = value
-            elif name in _option_names():
-                options[name] = value
-            else:
+            elif name not in _option_names():
                 raise TypeError(
-                    f"kernel {kernel!r} has no argument {name!r}, and no compiler has such an option; its arguments "
-                    f"are {', '.join(self.names)}"
+                    f"kernel {self.name!r} has no argument {name!r}, and no compiler has such an option; its arguments "
+                    f"are {', '.join(self.parameters)}"
                 )
-        if len(bound) < len(self.names):
-            missing = [name for name in self.names if name not in bound and name not in self.defaults]
+            if name in _option_names():  # a kernel that wants to know num_warps has it as a parameter, too
+                options[name] = value
+        if len(bound) < len(self.parameters):
+            missing = [name for name in self.parameters if name not in bound and name not in self.defaults]
             if missing:
-                raise TypeError(f"kernel {kernel!r} lacks the argument{'s' * (len(missing) > 1)} {', '.join(missing)}")
-            bound = {name: bound[name] if name in bound else self.defaults[name] for name in self.names}
+                plural = "s" * (len(missing) > 1)
+                raise TypeError(f"kernel {self.name!r} lacks the argument{plural} {', '.join(missing)}")
+            bound = {name: bound[name] if name in bound else self.defaults[name] for name in self.parameters}
         return bound, options
 
 
@@ -220,34 +217,22 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
         DeadlockError: all programs waited for memory that did not change.
         Exception: whatever a program raised, with a note that names kernel and program.
     """
-    kernel = function.__name__
-    dialect = dialect_of(function)
-    plan = function.__dict__.get("_iris_plan")
-    if plan is None:
-        plan = function._iris_plan = _Plan(function)
-    bound, options = plan.bind(kernel, args, kwargs)
+    kernel: _Kernel | None = function.__dict__.get("_iris_kernel")
+    if kernel is None:
+        kernel = function._iris_kernel = _Kernel(function)
+    name, dialect = kernel.name, kernel.dialect
+    bound, options = kernel.bind(args, kwargs)
     for hook in function.pre_run_hooks:
         hook(*args, **kwargs)
-    size = _grid_size(kernel, grid, bound)
-    storages: list[tuple[int, int, str]] = []
-    values = {
-        name: value.value
-        if isinstance(value, tl.constexpr)
-        else dialect.constant(value)
-        if name in plan.constexprs
-        else value
-        if name not in plan.fixed and _is_one(value)
-        else _Argument(kernel, name, plan.types[name], name in plan.const, storages, dialect).convert(value)
-        for name, value in bound.items()
-    }
-    count = size[0] * size[1] * size[2]
-    launched = Launched(kernel)
-    if count == 0:
-        return launched
+    size = _grid_size(name, grid, bound)
+    arguments = _Arguments(kernel)
+    values = {parameter: arguments.convert(parameter, value) for parameter, value in bound.items()}
+    if 0 in size:
+        return Launched(name)
     body = dialect.prepare(function)
     settings = configuration()
-    checker = BoundsChecker(regions.current_regions(), storages)
-    state = Launch(kernel, size, checker, settings.bounds_check, settings.hints == "raise", options)
+    checker = regions.BoundsChecker(regions.current_regions(), arguments.storages)
+    state = Launch(name, size, checker, settings.bounds_check, settings.hints == "raise", options)
 
     def run(program: Program) -> None:
         outer = current.__dict__.copy()
@@ -256,8 +241,8 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
             with np.errstate(all="ignore"):
                 dialect.run_program(body, values)
         except Exception as error:
-            error.add_note(f"in kernel {kernel!r}, program {program.pid} of grid {size}{_place(function, error)}")
-            ones = [name for name, value in values.items() if name not in plan.constexprs and _is_one(value)]
+            error.add_note(f"in kernel {name!r}, program {program.pid} of grid {size}{_place(function, error)}")
+            ones = [each for each, value in values.items() if each not in kernel.constexprs and _is_one(value)]
             if ones and isinstance(error, AttributeError) and error.obj.__class__ is int:
                 error.add_note(
                     f"the arguments {', '.join(map(repr, ones))} are 1, which makes them constants, as in compiled "
@@ -268,32 +253,16 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
             current.__dict__.clear()
             current.__dict__.update(outer)
 
-    scheduler = Scheduler(
-        _program_ids(size),
-        count,
-        run,
-        timeout_s=settings.timeout_s,
-        deadlock=functools.partial(_deadlock, kernel, checker),
-        while_idle=_stands_still,
-    )
-    scheduler.run()
-    return launched
+    Scheduler(name, size, checker, run, settings.timeout_s).run()
+    return Launched(name)
 
 
 def _place(function: Any, error: Exception) -> str:
     """The running rank, where there is a heap, and the kernel's line that has failed."""
     place = "".join(f", rank {rank} of {size}" for rank, size in regions.running_ranks())
-    lines = [
-        n for frame, n in walk_tb(error.__traceback__) if frame.f_code.co_filename == function.fn.__code__.co_filename
-    ]
-    return f"{place}, at {function.fn.__code__.co_filename}:{lines[-1]}" if lines else place
-
-
-def _program_ids(size: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
-    for z in range(size[2]):
-        for y in range(size[1]):
-            for x in range(size[0]):
-                yield x, y, z
+    file = function.fn.__code__.co_filename
+    lines = [n for frame, n in walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
+    return f"{place}, at {file}:{lines[-1]}" if lines else place
 
 
 def _grid_size(kernel: str, grid: Any, bound: dict[str, Any]) -> tuple[int, int, int]:
@@ -304,7 +273,7 @@ def _grid_size(kernel: str, grid: Any, bound: dict[str, Any]) -> tuple[int, int,
     if not 1 <= len(grid) <= 3:
         raise ValueError(f"the grid of kernel {kernel!r} must have 1 to 3 dimensions, got {len(grid)}")
     try:
-        sizes = [tl.constexpr(n).value.__index__() if not isinstance(n, tl.constexpr) else n.value for n in grid]
+        sizes = [(n.value if isinstance(n, tl.constexpr) else n).__index__() for n in grid]
     except AttributeError:
         raise TypeError(f"the grid of kernel {kernel!r} must consist of integers, got {tuple(grid)}") from None
     if any(n < 0 for n in sizes):
@@ -318,55 +287,58 @@ def _is_one(value: Any) -> bool:
     return isinstance(value, int) and value == 1 and not isinstance(value, bool)
 
 
-class _Argument:
-    """Converts one argument of a launch to what the kernel sees, and notes the storages that it may access."""
+class _Arguments:
+    """Converts the arguments of a launch to what the kernel sees, and notes the storages that it may access."""
 
-    def __init__(
-        self, kernel: str, name: str, type_: Any, const: bool, storages: list[tuple[int, int, str]], dialect: Dialect
-    ) -> None:
-        self._kernel, self._name, self._type, self._const = kernel, name, type_, const
-        self._storages, self._dialect = storages, dialect
+    def __init__(self, kernel: _Kernel) -> None:
+        self._kernel, self._dialect = kernel, kernel.dialect
+        self.storages: list[tuple[int, int, str]] = []
 
-    def convert(self, value: Any) -> Any:
-        """Make the tensor or constant for a value."""
+    def convert(self, name: str, value: Any) -> Any:
+        """Make what a parameter is in the kernel."""
+        if isinstance(value, tl.constexpr):
+            return value.value
+        if name in self._kernel.constexprs:
+            return self._dialect.constant(value)
+        return value if name not in self._kernel.fixed and _is_one(value) else self._convert(name, value)
+
+    def _convert(self, name: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return self._pointer(value, value, _torch_pointer_type(value.dtype))
+            return self._pointer(name, value, value, _torch_pointer_type(value.dtype))
         if value is None or isinstance(value, (tl.constexpr, tl.dtype, _compat.JITCallable)):
             return value.value if isinstance(value, tl.constexpr) else value
         if isinstance(value, (bool, int, float)):
-            return self._number(value)
+            return self._number(name, value)
         if isinstance(value, tuple):
-            items = [item if _is_one(item) else self.convert(item) for item in value]  # do_not_specialize or not
+            items = [item if _is_one(item) else self._convert(name, item) for item in value]  # fixed or not
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-        made = self._dialect.argument(value, self.convert)
+        made = self._dialect.argument(value, functools.partial(self._convert, name))
         if made is not NotImplemented:
             return made
-        if isinstance(value, _compat.TensorDescriptor):
-            return self._descriptor(value)
         if hasattr(value, "data_ptr"):
-            return self._pointer(value, getattr(value, "base", value), _compat.pointer_type_of(value))
+            return self._pointer(name, value, getattr(value, "base", value), _compat.pointer_type_of(value))
         if isinstance(value, np.generic) and value.dtype.kind in "biuf":
-            return self._number(value.item())
+            return self._number(name, value.item())
         raise TypeError(
-            f"argument {self._name!r} of kernel {self._kernel!r} is a {type(value).__name__}: pass a tensor, a number, "
+            f"argument {name!r} of kernel {self._kernel.name!r} is a {type(value).__name__}: pass a tensor, a number, "
             "None or a tuple of these, or annotate the parameter with tl.constexpr if it is a constant"
         )
 
-    def _pointer(self, value: Any, tensor: Any, type_: Any) -> Any:
+    def _pointer(self, name: str, value: Any, tensor: Any, type_: Any) -> Any:
         if isinstance(tensor, torch.Tensor):
             if tensor.device.type != "cpu":
                 raise ValueError(
-                    f"argument {self._name!r} of kernel {self._kernel!r} is on {tensor.device}, but other arguments "
+                    f"argument {name!r} of kernel {self._kernel.name!r} is on {tensor.device}, but other arguments "
                     "are on the CPU: a launch needs all its tensors on one device"
                 )
             storage = tensor.untyped_storage()
-            self._storages.append((storage.data_ptr(), storage.nbytes(), self._name))
-        if self._const:
+            self.storages.append((storage.data_ptr(), storage.nbytes(), name))
+        if name in self._kernel.const:
             type_ = tl.pointer_type(type_.element_ty, const=True)
         return wrap(np.array([value.data_ptr()], np.uint64), type_)
 
-    def _number(self, value: bool | int | float) -> Any:
-        type_ = self._type
+    def _number(self, name: str, value: bool | int | float) -> Any:
+        type_ = self._kernel.types[name]
         if type_ is None:
             if isinstance(value, float):
                 type_ = tl.float32
@@ -376,72 +348,18 @@ class _Argument:
                 fitting = ((tl.int32, -(2**31), 2**31), (tl.int64, -(2**63), 2**63), (tl.uint64, 0, 2**64))
                 type_ = next((t for t, low, high in fitting if low <= value < high), None)
                 if type_ is None:
-                    raise ValueError(
-                        f"argument {self._name!r} of kernel {self._kernel!r} does not fit 64 bits: {value}"
-                    )
+                    raise ValueError(f"argument {name!r} of kernel {self._kernel.name!r} does not fit 64 bits: {value}")
         if type_.is_floating():
             return self._dialect.semantic.cast(wrap(np.array([value], np.float64), tl.float64), type_)
         if isinstance(value, float):
-            raise TypeError(f"argument {self._name!r} of kernel {self._kernel!r} must be an integer, got {value}")
+            raise TypeError(f"argument {name!r} of kernel {self._kernel.name!r} must be an integer, got {value}")
         kept = numpy_dtype(type_)
         if kept == np.bool_:
             return wrap(np.array([bool(value)]), type_)
         wide = np.array([value], np.uint64 if value >= 2**63 else np.int64)
         return wrap(signless(wide).astype(kept), type_)
 
-    def _descriptor(self, value: Any) -> Any:
-        strides = [self.convert(stride) for stride in value.strides]
-        strides[-1] = tl.constexpr(1)
-        return self._dialect.semantic.make_tensor_descriptor(
-            base=self.convert(value.base),
-            shape=[self.convert(size) for size in value.shape],
-            strides=strides,
-            block_shape=[tl.constexpr(size) for size in value.block_shape],
-            padding_option=value.padding,
-        )
-
 
 @functools.cache
 def _torch_pointer_type(dtype: torch.dtype) -> Any:
     return _compat.pointer_type_of(torch.empty(0, dtype=dtype))
-
-
-def _stands_still(quiet: bool, place: Any) -> bool:
-    """Whether no rank and no other thread can end what all programs of a launch wait for, as far as can be known."""
-    still = quiet
-    for heap in regions.registered_heaps():
-        heap.check_peers(_first_address(place))
-        still = heap.stands_still(quiet) and still
-    return still
-
-
-def _first_address(place: Any) -> int:
-    return int(np.frombuffer(place, np.uint64)[0]) if isinstance(place, bytes) else int(place)
-
-
-def _deadlock(
-    kernel: str,
-    checker: BoundsChecker,
-    program: Program,
-    place: Any,
-    value: bytes,
-    waiting: int,
-    unstarted: int,
-    how: str,
-) -> DeadlockError:
-    several = isinstance(place, bytes)
-    address = _first_address(place)
-    size = len(value) // (len(place) // 8) if several else len(value)
-    last = int.from_bytes(value[:size], "little")
-    running = regions.running_ranks()
-    ranks = ", ".join(f"{rank} of {count}" for rank, count in running)
-    where = f"{len(place) // 8} words, the first at " if several else "the word at "
-    message = (
-        f"kernel {kernel!r}, program {program.pid}{f' on rank {ranks}' if ranks else ''}: all programs of the launch "
-        f"have been waiting {how}. This one polls {where}{checker.describe(address)}; the last value "
-        f"seen was {last:#x} ({int.from_bytes(value[:size], 'little', signed=True)} as a signed integer). "
-        f"{waiting} other programs wait, {unstarted} have not started. Look for who should have written there, or "
-        "raise timeout_s of the CPU executor."
-    )
-    rank = running[0][0] if running else None
-    return DeadlockError(message, kernel=kernel, rank=rank, program=program.pid, address=address, last_value=last)

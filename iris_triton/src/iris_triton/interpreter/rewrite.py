@@ -17,66 +17,40 @@ from typing import TYPE_CHECKING, Any
 from iris_triton import _compat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Container, Mapping
 
 _PREFIX = "_iris_"
 
-_BINARY: dict[type[ast.operator], str] = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "truediv",
-    ast.FloorDiv: "floordiv",
-    ast.Mod: "mod",
-    ast.Pow: "pow",
-    ast.LShift: "lshift",
-    ast.RShift: "rshift",
-    ast.BitAnd: "and",
-    ast.BitOr: "or",
-    ast.BitXor: "xor",
-}
-_COMPARE: dict[type[ast.cmpop], str] = {
-    ast.Lt: "lt",
-    ast.LtE: "le",
-    ast.Gt: "gt",
-    ast.GtE: "ge",
-    ast.Eq: "eq",
-    ast.NotEq: "ne",
-    ast.Is: "is",
-    ast.IsNot: "isnot",
-}
-_UNARY: dict[type[ast.unaryop], str] = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert", ast.Not: "not"}
-
 
 class _Rewriter(ast.NodeTransformer):
-    def __init__(self, module: Callable[[str], ModuleType | None]) -> None:
-        self._module = module
+    def __init__(self, helpers: Container[str], module: Callable[[str], ModuleType | None]) -> None:
+        self._helpers, self._module = helpers, module
 
     def _helper(self, name: str, node: ast.AST, *arguments: ast.expr) -> ast.expr:
         call = ast.Call(ast.Name(_PREFIX + name, ast.Load()), list(arguments), [])
         return ast.copy_location(call, node)
 
+    def _operator(self, op: ast.AST, node: ast.expr, *operands: ast.expr) -> ast.expr:
+        name = type(op).__name__
+        return self._helper(name, node, *operands) if name in self._helpers else ast.copy_location(node, operands[0])
+
     # -- expressions --------------------------------------------------------------------------------------------------
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         self.generic_visit(node)
-        name = _BINARY.get(type(node.op))
-        return node if name is None else self._helper(name, node, node.left, node.right)
+        return self._operator(node.op, node, node.left, node.right)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         if isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
             return node
         self.generic_visit(node)
-        return self._helper(_UNARY[type(node.op)], node, node.operand)
+        return self._operator(node.op, node, node.operand)
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)
         parts, left = [], node.left
         for op, right in zip(node.ops, node.comparators, strict=True):
-            name = _COMPARE.get(type(op))
-            part: ast.expr = ast.Compare(left, [op], [right])
-            if name is not None:
-                part = self._helper(name, node, left, right)
-            parts.append(ast.copy_location(part, node))
+            part = ast.copy_location(ast.Compare(left, [op], [right]), node)
+            parts.append(self._operator(op, part, left, right))
             left = right
         return parts[0] if len(parts) == 1 else self._boolop(node, True, parts)
 
@@ -89,17 +63,19 @@ class _Rewriter(ast.NodeTransformer):
         delayed = [ast.copy_location(ast.Lambda(nothing, operand), operand) for operand in operands]
         return self._helper("boolop", node, ast.Constant(is_and), *delayed)
 
-    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+    def _condition(self, node: Any) -> Any:
         self.generic_visit(node)
         node.test = self._helper("truth", node.test, node.test)
         return node
 
+    visit_IfExp = visit_If = visit_While = _condition
+
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        if isinstance(node.ctx, ast.Load) and self._module_at(node.value) is None:
-            self.generic_visit(node)
-            return self._helper("attribute", node, node.value, ast.Constant(node.attr))
+        named = self._module_at(node.value)
         self.generic_visit(node)
-        return node
+        if not isinstance(node.ctx, ast.Load) or named is not None:
+            return node
+        return self._helper("attribute", node, node.value, ast.Constant(node.attr))
 
     def _module_at(self, node: ast.expr) -> ModuleType | None:
         """The module that an expression like `tl.math` names, if it does; such attributes need no helper."""
@@ -144,37 +120,14 @@ class _Rewriter(ast.NodeTransformer):
         plain.value = self._helper("unwrap", node.value, plain.value)
         return plain
 
-    def visit_If(self, node: ast.If) -> ast.stmt:
-        self.generic_visit(node)
-        node.test = self._helper("truth", node.test, node.test)
-        return node
-
-    def visit_While(self, node: ast.While) -> ast.stmt:
-        self.generic_visit(node)
-        node.test = self._helper("truth", node.test, node.test)
-        return node
-
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         self.generic_visit(node)
         arguments = [node.test, *([node.msg] if node.msg is not None else [])]
         return ast.copy_location(ast.Expr(self._helper("check", node, *arguments)), node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
-        node.decorator_list, node.returns = [], None
-        for argument in [
-            *node.args.posonlyargs,
-            *node.args.args,
-            *node.args.kwonlyargs,
-            node.args.vararg,
-            node.args.kwarg,
-        ]:
-            if argument is not None:
-                argument.annotation = None
-        # Default values are those of the original function; here they only say which parameters have one.
-        node.args.defaults = [ast.copy_location(ast.Constant(None), node) for _ in node.args.defaults]
-        node.args.kw_defaults = [
-            default and ast.copy_location(ast.Constant(None), node) for default in node.args.kw_defaults
-        ]
+        # Only the body is run: decorators, annotations and defaults are those of the original function.
+        node.decorator_list = []
         node.body = [self.visit(statement) for statement in node.body]
         return node
 
@@ -190,14 +143,9 @@ def _as_index(node: ast.expr) -> ast.expr:
 
 
 def rewrite(function: Any, helpers: Mapping[str, Callable[..., Any]]) -> FunctionType:
-    """Make the Python function that runs a jitted function.
+    """Make the Python function that runs a jitted function, with its parameters, defaults, globals and closure.
 
-    Args:
-        function: the jitted function.
-        helpers: what the rewritten code calls, by name.
-
-    Returns:
-        A function with the original's parameters, defaults, globals and closure.
+    The rewritten code calls `helpers` by name; those for operators have the names of the syntax tree ("Add", "Lt").
     """
     original: FunctionType = function.fn
     closure = dict(zip(original.__code__.co_freevars, original.__closure__ or (), strict=True))
@@ -210,7 +158,7 @@ def rewrite(function: Any, helpers: Mapping[str, Callable[..., Any]]) -> Functio
     tree = ast.parse(function.src)
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)
-    _Rewriter(module).visit(definition)
+    _Rewriter(helpers, module).visit(definition)
     name, definition.name = definition.name, _PREFIX + "body"  # else a recursive call would find the enclosing scope
     names = [*(_PREFIX + name for name in helpers), *closure]
     scope = ast.parse(f"def {_PREFIX}scope({', '.join(names)}): pass").body[0]
@@ -225,9 +173,8 @@ def rewrite(function: Any, helpers: Mapping[str, Callable[..., Any]]) -> Functio
     made = FunctionType(
         inner, original.__globals__, original.__name__, closure=tuple(cells[name] for name in inner.co_freevars)
     )
-    made.__defaults__ = _unwrapped(original.__defaults__)
-    if original.__kwdefaults__:
-        made.__kwdefaults__ = {name: _value(default) for name, default in original.__kwdefaults__.items()}
+    made.__defaults__ = tuple(map(_value, original.__defaults__ or ()))
+    made.__kwdefaults__ = {name: _value(default) for name, default in (original.__kwdefaults__ or {}).items()}
     made.__qualname__, made.__module__ = original.__qualname__, original.__module__
     return made
 
@@ -238,7 +185,3 @@ def _code_of(outer: CodeType, name: str) -> CodeType:
 
 def _value(default: Any) -> Any:
     return default.value if isinstance(default, _compat.core.constexpr) else default
-
-
-def _unwrapped(defaults: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-    return None if defaults is None else tuple(_value(default) for default in defaults)

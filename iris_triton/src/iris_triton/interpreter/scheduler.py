@@ -14,11 +14,19 @@ another thread is taken from the pool only when a program waits while others hav
 from __future__ import annotations
 
 import os
+import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from iris_triton.interpreter.errors import DeadlockError
+from iris_triton.interpreter.memory import regions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MAX_WAITING = 2048
 """Programs of one launch that can be in progress at the same time; each one that waits keeps a thread."""
@@ -27,9 +35,9 @@ _FORGET = 1024  # places a program remembers; a loop that polls more of them is 
 _POLLED_WORDS = 64  # what a loop of plain loads may read to be seen as waiting, in one load and in different ones
 _IDLE_LOADS = 5000  # plain loads in a row that see nothing new, before they are seen as waiting
 _COUNTED_S = 0.1  # a single poll never counts for more: the process may have been stopped or starved
-_CHECK_S = 0.2  # how often `while_idle` is called
+_CHECK_S = 0.2  # how often the scheduler looks for a standstill of all ranks
 _PROVING_POLLS = 128  # of each program before its wait can be endless: a bounded one has looked at the clock by then
-_IDLE_KEPT = 16  # threads that stay in the pool
+_IDLE_KEPT = 16  # threads that stay for later launches
 
 
 class Cancelled(BaseException):
@@ -89,32 +97,20 @@ class Program:
 
 
 class Scheduler:
-    """One launch: its programs, who has the baton, and how long nothing has happened."""
+    """One launch: its programs, which of them has the baton, and how long nothing has happened."""
 
     def __init__(
         self,
-        pids: Iterator[tuple[int, int, int]],
-        count: int,
+        kernel: str,
+        grid: tuple[int, int, int],
+        checker: regions.BoundsChecker,
         run: Callable[[Program], None],
-        *,
         timeout_s: float,
-        deadlock: Callable[[Program, Any, bytes, int, int, str], BaseException],
-        while_idle: Callable[[bool, Any], bool],
     ) -> None:
-        """Prepare a launch.
-
-        Args:
-            pids: program indices in starting order.
-            count: how many there are.
-            run: runs one program.
-            timeout_s: bound of the time in which all programs wait.
-            deadlock: makes the error (program, place, value, waiting programs, programs not started, how long).
-            while_idle: called about five times a second while every program waits, with whether nothing has changed
-                since it was called last, and the place that a program polls; returns whether that is so for good, and
-                may raise.
-        """
-        self._pids, self._unstarted = pids, count
-        self._run, self._timeout_s, self._deadlock, self._while_idle = run, timeout_s, deadlock, while_idle
+        """Prepare a launch; `run` runs one program, `timeout_s` bounds the time in which all programs wait."""
+        self._kernel, self._checker, self._run, self._timeout_s = kernel, checker, run, timeout_s
+        self._pids = ((x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0]))
+        self._unstarted = grid[0] * grid[1] * grid[2]
         self._waiting: deque[Program] = deque()
         self._in_progress = 0
         self._threads = 0
@@ -187,7 +183,7 @@ class Scheduler:
             with self._lock:
                 self._threads += 1
                 self._waiting.append(program)
-            self._park(program, lambda: _pool.submit(self._work))
+            self._park(program, lambda: run_on_thread(self._work))
         elif self._waiting:
             with self._lock:
                 heir = self._waiting.popleft()
@@ -227,11 +223,9 @@ class Scheduler:
         if self._idle_s >= self._next_check_s:
             self._next_check_s = self._idle_s + _CHECK_S
             if self._stands_still(place):
-                how = "for words that no program of any rank changes"
-                raise self._deadlock(program, place, value, len(self._waiting), self._unstarted, how)
+                raise self._deadlock(program, place, value, "for words that no program of any rank changes")
         if self._idle_s > self._timeout_s:
-            how = f"for {self._timeout_s:g} s"
-            raise self._deadlock(program, place, value, len(self._waiting), self._unstarted, how)
+            raise self._deadlock(program, place, value, f"for {self._timeout_s:g} s")
         # Short at first, for ping-pong between ranks; longer later, for the ranks that still have to compute.
         time.sleep(0 if self.idle_polls < 50 else 50e-6 if self._idle_s < 0.05 else 500e-6)
 
@@ -242,61 +236,71 @@ class Scheduler:
         others = (thread for thread in threading.enumerate() if not thread.name.startswith("iris-"))
         alone = _running == {self} and all(thread is self._launcher for thread in others)
         self._checked = polls
-        proven = alone and not self.is_bounded and polls >= _PROVING_POLLS * self._in_progress
-        return self._while_idle(quiet and proven, place)
+        quiet = quiet and alone and not self.is_bounded and polls >= _PROVING_POLLS * self._in_progress
+        still = quiet
+        for heap in regions.registered_heaps():
+            heap.check_peers(_first_address(place))
+            still = heap.stands_still(quiet) and still
+        return still
+
+    def _deadlock(self, program: Program, place: Any, value: bytes, how: str) -> DeadlockError:
+        words = len(place) // 8 if isinstance(place, bytes) else 1
+        address = _first_address(place)
+        first = value[: len(value) // words]
+        last = int.from_bytes(first, "little")
+        running = regions.running_ranks()
+        ranks = ", ".join(f"{rank} of {count}" for rank, count in running)
+        where = f"{words} words, the first at " if words > 1 else "the word at "
+        message = (
+            f"kernel {self._kernel!r}, program {program.pid}{f' on rank {ranks}' if ranks else ''}: all programs of "
+            f"the launch have been waiting {how}. This one polls {where}{self._checker.describe(address)}; the last "
+            f"value seen was {last:#x} ({int.from_bytes(first, 'little', signed=True)} as a signed integer). "
+            f"{len(self._waiting)} other programs wait, {self._unstarted} have not started. Look for who should have "
+            "written there, or raise timeout_s of the CPU executor."
+        )
+        rank = running[0][0] if running else None
+        return DeadlockError(
+            message, kernel=self._kernel, rank=rank, program=program.pid, address=address, last_value=last
+        )
+
+
+def _first_address(place: Any) -> int:
+    return int(np.frombuffer(place, np.uint64)[0]) if isinstance(place, bytes) else int(place)
 
 
 _running: set[Scheduler] = set()
 """The launches of this process, by any thread."""
 
 
-class _Pool:
-    """Threads that wait for work.  A few stay for the next launch; the rest end."""
+class _Threads:
+    """Threads that run tasks.  A few wait for the next launch; the rest end."""
 
     def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._idle: list[_Worker] = []
+        self._idle = 0  # threads that wait for a task, less the tasks that wait for a thread
 
-    def submit(self, task: Callable[[], None]) -> None:
+    def run(self, task: Callable[[], None]) -> None:
+        self._tasks.put(task)
         with self._lock:
-            worker = self._idle.pop() if self._idle else None
-        (worker or _Worker(self)).give(task)
+            found = self._idle > 0
+            self._idle -= found
+        if not found:
+            threading.Thread(target=self._serve, name="iris-cpu-program", daemon=True).start()
 
-    def keep(self, worker: _Worker) -> bool:
-        with self._lock:
-            if len(self._idle) >= _IDLE_KEPT:
-                return False
-            self._idle.append(worker)
-            return True
-
-    def forget(self) -> None:
-        """After fork: the child has none of the threads."""
-        self._lock = threading.Lock()
-        self._idle = []
-
-
-class _Worker:
-    def __init__(self, pool: _Pool) -> None:
-        self._pool, self._task = pool, deque[Callable[[], None]]()
-        self._ready = threading.Semaphore(0)
-        threading.Thread(target=self._loop, name="iris-cpu-program", daemon=True).start()
-
-    def give(self, task: Callable[[], None]) -> None:
-        self._task.append(task)
-        self._ready.release()
-
-    def _loop(self) -> None:
+    def _serve(self) -> None:
         while True:
-            self._ready.acquire()
-            self._task.popleft()()
-            if not self._pool.keep(self):
-                return
+            self._tasks.get()()
+            with self._lock:
+                if self._idle >= _IDLE_KEPT:
+                    return
+                self._idle += 1
 
 
-_pool = _Pool()
-os.register_at_fork(after_in_child=_pool.forget)
+_threads = _Threads()
+os.register_at_fork(after_in_child=_threads.__init__)  # type: ignore[misc]  # the child has none of the threads
 
 
 def run_on_thread(task: Callable[[], None]) -> None:
-    """Run a task on a thread of the pool; for languages in which a program has several threads of control."""
-    _pool.submit(task)
+    """Run a task on a thread of its own; for languages in which a program has several threads of control."""
+    _threads.run(task)

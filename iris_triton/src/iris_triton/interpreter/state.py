@@ -1,7 +1,7 @@
-"""What the running thread is doing: its launch and its program.
+"""The launch and the program of the running thread.
 
-Thread-local, so launches from several Python threads are independent of each other: each has its own scheduler and its
-own bounds checker, and programs of different launches really run side by side.
+Launches from several Python threads are independent: each has its own scheduler and its own bounds checker, and
+programs of different launches run side by side.
 """
 
 from __future__ import annotations
@@ -36,16 +36,9 @@ class ProgramInfo:
 
 @dataclass(slots=True)
 class Launch:
-    """One launch: constant while its programs run.
+    """One launch: constant while its programs run, but for what a language adds to `options`.
 
-    Attributes:
-        kernel: name of the kernel.
-        grid: number of programs per axis.
-        checker: knows the accessible ranges.
-        refuse: whether accesses outside them are errors.
-        raise_hints: whether hints that are not true are errors.
-        options: compiler options of the launch (num_warps, ...), for languages in which kernels see them; such a
-            language may add what all programs of the launch share.
+    `refuse` makes accesses that `checker` does not know errors, `raise_hints` hints that are not true.
     """
 
     kernel: str
@@ -59,7 +52,7 @@ class Launch:
 class _Current(threading.local):
     launch: Launch
     program: Program
-    region: Any  # of the reduction or scan whose combine function is running
+    region: Any = None  # of the reduction or scan whose combine function is running
 
 
 current = _Current()

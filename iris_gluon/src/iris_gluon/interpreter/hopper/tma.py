@@ -150,11 +150,11 @@ class Box:
         strides = [n * kept.itemsize for n in descriptor.strides]
         start = descriptor.pointer + sum(low * n for low, n in zip(self._low, strides, strict=True))
         end = start + sum((n - 1) * stride for n, stride in zip(self._extent, strides, strict=True)) + kept.itemsize
-        window = current.launch.checker.find(start, end)
-        if window is None or (start - window.start) % kept.itemsize:
+        region = current.launch.checker.find(start, end)
+        if region is None or (start - region.start) % kept.itemsize:
             builder.check_addresses(self._addresses(), kept.itemsize, doing)
             return None
-        elements = window.view(kept)[(start - window.start) // kept.itemsize :]
+        elements = region.view(kept)[(start - region.start) // kept.itemsize :]
         return np.lib.stride_tricks.as_strided(elements, self._extent, strides)
 
     def _addresses(self) -> Array:

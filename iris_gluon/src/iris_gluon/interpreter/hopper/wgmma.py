@@ -30,7 +30,7 @@ class Accumulator(Handle):
     __slots__ = ("_line", "_queue", "_time", "value")
 
     def __init__(self, value: Array, dtype: Any, queue: Queue, time: int) -> None:
-        self.value, self.dtype, self.attr = value, dtype, {}
+        self.value, self.dtype = value, dtype
         self._queue, self._time, self._line = queue, time, here()
 
     @property

@@ -1,8 +1,8 @@
 """The compiler's IR builder, computing with numpy instead of building IR.
 
 Triton's own semantic layer checks types, promotes and broadcasts, and then calls these methods.  So kernels get the
-compiler's rules and error messages, and this module only has to compute.  What Triton's stock numpy builder does right
-is inherited (descriptors, block pointers); see `values` for how values are kept.
+compiler's rules and error messages, and this module only has to compute.  Descriptors and block pointers are inherited
+from Triton's own numpy builder; see `values` for how values are kept.
 
 Numbers behave as on GPUs: integers wrap, division truncates, conversions round to nearest even and saturate, 16-bit
 floats are rounded after every operation.  Products of tl.dot are accumulated in float32 (no tf32).
@@ -18,7 +18,8 @@ import triton.language as tl
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat
 from iris_triton.interpreter.entries import find_assembly
-from iris_triton.interpreter.frontend import elementwise, numerics
+from iris_triton.interpreter.frontend import numerics
+from iris_triton.interpreter.frontend.elementwise import ElementwiseOps, as_float
 from iris_triton.interpreter.frontend.libdevice import call_libdevice
 from iris_triton.interpreter.frontend.typefacts import block_type
 from iris_triton.interpreter.frontend.values import (
@@ -38,18 +39,24 @@ from iris_triton.interpreter.state import current, program_info
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iris_triton.interpreter.memory.access import Window
+    from iris_triton.interpreter.memory.regions import Region
 
 
-def _constant(dtype: Any, kept: np.dtype[Any]) -> Callable[[Any, Any], Handle]:
-    def make(self: Any, value: Any) -> Handle:
-        return Handle(signless(np.array([value], kept)), dtype)
+_PAD_NAN = _compat.ir.PADDING_OPTION.PAD_NAN
 
-    return make
+
+def _constant(name: str, kept: np.dtype[Any]) -> Callable[[Any, Any], Handle]:
+    type_ = tl.str_to_ty(name.removeprefix("u").replace("int", "i"), None)
+    return lambda self, value: Handle(signless(np.array([value], kept)), type_)
+
+
+def _on_array(function: Callable[..., Array]) -> Callable[..., Handle]:
+    """An operation that changes the shape only."""
+    return lambda self, value, *arguments: Handle(function(value.data, *arguments), value.dtype)
 
 
 class _Results:
-    """What the semantic layer gets from operations with several results, and from inline assembly."""
+    """Results of inline assembly."""
 
     def __init__(self, handles: list[Handle]) -> None:
         self._handles = handles
@@ -58,7 +65,7 @@ class _Results:
         return self._handles[index]
 
 
-class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[misc]
+class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[misc]
     """Computes what the semantic layer asks for.  Has no state of its own: all threads share one."""
 
     def __init__(self) -> None:
@@ -118,20 +125,7 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
             parts.append(np.array2string(np.asarray(shown), formatter=formatter))
         print(text + ", ".join(parts))
 
-    # -- constants ----------------------------------------------------------------------------------------------------
-    get_int1 = _constant(tl.int1, np.dtype(np.bool_))
-    get_int8 = _constant(tl.int8, np.dtype(np.int8))
-    get_uint8 = _constant(tl.int8, np.dtype(np.uint8))
-    get_int16 = _constant(tl.int16, np.dtype(np.int16))
-    get_uint16 = _constant(tl.int16, np.dtype(np.uint16))
-    get_int32 = _constant(tl.int32, np.dtype(np.int32))
-    get_uint32 = _constant(tl.int32, np.dtype(np.uint32))
-    get_int64 = _constant(tl.int64, np.dtype(np.int64))
-    get_uint64 = _constant(tl.int64, np.dtype(np.uint64))
-    get_fp16 = _constant(tl.float16, np.dtype(np.float16))
-    get_fp32 = _constant(tl.float32, np.dtype(np.float32))
-    get_fp64 = _constant(tl.float64, np.dtype(np.float64))
-
+    # -- constants; those of numpy's types follow the class -----------------------------------------------------------
     def get_bf16(self, value: float) -> Handle:
         return Handle(numerics.to_bf16(np.array([value], np.float64)), tl.bfloat16)
 
@@ -149,7 +143,7 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
         """Attributes are hints."""
 
     # -- memory -------------------------------------------------------------------------------------------------------
-    def _range_of(self, addresses: Array, mask: Array | None, nbytes: int, access: str) -> Window | None:
+    def _range_of(self, addresses: Array, mask: Array | None, nbytes: int, access: str) -> Region | None:
         """Find the accessible range that holds every active element; None if they lie in several.
 
         Raises:
@@ -163,9 +157,9 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
             low = high = int(addresses.reshape(-1)[0])
         else:
             low, high = int(np.minimum.reduce(addresses, axis=None)), int(np.maximum.reduce(addresses, axis=None))
-        window = checker.find(low, high + nbytes)
-        if window is not None:
-            return window
+        region = checker.find(low, high + nbytes)
+        if region is not None:
+            return region
         flat = addresses.reshape(-1)
         lanes = np.arange(flat.size)
         if mask is not None:
@@ -173,81 +167,55 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
             flat = flat[lanes]
             if not flat.size:
                 return None
-            window = checker.find(int(flat.min()), int(flat.max()) + nbytes)
-        if window is None and launch.refuse and checker.outside(flat, nbytes).any():
+            region = checker.find(int(flat.min()), int(flat.max()) + nbytes)
+        if region is None and launch.refuse and checker.outside(flat, nbytes).any():
             raise checker.error(launch.kernel, current.program.pid, access, flat, lanes, nbytes)
-        return window
+        return region
 
     def _observe(self, addresses: Array, values: Array) -> None:
         """Tell the scheduler what an atomic or volatile access has seen."""
         current.program.observe(place_of(addresses), values.tobytes())
 
-    def create_load(self, pointers: Handle, *policy: Any, is_volatile: bool | None = None) -> Handle:
-        if is_volatile is None:
-            *policy, is_volatile = policy  # type: ignore[assignment]
-        return self._load(pointers, None, None, tuple(policy), bool(is_volatile))
+    def create_load(self, pointers: Handle, *policy: Any, **named: Any) -> Handle:
+        return self.create_masked_load(pointers, None, None, *policy, **named)
 
     def create_masked_load(
-        self,
-        pointers: Handle,
-        mask: Any,
-        other: Handle | None,
-        *policy: Any,
-        is_volatile: bool | None = None,
-        **named: Any,
+        self, pointers: Handle, mask: Any, other: Handle | None, *policy: Any, **named: Any
     ) -> Handle:
-        if is_volatile is None:
-            *policy, is_volatile = policy  # type: ignore[assignment]
-        return self._load(pointers, _mask_array(mask), other, (*policy, *named.values()), bool(is_volatile))
-
-    def _load(
-        self, pointers: Handle, mask: Array | None, other: Handle | None, policy: tuple[Any, ...], is_volatile: bool
-    ) -> Handle:
+        *hints, is_volatile = *policy, *named.values()
         element = pointers.get_element_ty()
-        fill, is_poll = None if other is None else other.data, is_volatile or _compat.is_uncached(policy)
-        data = self.load(pointers.data, mask, fill, numpy_dtype(element), is_poll=is_poll)
+        is_poll = bool(is_volatile) or _compat.is_uncached(tuple(hints))
+        fill = None if other is None else other.data
+        data = self.load(pointers.data, _array(mask), fill, numpy_dtype(element), is_poll=is_poll)
         if is_poll:
             self._observe(pointers.data, data)
         return Handle(data, element)
 
     def load(
-        self,
-        addresses: Array,
-        mask: Array | None,
-        fill: Array | None,
-        dtype: np.dtype[Any],
-        *,
-        is_poll: bool = False,
+        self, addresses: Array, mask: Array | None, fill: Array | None, dtype: np.dtype[Any], *, is_poll: bool = False
     ) -> Array:
         """Read the active elements, after checking their addresses.  The caller observes what is a poll."""
         if mask is not None:
             mask = None if mask.all() else np.broadcast_to(mask, addresses.shape)
-        window = self._range_of(addresses, mask, dtype.itemsize, "load")
-        data = access.load(window, addresses, mask, fill, dtype)
+        region = self._range_of(addresses, mask, dtype.itemsize, "load")
+        data = access.load(region, addresses, mask, fill, dtype)
         if not is_poll:
             current.program.loaded(addresses, data)
         return data
 
     def create_descriptor_load(self, descriptor: Any, indices: list[Handle], *policy: Any) -> Handle:
-        padded_with_nan = descriptor.padding == _compat.ir.PADDING_OPTION.PAD_NAN
-        if (
-            padded_with_nan and descriptor.base.get_element_ty() == tl.bfloat16
-        ):  # Triton's own would store NaN as uint16
-            pointers, mask = descriptor.materialize_pointers(indices)
-            return self._load(
-                pointers, _mask_array(mask), Handle(np.array([0x7FC0], np.uint16), tl.bfloat16), (), is_volatile=False
-            )
+        if (descriptor.padding, descriptor.base.get_element_ty()) == (_PAD_NAN, tl.bfloat16):
+            pointers, mask = descriptor.materialize_pointers(indices)  # Triton's own would store NaN as uint16
+            nan = Handle(np.array([0x7FC0], np.uint16), tl.bfloat16)
+            return self.create_masked_load(pointers, mask, nan, is_volatile=False)
         handle: Handle = super().create_descriptor_load(descriptor, indices, *policy)
         return handle
 
     def create_store(self, pointers: Handle, value: Handle, *policy: Any) -> None:
-        self._store(pointers, value, None)
+        self.store(pointers.data, None, value.data)
 
     def create_masked_store(self, pointers: Handle, value: Handle, mask: Any, *policy: Any, **named: Any) -> None:
-        self._store(pointers, value, _mask_array(mask))
-
-    def _store(self, pointers: Handle, value: Handle, mask: Array | None) -> None:
-        self.store(pointers.data, mask, value.data)
+        self.store(pointers.data, _array(mask), value.data)
 
     def store(self, addresses: Array, mask: Array | None, data: Array) -> None:
         """Write the active elements, after checking their addresses."""
@@ -255,8 +223,8 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
             data = np.broadcast_to(data, addresses.shape)
         if mask is not None:
             mask = None if mask.all() else np.broadcast_to(mask, addresses.shape)
-        window = self._range_of(addresses, mask, data.dtype.itemsize, "store")
-        access.store(window, addresses, mask, data)
+        region = self._range_of(addresses, mask, data.dtype.itemsize, "store")
+        access.store(region, addresses, mask, data)
         program = current.program
         program.scheduler.idle_polls = program.idle_loads = 0  # a program that stores is working, not only waiting
 
@@ -276,10 +244,10 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
         return Handle(old, value.dtype)
 
     def create_atomic_load(self, pointers: Handle, mask: Handle, sem: Any, scope: Any) -> Handle:
-        return self._load(pointers, mask.data, None, (), is_volatile=True)
+        return self.create_masked_load(pointers, mask, None, is_volatile=True)
 
     def create_atomic_store(self, pointers: Handle, value: Handle, mask: Handle, sem: Any, scope: Any) -> None:
-        self._store(pointers, value, mask.data)
+        self.store(pointers.data, mask.data, value.data)
 
     def create_atomic_poll(self, *operands: Any) -> NoReturn:
         raise UnsupportedError("the CPU executor does not implement atomic_poll: wait in a loop around an atomic load")
@@ -308,17 +276,10 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
     def create_unsplat(self, value: Handle) -> Handle:
         return Handle(value.data.reshape(-1)[:1], value.dtype)
 
-    def create_broadcast(self, value: Handle, shape: Any) -> Handle:
-        return Handle(np.broadcast_to(value.data, tuple(shape)), value.dtype)
-
-    def create_expand_dims(self, value: Handle, axis: int) -> Handle:
-        return Handle(np.expand_dims(value.data, axis), value.dtype)
-
-    def create_reshape(self, value: Handle, shape: Any, allow_reorder: bool) -> Handle:
-        return Handle(value.data.reshape(tuple(shape)), value.dtype)
-
-    def create_trans(self, value: Handle, order: Any) -> Handle:
-        return Handle(np.transpose(value.data, tuple(order)), value.dtype)
+    create_broadcast = _on_array(lambda data, shape: np.broadcast_to(data, tuple(shape)))
+    create_expand_dims = _on_array(np.expand_dims)
+    create_reshape = _on_array(lambda data, shape, allow_reorder: data.reshape(tuple(shape)))
+    create_trans = _on_array(lambda data, order: np.transpose(data, tuple(order)))
 
     def create_cat(self, left: Handle, right: Handle) -> Handle:
         return Handle(np.concatenate([left.data, right.data]), left.dtype)
@@ -349,7 +310,7 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
             return Handle(product.astype(out.dtype) + out, accumulator.dtype)
         if accumulator.dtype == tl.bfloat16:
             raise UnsupportedError("tl.dot accumulates in float16, float32, float64 or int32, not in bfloat16")
-        product = np.matmul(_wide(a), _wide(b))
+        product = np.matmul(*[as_float(x) if x.data.dtype != np.float16 else x.data.astype(np.float32) for x in (a, b)])
         return Handle((product + out).astype(out.dtype, copy=False), accumulator.dtype)
 
     def create_dot_scaled(self, *operands: Any) -> NoReturn:
@@ -366,7 +327,8 @@ class CpuBuilder(elementwise.ElementwiseOps, _compat.InterpreterBuilder):  # typ
                 "of its own and register what the CPU shall do instead with iris_triton.interpreter.cpu_entry, or "
                 "register the assembly with iris_triton.interpreter.cpu_assembly"
             )
-        returned = entry(program_info(), *(_operand(handle) for handle in values))
+        operands = [numerics.bf16_to_f32(x.data) if x.dtype == tl.bfloat16 else x.data for x in values]
+        returned = entry(program_info(), *operands)
         results = returned if isinstance(returned, tuple) else (returned,)
         if len(results) < len(types):
             raise ValueError(f"the CPU entry for inline assembly returned {len(results)} of {len(types)} results")
@@ -406,22 +368,15 @@ def _spread(data: Array, shape: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(data if data.shape == shape else np.broadcast_to(data, shape))
 
 
-def _mask_array(mask: Any) -> Array:
+def _array(mask: Any) -> Array | None:
     """The array of a mask; Triton's descriptors and block pointers give the array itself in some versions."""
-    array: Array = mask if isinstance(mask, np.ndarray) else mask.data
-    return array
+    return mask if mask is None or isinstance(mask, np.ndarray) else mask.data
 
 
-def _wide(handle: Handle) -> Array:
-    """Operand of a matrix product, in a type whose products numpy computes with BLAS."""
-    if handle.dtype == tl.bfloat16:
-        return numerics.bf16_to_f32(handle.data)
-    if handle.data.dtype == np.float16:
-        return handle.data.astype(np.float32)
-    if handle.data.dtype == np.uint8:
-        return numerics.fp8_to_f32(handle.data, handle.dtype.name)
-    return handle.data
-
-
-def _operand(handle: Handle) -> Array:
-    return numerics.bf16_to_f32(handle.data) if handle.dtype == tl.bfloat16 else handle.data
+for _name, _kept in {
+    **{f"int{bits}": f"i{bits // 8}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"u{bits // 8}" for bits in (8, 16, 32, 64)},
+    **{f"fp{bits}": f"f{bits // 8}" for bits in (16, 32, 64)},
+    "int1": "?",
+}.items():
+    setattr(CpuBuilder, f"get_{_name}", _constant(_name, np.dtype(_kept)))

@@ -66,22 +66,18 @@ class Dialect:
     # -- device functions ---------------------------------------------------------------------------------------------
     def prepare(self, function: Any) -> Callable[..., Any]:
         """Return what runs a jitted function: its CPU entry, or its rewritten source."""
-        prepared = function.__dict__.get(PREPARED)
-        if prepared is None:
-            prepared = {}
-            setattr(function, PREPARED, prepared)
+        prepared = function.__dict__.setdefault(PREPARED, {})
         known = prepared.get(self)  # device functions of Triton may be called in several languages
-        if known is not None and known[0] is function.src:
-            ready: Callable[..., Any] = known[1]
-            return ready
-        entry = find_entry(function)
-        target = rewrite(function, self.helpers) if entry is None else functools.partial(self._call_entry, entry)
-        prepared[self] = function.src, target
-        return target
+        if known is None or known[0] is not function.src:
+            entry = find_entry(function)
+            target = rewrite(function, self.helpers) if entry is None else functools.partial(self._call_entry, entry)
+            known = prepared[self] = function.src, target
+        ready: Callable[..., Any] = known[1]
+        return ready
 
     def _call_entry(self, entry: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        given = [to_numpy(value) for value in args], {name: to_numpy(value) for name, value in kwargs.items()}
-        return from_numpy(entry(program_info(), *given[0], **given[1]), self.block_type)
+        named = {name: to_numpy(value) for name, value in kwargs.items()}
+        return from_numpy(entry(program_info(), *map(to_numpy, args), **named), self.block_type)
 
     def block_type(self, scalar: Any, shape: tuple[int, ...]) -> Any:
         """The type of a block that a CPU entry returns."""
@@ -91,11 +87,17 @@ class Dialect:
     def argument(self, value: Any, convert: Callable[[Any], Any]) -> Any:
         """What a kernel gets for an argument that only this language knows, else NotImplemented.
 
-        Args:
-            value: the argument.
-            convert: converts the tensors and numbers in it.
+        `convert` converts the tensors and numbers in it.
         """
-        return NotImplemented
+        if not isinstance(value, _compat.TensorDescriptor):
+            return NotImplemented
+        return self.semantic.make_tensor_descriptor(
+            base=convert(value.base),
+            shape=[convert(size) for size in value.shape],
+            strides=[*map(convert, value.strides[:-1]), tl.constexpr(1)],
+            block_shape=[tl.constexpr(size) for size in value.block_shape],
+            padding_option=value.padding,
+        )
 
     def constant(self, value: Any) -> Any:
         """What a kernel gets for a constexpr argument."""
@@ -122,7 +124,7 @@ class Dialect:
             method, owner = function.__func__, function.__self__
             if _compat.is_builtin(method) or isinstance(owner, tl.core.base_value):
                 return self.call(method, owner, *args, **kwargs)
-            return function(*map(unwrap, args), **{name: unwrap(value) for name, value in kwargs.items()})
+            return _call_python(function, *args, **kwargs)
         if kind is BoundDeviceFunction:
             return self.prepare(function.function)(function.owner, *args, **kwargs)
         if isinstance(function, _compat.JITFunction):
@@ -133,18 +135,15 @@ class Dialect:
             return self.call(function.value, *args, **kwargs)
         if isinstance(function, _compat.SemanticFunction):
             return function(*args, _semantic=self.semantic, _generator=self, **kwargs).value
-        if isinstance(function, _compat.ConstexprFunction) and any(
-            function is question for question in _compat.TARGET_QUESTIONS
-        ):
+        if any(function is question for question in _compat.TARGET_QUESTIONS):
             return False
         if isinstance(function, (BuiltinFunctionType, type)):
             handler = self._handlers.get(function)
+            if handler is None and _compat.is_builtin(function):
+                handler = self._handlers[function] = self._make_handler(function)
             if handler is not None:
                 return handler(*args, **kwargs)
-            if _compat.is_builtin(function):
-                handler = self._handlers[function] = self._make_handler(function)
-                return handler(*args, **kwargs)
-        return function(*map(unwrap, args), **{name: unwrap(value) for name, value in kwargs.items()})
+        return _call_python(function, *args, **kwargs)
 
     def _make_handler(self, function: Any) -> Callable[..., Any]:
         needed = _compat.compiler_arguments(function)
@@ -163,7 +162,7 @@ class Dialect:
                 f"kernels can only call jitted functions: decorate {function.__qualname__} with @triton.jit, or with "
                 "@triton.constexpr_function if it computes constants"
             )
-        return lambda *args, **kwargs: function(*map(unwrap, args), **{n: unwrap(v) for n, v in kwargs.items()})
+        return functools.partial(_call_python, function)
 
     def _fill_handlers(self) -> None:
         """Functions that the compiler treats specially."""
@@ -177,24 +176,24 @@ class Dialect:
         handlers[_compat.target_info.current_target] = lambda: None
         for hint in (core.multiple_of, core.max_contiguous, core.max_constancy):
             handlers[hint] = functools.partial(check_hint, hint.__name__)
-        handlers[builtins.print] = functools.partial(self.call, core.device_print)
-        handlers[builtins.min] = functools.partial(self.call, _compat.python_minimum())
-        handlers[builtins.max] = functools.partial(self.call, _compat.python_maximum())
-        for kind in (builtins.int, builtins.float, builtins.bool):
+        for function, builtin in (
+            (builtins.print, core.device_print),
+            (builtins.min, _compat.python_minimum()),
+            (builtins.max, _compat.python_maximum()),
+        ):
+            handlers[function] = functools.partial(self.call, builtin)
+        for kind in (int, float, bool):
             handlers[kind] = functools.partial(_constant_of, kind)
         handlers[builtins.getattr] = self._getattr
         handlers[builtins.isinstance] = lambda value, kinds: isinstance(unwrap(value), kinds)
         fast = FastPaths(self.semantic.builder)
         for builtin, path in ((core.program_id, fast.program_id), (core.load, fast.load), (core.store, fast.store)):
-            handlers[builtin] = first(path, self._make_handler(builtin))
-        arange = functools.cache(self._arange)
+            handlers[builtin] = functools.partial(_first, path, self._make_handler(builtin))
+        # The same values every time, and tensors never change: one tensor per range.
+        arange = functools.cache(functools.partial(_compat.builtin_body(core.arange), _semantic=self.semantic))
         handlers[core.arange] = lambda start, end: arange(unwrap(start), unwrap(end))
 
     # -- builtins -----------------------------------------------------------------------------------------------------
-    def _arange(self, start: Any, end: Any) -> Any:
-        # The same values every time, and tensors never change: one tensor per range.
-        return _compat.builtin_body(_compat.core.arange)(start, end, _semantic=self.semantic)
-
     def _range(self, first: Any, second: Any = None, step: Any = None, **hints: Any) -> Iterator[Any]:
         """`range` and `tl.range`: the loop variable is a tensor, as in a compiled kernel."""
         start, end = (0, first) if second is None else (first, second)
@@ -234,11 +233,10 @@ class Dialect:
         if name == "T" and isinstance(value, _Tensor):
             return self.semantic.permute(value, (1, 0))
         found = getattr(value, name)
-        if isinstance(value, tl.core.base_value):
-            if isinstance(found, _compat.JITFunction):
-                return BoundDeviceFunction(value, found)
-            if isinstance(found, _compat.InterpretedFunction):
-                return BoundDeviceFunction(value, jitted(found))
+        if isinstance(value, tl.core.base_value) and isinstance(
+            found, (_compat.JITFunction, _compat.InterpretedFunction)
+        ):
+            return BoundDeviceFunction(value, jitted(found))
         return found
 
     def assign(self, value: Any) -> Any:
@@ -270,21 +268,24 @@ class Dialect:
 
 
 def jitted(function: Any) -> Any:
-    """The jitted function for one that Triton made an interpreted function of, because of TRITON_INTERPRET."""
+    """The function itself, or the jitted one for what Triton interprets because of TRITON_INTERPRET."""
+    if isinstance(function, _compat.JITFunction):
+        return function
     found = function.__dict__.get("_iris_jitted")
     if found is None:
         found = function._iris_jitted = triton.JITFunction(function.fn)
     return found
 
 
-def first(fast: Callable[..., Any], general: Callable[..., Any]) -> Callable[..., Any]:
+def _first(fast: Callable[..., Any], general: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Try a fast path, and call the builtin itself where it declines."""
+    result = fast(*args, **kwargs)
+    return general(*args, **kwargs) if result is NotImplemented else result
 
-    def handler(*args: Any, **kwargs: Any) -> Any:
-        result = fast(*args, **kwargs)
-        return general(*args, **kwargs) if result is NotImplemented else result
 
-    return handler
+def _call_python(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function of constants."""
+    return function(*map(unwrap, args), **{name: unwrap(value) for name, value in kwargs.items()})
 
 
 _CONSTANTS = (int, str, float, bool)
@@ -309,12 +310,12 @@ def _constant_of(kind: type, value: Any) -> Any:
 
 
 def _static_range(first: Any, second: Any = None, step: Any = None) -> Any:
-    values = [unwrap(x) for x in (first, second, step)]
-    for value in values:
+    first, second, step = map(unwrap, (first, second, step))
+    for value in (first, second, step):
         if value is not None and not isinstance(value, int):
             raise TypeError(f"tl.static_range needs constants, got {value!r} of type {type(value).__name__}")
-    start, end = (0, values[0]) if values[1] is None else (values[0], values[1])
-    return builtins.range(start, end, 1 if values[2] is None else values[2])
+    start, end = (0, first) if second is None else (first, second)
+    return builtins.range(start, end, 1 if step is None else step)
 
 
 def _static_assert(condition: Any, message: Any = "") -> None:

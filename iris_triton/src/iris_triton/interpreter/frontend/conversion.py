@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import triton.language as tl
 
-from iris_triton.interpreter.frontend import numerics
+from iris_triton.interpreter.frontend.elementwise import as_float
 from iris_triton.interpreter.frontend.values import signless, unsigned, wrap
 
 if TYPE_CHECKING:
@@ -15,17 +15,8 @@ if TYPE_CHECKING:
 
 _TRITON = {
     np.dtype(np.bool_): tl.int1,
-    np.dtype(np.int8): tl.int8,
-    np.dtype(np.int16): tl.int16,
-    np.dtype(np.int32): tl.int32,
-    np.dtype(np.int64): tl.int64,
-    np.dtype(np.uint8): tl.uint8,
-    np.dtype(np.uint16): tl.uint16,
-    np.dtype(np.uint32): tl.uint32,
-    np.dtype(np.uint64): tl.uint64,
-    np.dtype(np.float16): tl.float16,
-    np.dtype(np.float32): tl.float32,
-    np.dtype(np.float64): tl.float64,
+    **{np.dtype(f"{u}int{bits}"): getattr(tl, f"{u}int{bits}") for u in ("", "u") for bits in (8, 16, 32, 64)},
+    **{np.dtype(f"float{bits}"): getattr(tl, f"float{bits}") for bits in (16, 32, 64)},
 }
 
 
@@ -37,12 +28,9 @@ def to_numpy(value: Any) -> Any:
         return tuple(to_numpy(item) for item in value)
     if not isinstance(value, tl.tensor):
         return value
-    data, scalar = value.handle.data, value.type.scalar
-    if scalar == tl.bfloat16:
-        data = numerics.bf16_to_f32(data)
-    elif scalar.is_floating() and scalar.primitive_bitwidth == 8:
-        data = numerics.fp8_to_f32(data, scalar.name)
-    elif scalar.is_int() and scalar.is_int_unsigned():
+    scalar = value.type.scalar
+    data = as_float(value.handle) if scalar.is_floating() else value.handle.data
+    if scalar.is_int() and scalar.is_int_unsigned():
         data = unsigned(data)
     return data if value.type.is_block() else data.reshape(-1)[0]
 

@@ -14,75 +14,37 @@ from iris_triton.interpreter.frontend import numerics
 from iris_triton.interpreter.frontend.libdevice import erf
 from iris_triton.interpreter.frontend.values import Array, Handle, numpy_dtype, signless, unsigned
 
-Binary = Callable[[Any, Handle, Handle], Handle]
-Unary = Callable[[Any, Handle], Handle]
+Operation = Callable[..., Handle]
 
 
-def _plain(op: Callable[..., Array]) -> Binary:
-    def method(self: Any, left: Handle, right: Handle) -> Handle:
-        return Handle(op(left.data, right.data), left.dtype)
+def _on_integers(
+    op: Callable[..., Array], *, read: Callable[[Array], Array] | None = None, dtype: Any = None
+) -> Operation:
+    """An operation on integers; `read` says how, `dtype` is the result's if it is not the operands'."""
 
-    return method
-
-
-def _floating(op: Callable[..., Array]) -> Binary:
-    def method(self: Any, left: Handle, right: Handle) -> Handle:
-        if left.dtype == tl.bfloat16:
-            wide = op(numerics.bf16_to_f32(left.data), numerics.bf16_to_f32(right.data))
-            return Handle(numerics.f32_to_bf16(wide), tl.bfloat16)
-        _refuse_fp8(left)
-        return Handle(op(left.data, right.data), left.dtype)
+    def method(self: Any, *operands: Handle) -> Handle:
+        arrays = [handle.data if read is None else read(handle.data) for handle in operands]
+        return Handle(signless(op(*arrays)), operands[0].dtype if dtype is None else dtype)
 
     return method
 
 
-def _floating_comparison(op: Callable[..., Array]) -> Binary:
-    def method(self: Any, left: Handle, right: Handle) -> Handle:
-        if left.dtype == tl.bfloat16:
-            return Handle(op(numerics.bf16_to_f32(left.data), numerics.bf16_to_f32(right.data)), tl.int1)
-        _refuse_fp8(left)
-        return Handle(op(left.data, right.data), tl.int1)
+def _on_floats(op: Callable[..., Array], *, dtype: Any = None) -> Operation:
+    """An operation on floating-point numbers; `dtype` is the result's if it is not the operands'."""
+
+    def method(self: Any, *operands: Handle) -> Handle:
+        kind = operands[0].dtype
+        if kind == tl.bfloat16:
+            wide = op(*[numerics.bf16_to_f32(handle.data) for handle in operands])
+            return Handle(numerics.f32_to_bf16(wide), kind) if dtype is None else Handle(wide, dtype)
+        if operands[0].data.dtype == np.uint8:
+            raise UnsupportedError(f"there is no arithmetic on {kind}: convert it with .to(tl.float32) first")
+        return Handle(op(*[handle.data for handle in operands]), kind if dtype is None else dtype)
 
     return method
 
 
-def _comparison(op: Callable[..., Array]) -> Binary:
-    def method(self: Any, left: Handle, right: Handle) -> Handle:
-        return Handle(op(left.data, right.data), tl.int1)
-
-    return method
-
-
-def _unsigned_comparison(op: Callable[..., Array]) -> Binary:
-    def method(self: Any, left: Handle, right: Handle) -> Handle:
-        return Handle(op(unsigned(left.data), unsigned(right.data)), tl.int1)
-
-    return method
-
-
-def _unsigned(op: Callable[..., Array]) -> Binary:
-    def method(self: Any, left: Handle, right: Handle) -> Handle:
-        return Handle(signless(op(unsigned(left.data), unsigned(right.data))), left.dtype)
-
-    return method
-
-
-def _function(op: Callable[..., Array]) -> Unary:
-    def method(self: Any, value: Handle) -> Handle:
-        if value.dtype == tl.bfloat16:
-            return Handle(numerics.f32_to_bf16(op(numerics.bf16_to_f32(value.data))), tl.bfloat16)
-        _refuse_fp8(value)
-        return Handle(op(value.data), value.dtype)
-
-    return method
-
-
-def _refuse_fp8(handle: Handle) -> None:
-    if handle.data.dtype == np.uint8 and handle.dtype.is_floating():
-        raise UnsupportedError(f"there is no arithmetic on {handle.dtype}: convert it with .to(tl.float32) first")
-
-
-def _shift(op: Callable[..., Array], fill: Callable[[Array], Array], view: Callable[[Array], Array]) -> Binary:
+def _shift(op: Callable[..., Array], fill: Callable[[Array], Array], view: Callable[[Array], Array]) -> Operation:
     """A shift whose result is defined for counts of the width or more, which numpy leaves to the processor."""
 
     def method(self: Any, left: Handle, right: Handle) -> Handle:
@@ -98,84 +60,12 @@ def _shift(op: Callable[..., Array], fill: Callable[[Array], Array], view: Calla
     return method
 
 
-def _zeros(data: Array) -> Array:
-    return np.zeros_like(data)
-
-
-def _signs(data: Array) -> Array:
-    return np.where(data < 0, -1, 0).astype(data.dtype)
-
-
-def _same(data: Array) -> Array:
-    return data
-
-
 class ElementwiseOps:
     """Mixed into the builder in front of Triton's own."""
 
-    create_add = _plain(np.add)
-    create_sub = _plain(np.subtract)
-    create_mul = _plain(np.multiply)
-    create_and = _plain(np.bitwise_and)
-    create_or = _plain(np.bitwise_or)
-    create_xor = _plain(np.bitwise_xor)
-    create_sdiv = _plain(numerics.int_div)
-    create_srem = _plain(numerics.int_rem)
-    create_udiv = _unsigned(np.floor_divide)
-    create_urem = _unsigned(np.remainder)
-    create_minsi = _plain(np.minimum)
-    create_maxsi = _plain(np.maximum)
-    create_minui = _unsigned(np.minimum)
-    create_maxui = _unsigned(np.maximum)
-    create_umulhi = _plain(numerics.umulhi)
-    create_shl = _shift(np.left_shift, _zeros, _same)
-    create_lshr = _shift(np.right_shift, _zeros, unsigned)
-    create_ashr = _shift(np.right_shift, _signs, _same)
-
-    create_fadd = _floating(np.add)
-    create_fsub = _floating(np.subtract)
-    create_fmul = _floating(np.multiply)
-    create_fdiv = _floating(np.divide)
-    create_precise_divf = _floating(np.divide)
-    create_approx_divf = _floating(np.divide)
-    create_frem = _floating(np.fmod)
-    create_minimumf = _floating(np.minimum)
-    create_maximumf = _floating(np.maximum)
-    create_minnumf = _floating(np.fmin)
-    create_maxnumf = _floating(np.fmax)
-
-    create_fcmpOLT = _floating_comparison(np.less)
-    create_fcmpOLE = _floating_comparison(np.less_equal)
-    create_fcmpOGT = _floating_comparison(np.greater)
-    create_fcmpOGE = _floating_comparison(np.greater_equal)
-    create_fcmpOEQ = _floating_comparison(np.equal)
-    create_fcmpUNE = _floating_comparison(np.not_equal)
-    create_icmpEQ = _comparison(np.equal)
-    create_icmpNE = _comparison(np.not_equal)
-    create_icmpSLT = _comparison(np.less)
-    create_icmpSLE = _comparison(np.less_equal)
-    create_icmpSGT = _comparison(np.greater)
-    create_icmpSGE = _comparison(np.greater_equal)
-    create_icmpULT = _unsigned_comparison(np.less)
-    create_icmpULE = _unsigned_comparison(np.less_equal)
-    create_icmpUGT = _unsigned_comparison(np.greater)
-    create_icmpUGE = _unsigned_comparison(np.greater_equal)
-
-    create_fneg = _function(np.negative)
-    create_fabs = _function(np.abs)
-    create_exp = _function(np.exp)
-    create_exp2 = _function(np.exp2)
-    create_log = _function(np.log)
-    create_log2 = _function(np.log2)
-    create_sqrt = _function(np.sqrt)
-    create_precise_sqrt = _function(np.sqrt)
-    create_sin = _function(np.sin)
-    create_cos = _function(np.cos)
-    create_floor = _function(np.floor)
-    create_ceil = _function(np.ceil)
-    create_rsqrt = _function(lambda x: (1 / np.sqrt(x)).astype(x.dtype, copy=False))
-    create_erf = _function(erf)
-    create_iabs = _function(np.abs)
+    create_shl = _shift(np.left_shift, np.zeros_like, lambda data: data)
+    create_lshr = _shift(np.right_shift, np.zeros_like, unsigned)
+    create_ashr = _shift(np.right_shift, lambda data: np.where(data < 0, -1, 0).astype(data.dtype), lambda data: data)
 
     def create_fma(self, x: Handle, y: Handle, z: Handle) -> Handle:
         if z.dtype == tl.bfloat16:
@@ -184,9 +74,9 @@ class ElementwiseOps:
         return Handle(numerics.fma(x.data, y.data, z.data), z.dtype)
 
     def create_clampf(self, value: Handle, low: Handle, high: Handle, propagate_nan: Any) -> Handle:
-        if propagate_nan == _compat.ir.PROPAGATE_NAN.ALL:
-            return self.create_minimumf(self.create_maximumf(value, low), high)
-        return self.create_minnumf(self.create_maxnumf(value, low), high)
+        keeps_nan = propagate_nan == _compat.ir.PROPAGATE_NAN.ALL
+        lower, upper = (np.minimum, np.maximum) if keeps_nan else (np.fmin, np.fmax)
+        return _on_floats(lambda x, low, high: lower(upper(x, low), high))(self, value, low, high)
 
     def create_select(self, condition: Handle, left: Handle, right: Handle) -> Handle:
         return Handle(np.where(condition.data, left.data, right.data), left.dtype)
@@ -199,21 +89,21 @@ class ElementwiseOps:
         return _convert_to_float(unsigned(value.data), dst_type)
 
     def create_fp_to_si(self, value: Handle, dst_type: Any) -> Handle:
-        return Handle(numerics.float_to_int(_as_numpy_float(value), numpy_dtype(dst_type)), dst_type.scalar)
+        return Handle(numerics.float_to_int(as_float(value), numpy_dtype(dst_type)), dst_type.scalar)
 
     def create_fp_to_ui(self, value: Handle, dst_type: Any) -> Handle:
         kept = numpy_dtype(dst_type)
-        data = numerics.float_to_int(_as_numpy_float(value), np.dtype(f"u{kept.itemsize}"))
+        data = numerics.float_to_int(as_float(value), np.dtype(f"u{kept.itemsize}"))
         return Handle(signless(data), dst_type.scalar)
 
     def create_fp_ext(self, value: Handle, dst_type: Any) -> Handle:
-        return _convert_to_float(_as_numpy_float(value), dst_type)
+        return _convert_to_float(as_float(value), dst_type)
 
     create_fp_trunc = create_fp_ext
 
     def create_fp_to_fp(self, value: Handle, dst_type: Any, rounding: Any) -> Handle:
         towards_zero = rounding == _compat.ir.ROUNDING_MODE.RTZ
-        return _convert_to_float(_as_numpy_float(value), dst_type, towards_zero=towards_zero)
+        return _convert_to_float(as_float(value), dst_type, towards_zero=towards_zero)
 
     def create_int_cast(self, value: Handle, dst_type: Any, is_signed: bool) -> Handle:
         kept = numpy_dtype(dst_type)
@@ -223,7 +113,8 @@ class ElementwiseOps:
         return Handle(data.astype(kept), dst_type.scalar)
 
 
-def _as_numpy_float(handle: Handle) -> Array:
+def as_float(handle: Handle) -> Array:
+    """Floating-point numbers in a type that numpy has."""
     if handle.dtype == tl.bfloat16:
         return numerics.bf16_to_f32(handle.data)
     if handle.data.dtype == np.uint8:
@@ -247,3 +138,32 @@ def _convert_to_float(data: Array, dst_type: Any, *, towards_zero: bool = False)
         too_far = np.abs(result.astype(np.float64)) > np.abs(data.astype(np.float64))
         result = np.where(too_far, np.nextafter(result, kept.type(0)), result)
     return Handle(result, scalar)
+
+
+_INTEGERS: dict[str, Callable[..., Array]] = {
+    **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "iabs": np.abs, "umulhi": numerics.umulhi},
+    **{"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor},
+    **{"sdiv": numerics.int_div, "srem": np.fmod, "minsi": np.minimum, "maxsi": np.maximum},
+}
+_UNSIGNED = {"udiv": np.floor_divide, "urem": np.remainder, "minui": np.minimum, "maxui": np.maximum}
+_FLOATS: dict[str, Callable[..., Array]] = {
+    **{"fadd": np.add, "fsub": np.subtract, "fmul": np.multiply, "frem": np.fmod, "fneg": np.negative, "fabs": np.abs},
+    **dict.fromkeys(["fdiv", "precise_divf", "approx_divf"], np.divide),
+    **{"minimumf": np.minimum, "maximumf": np.maximum, "minnumf": np.fmin, "maxnumf": np.fmax},
+    **{name: getattr(np, name) for name in ("exp", "exp2", "log", "log2", "sqrt", "sin", "cos", "floor", "ceil")},
+    **{"precise_sqrt": np.sqrt, "rsqrt": lambda x: (1 / np.sqrt(x)).astype(x.dtype, copy=False), "erf": erf},
+}
+_ORDERS = {"LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal}
+_OPERATIONS = {
+    **{name: _on_integers(op) for name, op in _INTEGERS.items()},
+    **{name: _on_integers(op, read=unsigned) for name, op in _UNSIGNED.items()},
+    **{name: _on_floats(op) for name, op in _FLOATS.items()},
+    **{f"fcmpO{name}": _on_floats(op, dtype=tl.int1) for name, op in (*_ORDERS.items(), ("EQ", np.equal))},
+    **{f"icmpS{name}": _on_integers(op, dtype=tl.int1) for name, op in _ORDERS.items()},
+    **{f"icmpU{name}": _on_integers(op, read=unsigned, dtype=tl.int1) for name, op in _ORDERS.items()},
+    "fcmpUNE": _on_floats(np.not_equal, dtype=tl.int1),
+    "icmpEQ": _on_integers(np.equal, dtype=tl.int1),
+    "icmpNE": _on_integers(np.not_equal, dtype=tl.int1),
+}
+for _name, _operation in _OPERATIONS.items():
+    setattr(ElementwiseOps, f"create_{_name}", _operation)

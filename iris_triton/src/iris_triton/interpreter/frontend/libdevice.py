@@ -63,62 +63,49 @@ def _mulhi(a: Array, b: Array) -> Array:
     return high - np.where(a < 0, b, a.dtype.type(0)) - np.where(b < 0, a, a.dtype.type(0))
 
 
+def _tgamma(x: Array) -> Array:
+    positive = np.exp(_torch(torch.lgamma)(np.abs(x)))
+    with np.errstate(all="ignore"):
+        # Reflection gives the sign and value left of zero.
+        reflected = -np.pi / (x * np.sin(np.pi * x) * positive)
+        return np.where(x > 0, positive, np.where(x == np.floor(x), np.nan, reflected)).astype(x.dtype)
+
+
+_NUMPY = (
+    *("cos", "cosh", "sin", "sinh", "tan", "tanh", "exp", "exp2", "expm1", "log", "log10", "log1p", "log2"),
+    *("ceil", "floor", "rint", "trunc", "sqrt", "cbrt", "hypot", "copysign", "fmax", "fmin", "fmod", "ldexp"),
+    *("nextafter", "isnan", "isinf", "signbit"),
+)
+_TORCH_SPECIAL = {
+    **{name: name for name in ("erf", "erfc", "erfcx", "erfinv")},
+    **{"cyl_bessel_i0": "i0", "cyl_bessel_i1": "i1", "lgamma": "gammaln", "normcdf": "ndtr", "normcdfinv": "ndtri"},
+    **{name: f"bessel_{name}" for name in ("j0", "j1", "y0", "y1")},
+}
 _FUNCTIONS: dict[str, Callable[..., Array]] = {
-    **{
-        name: getattr(np, name)
-        for name in [
-            *("cos", "cosh", "sin", "sinh", "tan", "tanh", "exp", "exp2", "expm1", "log", "log10", "log1p", "log2"),
-            *("ceil", "floor", "rint", "trunc", "sqrt", "cbrt", "hypot", "copysign", "fmax", "fmin", "fmod", "ldexp"),
-            *("nextafter", "isnan", "signbit"),
-        ]
-    },
-    "abs": np.abs,
-    "fabs": np.abs,
-    "llabs": np.abs,
-    "acos": np.arccos,
-    "acosh": np.arccosh,
-    "asin": np.arcsin,
-    "asinh": np.arcsinh,
-    "atan": np.arctan,
-    "atan2": np.arctan2,
-    "atanh": np.arctanh,
-    "brev": _reverse_bits,
-    "brevll": _reverse_bits,
-    "clz": _count_leading_zeros,
-    "clzll": _count_leading_zeros,
+    **{name: getattr(np, name) for name in _NUMPY},
+    **{f"{name}d": getattr(np, name) for name in ("isinf", "isnan", "signbit")},
+    **{f"a{name}": getattr(np, f"arc{name}") for name in ("cos", "cosh", "sin", "sinh", "tan", "tan2", "tanh")},
+    **{name: _torch(getattr(torch.special, special)) for name, special in _TORCH_SPECIAL.items()},
+    **dict.fromkeys(["abs", "fabs", "llabs"], np.abs),
+    **dict.fromkeys(["finite", "isfinited"], np.isfinite),
+    **dict.fromkeys(["brev", "brevll"], _reverse_bits),
+    **dict.fromkeys(["clz", "clzll"], _count_leading_zeros),
+    **dict.fromkeys(["popc", "popcll"], lambda x: np.bitwise_count(x.view(f"u{x.dtype.itemsize}")).astype(np.int32)),
+    **dict.fromkeys(["fma", "fma_rn", "fmaf_rn"], numerics.fma),
+    **dict.fromkeys(["mulhi", "mul64hi"], _mulhi),
+    **dict.fromkeys(["umulhi", "umul64hi"], numerics.umulhi),
     "cospi": lambda x: np.cos(x * x.dtype.type(np.pi)),
-    "cyl_bessel_i0": _torch(torch.special.i0),
-    "cyl_bessel_i1": _torch(torch.special.i1),
-    "erf": erf,
-    "erfc": _torch(torch.erfc),
-    "erfcx": _torch(torch.special.erfcx),
-    "erfinv": _torch(torch.erfinv),
     "exp10": lambda x: np.power(x.dtype.type(10), x),
+    "fast_fdivide": np.divide,
     "fdim": lambda x, y: np.maximum(x - y, x.dtype.type(0)),
-    "fma": numerics.fma,
     "ilogb": lambda x: (np.frexp(x)[1] - 1).astype(np.int32),
-    "isinf": np.isinf,
-    "finite": np.isfinite,
-    "isfinited": np.isfinite,
-    "isinfd": np.isinf,
-    "isnand": np.isnan,
-    "signbitd": np.signbit,
-    "j0": _torch(torch.special.bessel_j0),
-    "j1": _torch(torch.special.bessel_j1),
-    "lgamma": _torch(torch.lgamma),
     "llrint": _rounded(np.rint),
     "llround": _rounded(lambda x: np.trunc(x + np.copysign(0.5, x))),
     "logb": lambda x: (np.frexp(x)[1] - 1).astype(x.dtype),
     "max": np.maximum,
     "min": np.minimum,
     "mul24": np.multiply,
-    "mulhi": _mulhi,
-    "mul64hi": _mulhi,
     "nearbyint": np.rint,
-    "normcdf": _torch(torch.special.ndtr),
-    "normcdfinv": _torch(torch.special.ndtri),
-    "popc": lambda x: np.bitwise_count(x.view(f"u{x.dtype.itemsize}")).astype(np.int32),
-    "popcll": lambda x: np.bitwise_count(x.view(f"u{x.dtype.itemsize}")).astype(np.int32),
     "pow": np.power,
     "powi": lambda x, n: np.power(x, n.astype(x.dtype)),
     "rcbrt": lambda x: 1 / np.cbrt(x),
@@ -129,32 +116,21 @@ _FUNCTIONS: dict[str, Callable[..., Array]] = {
     "sad": lambda x, y, z: np.abs(x - y) + z,
     "saturate": lambda x: np.clip(np.nan_to_num(x, nan=0.0), x.dtype.type(0), x.dtype.type(1)),
     "sinpi": lambda x: np.sin(x * x.dtype.type(np.pi)),
-    "tgamma": lambda x: _tgamma(x),
-    "umulhi": numerics.umulhi,
-    "umul64hi": numerics.umulhi,
-    "y0": _torch(torch.special.bessel_y0),
-    "y1": _torch(torch.special.bessel_y1),
+    "tgamma": _tgamma,
 }
-_FUNCTIONS |= {
-    f"fast_{name}": _FUNCTIONS[name]
-    for name in ("cos", "exp", "exp10", "log", "log10", "log2", "sin", "tan", "pow", "tanh")
+for _name in ("cos", "exp", "exp10", "log", "log10", "log2", "sin", "tan", "pow", "tanh"):
+    _FUNCTIONS[f"fast_{_name}"] = _FUNCTIONS[_name]
+_ROUNDED = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "sqrt": np.sqrt,
+    "rcp": np.reciprocal,
 }
-_FUNCTIONS["fast_fdivide"] = np.divide
-for _name, _op in {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}.items():
+for _name, _op in _ROUNDED.items():
     for _prefix in ("", "f", "d"):
         _FUNCTIONS[f"{_prefix}{_name}_rn"] = _op
-for _prefix in ("", "f", "d"):
-    _FUNCTIONS[f"{_prefix}sqrt_rn"] = np.sqrt
-    _FUNCTIONS[f"{_prefix}rcp_rn"] = lambda x: 1 / x
-_FUNCTIONS["fma_rn"] = _FUNCTIONS["fmaf_rn"] = numerics.fma
-
-
-def _tgamma(x: Array) -> Array:
-    positive = np.exp(_FUNCTIONS["lgamma"](np.abs(x)))
-    with np.errstate(all="ignore"):
-        # Reflection gives the sign and value left of zero.
-        reflected = -np.pi / (x * np.sin(np.pi * x) * positive)
-        return np.where(x > 0, positive, np.where(x == np.floor(x), np.nan, reflected)).astype(x.dtype)
 
 
 def call_libdevice(symbol: str, arguments: list[Array]) -> Array:

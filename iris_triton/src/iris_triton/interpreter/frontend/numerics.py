@@ -1,4 +1,4 @@
-"""Number formats that numpy does not have, and arithmetic where numpy and GPUs disagree.  Pure numpy.
+"""Number formats that numpy does not have, and arithmetic where numpy and GPUs disagree.
 
 bfloat16 values are kept as uint16 bit patterns and fp8 values as uint8; arithmetic on them is done in float32 and
 rounded to nearest, ties to even, after every operation, as on a GPU.
@@ -7,10 +7,10 @@ rounded to nearest, ties to even, after every operation, as on a GPU.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -60,27 +60,12 @@ def int_div(left: Array, right: Array) -> Array:
     return result
 
 
-def int_rem(left: Array, right: Array) -> Array:
-    """Remainder of `int_div`: it has the sign of the dividend."""
-    return np.fmod(left, right)
-
-
 def umulhi(left: Array, right: Array) -> Array:
     """Upper half of the product of the operands' bit patterns, taken as unsigned."""
-    dtype = left.dtype
-    bits = dtype.itemsize * 8
-    unsigned = np.dtype(f"u{dtype.itemsize}")
-    a, b = np.broadcast_arrays(left, right)
-    a, b = np.ascontiguousarray(a).view(unsigned), np.ascontiguousarray(b).view(unsigned)
-    if bits < 64:
-        wide = np.dtype(f"u{dtype.itemsize * 2}")
-        high: Array = ((a.astype(wide) * b.astype(wide)) >> wide.type(bits)).astype(unsigned)
-        return high.view(dtype)
-    low_mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    a0, a1, b0, b1 = a & low_mask, a >> half, b & low_mask, b >> half
-    middle = a1 * b0 + ((a0 * b0) >> half)
-    carry = a0 * b1 + (middle & low_mask)
-    high = a1 * b1 + (middle >> half) + (carry >> half)
+    dtype, nbytes = left.dtype, left.dtype.itemsize
+    wide: Any = np.dtype(f"u{2 * nbytes}") if nbytes < 8 else object  # object: Python's integers
+    a, b = (np.ascontiguousarray(x).view(f"u{nbytes}").astype(wide) for x in np.broadcast_arrays(left, right))
+    high: Array = ((a * b) >> (8 * nbytes)).astype(f"u{nbytes}")
     return high.view(dtype)
 
 
@@ -104,52 +89,22 @@ def fma(x: Array, y: Array, z: Array) -> Array:
 
 
 # -- fp8 --------------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Fp8Format:
-    """Layout of an 8-bit float.
-
-    Attributes:
-        exponent_bits: width of the exponent; the mantissa has 7 - exponent_bits bits.
-        bias: exponent bias.
-        specials: "ieee": infinities and NaNs as in IEEE 754; "nan-ones": only S.1111.111 is NaN; "nan-minus-zero": only
-            the pattern of minus zero is NaN; "none": every pattern is a number.
-    """
-
-    exponent_bits: int
-    bias: int
-    specials: str
-
-
-FP8 = {
-    "fp8e5": Fp8Format(5, 15, "ieee"),
-    "fp8e4nv": Fp8Format(4, 7, "nan-ones"),
-    "fp8e4b8": Fp8Format(4, 8, "nan-minus-zero"),
-    "fp8e5b16": Fp8Format(5, 16, "nan-minus-zero"),
-    "fp8e4b15": Fp8Format(4, 15, "none"),
+_TORCH = {
+    "fp8e5": torch.float8_e5m2,
+    "fp8e4nv": torch.float8_e4m3fn,
+    "fp8e4b8": torch.float8_e4m3fnuz,
+    "fp8e5b16": torch.float8_e5m2fnuz,
 }
-"""Triton's 8-bit floats by their names in the compiler."""
 
 
 @functools.cache
 def fp8_values(name: str) -> Array:
-    """Return the 256 values of a format as float32, indexed by bit pattern."""
-    form = FP8[name]
-    mantissa_bits = 7 - form.exponent_bits
-    pattern = np.arange(256)
-    sign = np.where(pattern & 0x80, -1.0, 1.0)
-    exponent = (pattern >> mantissa_bits) & ((1 << form.exponent_bits) - 1)
-    fraction = (pattern & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
-    value = sign * np.where(
-        exponent == 0, fraction * 2.0 ** (1 - form.bias), (1 + fraction) * 2.0 ** (exponent - form.bias)
-    )
-    if form.specials == "ieee":
-        top = exponent == (1 << form.exponent_bits) - 1
-        value = np.where(top, np.where(fraction == 0, sign * np.inf, np.nan), value)
-    elif form.specials == "nan-ones":
-        value[[0x7F, 0xFF]] = np.nan
-    elif form.specials == "nan-minus-zero":
-        value[0x80] = np.nan
-    return value.astype(np.float32)
+    """Return the 256 values of one of Triton's 8-bit floats as float32, indexed by bit pattern."""
+    values: Array = torch.arange(256, dtype=torch.uint8).view(_TORCH.get(name, torch.float8_e4m3fn)).float().numpy()
+    if name == "fp8e4b15":  # as fp8e4nv with another bias, and every pattern is a number
+        values[[0x7F, 0xFF]] = 480, -480
+        values = values / np.float32(2**8)
+    return values
 
 
 def fp8_to_f32(bits: Array, name: str) -> Array:
@@ -179,7 +134,7 @@ def to_fp8(values: Array, name: str, *, towards_zero: bool = False) -> Array:
         code = low + (tie & (low % 2 == 1))  # ... unless the value below is odd
     code = np.minimum(code, len(finite) - 1)
     negative = np.signbit(wide)
-    if FP8[name].specials == "nan-minus-zero":
+    if np.isnan(fp8_values(name)[0x80]):  # there is no minus zero
         negative &= code != 0
     result = (code | np.where(negative, 0x80, 0)).astype(np.uint8)
     nan = np.isnan(wide)

@@ -24,7 +24,6 @@ from iris_triton.interpreter.frontend.typefacts import (
     UNSIGNED,
     TypeFacts,
     facts_of,
-    joint_form,
     plain_form,
 )
 from iris_triton.interpreter.frontend.values import Array, wrap
@@ -39,6 +38,35 @@ _SEQUENCES = (list, tuple, tl.tuple)
 
 _FLOAT32_MAX = 3.4e38
 _INT1 = facts_of(tl.int1)
+
+_NUMBERS = (FLOAT, HALF, INT, UNSIGNED)
+_BITS = (BOOL, INT, UNSIGNED)
+_ORDERED = (FLOAT, HALF, INT)
+_COMPARED = (*_NUMBERS, BOOL)
+
+BINARY: dict[str, tuple[str, Callable[..., Array] | None, tuple[int, ...]]] = {
+    "Add": ("add", np.add, _NUMBERS),
+    "Sub": ("sub", np.subtract, _NUMBERS),
+    "Mult": ("mul", np.multiply, _NUMBERS),
+    "Div": ("truediv", np.divide, (FLOAT,)),
+    "FloorDiv": ("floordiv", numerics.int_div, (INT,)),
+    "Mod": ("mod", np.fmod, (INT,)),
+    "Pow": ("pow", None, ()),
+    "LShift": ("lshift", None, ()),
+    "RShift": ("rshift", None, ()),
+    "BitAnd": ("and", np.bitwise_and, _BITS),
+    "BitOr": ("or", np.bitwise_or, _BITS),
+    "BitXor": ("xor", np.bitwise_xor, _BITS),
+    "Lt": ("lt", np.less, _ORDERED),
+    "LtE": ("le", np.less_equal, _ORDERED),
+    "Gt": ("gt", np.greater, _ORDERED),
+    "GtE": ("ge", np.greater_equal, _ORDERED),
+    "Eq": ("eq", np.equal, _COMPARED),
+    "NotEq": ("ne", np.not_equal, _COMPARED),
+}
+"""Operators by their names in the syntax tree: Python's name, and which kinds of operands numpy computes at once."""
+
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
 def unwrap(value: Any) -> Any:
@@ -59,7 +87,7 @@ def _number(facts: TypeFacts, value: Any) -> Any:
     return None
 
 
-def _pair(left: Any, right: Any) -> tuple[Array, Array, Any, TypeFacts] | None:
+def _pair(left: Any, right: Any) -> tuple[Any, Any, Any, TypeFacts] | None:
     """Arrays, result type and facts of two operands of one scalar type; None if the semantic layer must decide."""
     if left.__class__ is _Tensor:
         type_ = left.type
@@ -68,20 +96,14 @@ def _pair(left: Any, right: Any) -> tuple[Array, Array, Any, TypeFacts] | None:
             number = _number(facts, right)
             return None if number is None else (left.handle.data, number, type_, facts)
         other = right.type
-        if type_ is other:
-            return left.handle.data, right.handle.data, type_, facts
-        other_facts = facts_of(other)
-        if facts.scalar is not other_facts.scalar and facts.scalar != other_facts.scalar:
-            return None
-        form, other_form = facts.form, other_facts.form
-        if other_form is None or form is other_form:
-            return left.handle.data, right.handle.data, type_, facts
-        if form is None:
-            return left.handle.data, right.handle.data, other, facts
-        joint = joint_form(form, other_form)
-        if joint is None:
-            return None
-        return left.handle.data, right.handle.data, facts.block(joint), facts
+        if type_ is not other:
+            other_facts = facts_of(other)
+            if facts.scalar is not other_facts.scalar and facts.scalar != other_facts.scalar:
+                return None
+            type_ = facts.joint(other_facts)
+            if type_ is None:
+                return None
+        return left.handle.data, right.handle.data, type_, facts
     if right.__class__ is _Tensor:
         facts = facts_of(right.type)
         number = _number(facts, left)
@@ -102,16 +124,12 @@ def _offset(pointer: Any, offset: Any) -> Any:
         return wrap(addresses + np.uint64((offset * facts.step) & 0xFFFFFFFFFFFFFFFF), type_)
     if offset.__class__ is not _Tensor:
         return None
-    other = offset.type
-    other_facts = facts_of(other)
-    if other_facts.kind != INT:
+    other = facts_of(offset.type)
+    if other.kind != INT:
         return None
-    form, other_form = facts.form, other_facts.form
-    if other_form is not None and other_form is not form:
-        joint = other_form if form is None else joint_form(form, other_form)
-        if joint is None:
-            return None
-        type_ = facts.block(joint)
+    type_ = facts.joint(other)
+    if type_ is None:
+        return None
     delta = np.multiply(offset.handle.data, facts.step, dtype=np.int64).view(np.uint64)
     return wrap(addresses + delta, type_)
 
@@ -165,8 +183,20 @@ class Operators:
 
     def __init__(self, semantic: CpuSemantic, call: Callable[..., Any], attribute: Callable[[Any, str], Any]) -> None:
         self._semantic, self._call, self._attribute = semantic, call, attribute
-        numbers = (FLOAT, HALF, INT, UNSIGNED)
-        plus = self._binary("add", _plain_sum, np.add, numbers)
+        self.table: dict[str, Callable[..., Any]] = {
+            **{name: self._binary(*row) for name, row in BINARY.items()},
+            "USub": self._unary("__neg__", operator.neg),
+            "UAdd": self._unary("__pos__", operator.pos),
+            "Invert": self._unary("__invert__", operator.invert),
+            "Not": self._unary("__not__", lambda value: not truth(value)),
+            "Is": lambda a, b: unwrap(a) is unwrap(b),
+            "IsNot": lambda a, b: unwrap(a) is not unwrap(b),
+            "truth": truth,
+            "unwrap": unwrap,
+            "boolop": self._boolop,
+            "item": self._item,
+        }
+        plus = self.table["Add"]
 
         def add(left: Any, right: Any) -> Any:
             if left.__class__ is _Tensor:
@@ -175,36 +205,7 @@ class Operators:
                     return result
             return plus(left, right)
 
-        self.table: dict[str, Callable[..., Any]] = {
-            "add": add,
-            "sub": self._binary("sub", operator.sub, np.subtract, numbers),
-            "mul": self._binary("mul", operator.mul, np.multiply, numbers),
-            "truediv": self._binary("truediv", operator.truediv, np.divide, (FLOAT,)),
-            "floordiv": self._binary("floordiv", operator.floordiv, numerics.int_div, (INT,)),
-            "mod": self._binary("mod", operator.mod, numerics.int_rem, (INT,)),
-            "pow": self._binary("pow", operator.pow, None, ()),
-            "lshift": self._binary("lshift", operator.lshift, None, ()),
-            "rshift": self._binary("rshift", operator.rshift, None, ()),
-            "and": self._binary("and", operator.and_, np.bitwise_and, (BOOL, INT, UNSIGNED)),
-            "or": self._binary("or", operator.or_, np.bitwise_or, (BOOL, INT, UNSIGNED)),
-            "xor": self._binary("xor", operator.xor, np.bitwise_xor, (BOOL, INT, UNSIGNED)),
-            "lt": self._comparison("lt", operator.lt, np.less, (FLOAT, HALF, INT)),
-            "le": self._comparison("le", operator.le, np.less_equal, (FLOAT, HALF, INT)),
-            "gt": self._comparison("gt", operator.gt, np.greater, (FLOAT, HALF, INT)),
-            "ge": self._comparison("ge", operator.ge, np.greater_equal, (FLOAT, HALF, INT)),
-            "eq": self._comparison("eq", operator.eq, np.equal, (FLOAT, HALF, INT, UNSIGNED, BOOL)),
-            "ne": self._comparison("ne", operator.ne, np.not_equal, (FLOAT, HALF, INT, UNSIGNED, BOOL)),
-            "neg": self._unary("__neg__", operator.neg),
-            "pos": self._unary("__pos__", operator.pos),
-            "invert": self._unary("__invert__", operator.invert),
-            "not": self._unary("__not__", operator.not_),
-            "is": lambda a, b: unwrap(a) is unwrap(b),
-            "isnot": lambda a, b: unwrap(a) is not unwrap(b),
-            "truth": truth,
-            "unwrap": unwrap,
-            "boolop": self._boolop,
-            "item": self._item,
-        }
+        self.table["Add"] = add
 
     def general(self, name: str, left: Any, right: Any) -> Any:
         """An operator by way of the semantic layer; `name` as in `__name__`."""
@@ -218,44 +219,29 @@ class Operators:
         return NotImplemented
 
     def _binary(
-        self, name: str, python: Callable[[Any, Any], Any], numpy: Callable[..., Array] | None, kinds: tuple[int, ...]
+        self, name: str, numpy: Callable[..., Array] | None, kinds: tuple[int, ...]
     ) -> Callable[[Any, Any], Any]:
-        general = self.general
+        general, compares = self.general, name in _COMPARISONS
+        python: Callable[[Any, Any], Any] = _plain_sum if name == "add" else getattr(operator, f"__{name}__")
 
         def op(left: Any, right: Any) -> Any:
             if numpy is not None:
                 pair = _pair(left, right)
                 if pair is not None and pair[3].kind in kinds:
-                    return wrap(numpy(pair[0], pair[1]), pair[2])
-            result = general(name, left, right)
-            return python(unwrap(left), unwrap(right)) if result is NotImplemented else result
-
-        return op
-
-    def _comparison(
-        self, name: str, python: Callable[[Any, Any], Any], numpy: Callable[..., Array], kinds: tuple[int, ...]
-    ) -> Callable[[Any, Any], Any]:
-        general = self.general
-
-        def op(left: Any, right: Any) -> Any:
-            pair = _pair(left, right)
-            if pair is not None and pair[3].kind in kinds:
-                return wrap(numpy(pair[0], pair[1]), _INT1.like(facts_of(pair[2]).form))
+                    type_ = _INT1.like(facts_of(pair[2]).form) if compares else pair[2]
+                    return wrap(numpy(pair[0], pair[1]), type_)
             result = general(name, left, right)
             return python(unwrap(left), unwrap(right)) if result is NotImplemented else result
 
         return op
 
     def _unary(self, method: str, python: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        body = _compat.builtin_body(getattr(_Tensor, method, None)) if hasattr(_Tensor, method) else None
+        body = _compat.builtin_body(getattr(_Tensor, method, None))
 
         def op(value: Any) -> Any:
             if isinstance(value, _Tensor):
                 return value if body is None else body(value, _semantic=self._semantic)
-            value = unwrap(value)
-            if python is operator.not_:
-                return not truth(value)
-            return python(value)
+            return python(unwrap(value))
 
         return op
 
@@ -284,8 +270,4 @@ class Operators:
             if expanded is not None:
                 return expanded
             return _compat.builtin_body(_Tensor.__getitem__)(value, index, _semantic=self._semantic)
-        if isinstance(value, _constexpr):
-            value = value.value
-        if isinstance(index, tuple):
-            return value[tuple(unwrap(i) for i in index)]
-        return value[unwrap(index)]
+        return unwrap(value)[tuple(map(unwrap, index)) if isinstance(index, tuple) else unwrap(index)]

@@ -90,7 +90,7 @@ class ArrayRegions:
         parts = [np.moveaxis(value.handle.data, axis, -1) for value in inputs]
         if reverse:
             parts = [p[..., ::-1] for p in parts]
-        known = _known_scan(_compat.combine_function(region_builder_fn), inputs)
+        known = _find(_compat.combine_function(region_builder_fn), _SCANS) if _in_numpy(inputs[0].type.scalar) else None
         if known is not None:
             parts = [known.accumulate(parts[0], axis=-1, dtype=parts[0].dtype)]
         else:
@@ -111,7 +111,7 @@ class ArrayRegions:
         kept = [value.handle.data.dtype for value in inputs]
 
         def run(arrays: list[Array]) -> list[Array]:
-            outer = getattr(current, "region", None)
+            outer = current.region
             handles = [Handle(a, value.handle.dtype) for a, value in zip(arrays, [*inputs, *inputs], strict=True)]
             region = current.region = _Region(handles)
             try:
@@ -164,11 +164,7 @@ class ArrayRegions:
     def multiple_of(self, value: Any, values: Any) -> Any:
         return value
 
-    def max_contiguous(self, value: Any, values: Any) -> Any:
-        return value
-
-    def max_constancy(self, value: Any, values: Any) -> Any:
-        return value
+    max_contiguous = max_constancy = multiple_of
 
 
 class CpuSemantic(ArrayRegions, _compat.TritonSemantic):  # type: ignore[misc]
@@ -189,62 +185,49 @@ def _as_tensor(data: Array, type_: Any) -> Any:
     return wrap(np.asarray(data).reshape(shape), type_)
 
 
-def _standard(*names: str) -> list[Any]:
-    return [getattr(tl.standard, name) for name in names if hasattr(tl.standard, name)]
+def _known(functions: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """Combine functions of Triton's own that this version has; in pairs, as hashing a jitted function is expensive."""
+    return [(getattr(tl.standard, name), known) for name, known in functions.items() if hasattr(tl.standard, name)]
 
 
-_SUM = _standard("_sum_combine")
-_PROD = _standard("_prod_combine")
-_XOR = _standard("_xor_combine")
-_OR = _standard("_or_combine")
-_MAX = _standard("_elementwise_max")
-_MIN = _standard("_elementwise_min")
-_ARGMAX = _standard("_argmax_combine_tie_break_left", "_argmax_combine_tie_break_fast")
-_ARGMIN = _standard("_argmin_combine_tie_break_left", "_argmin_combine_tie_break_fast")
+_BITWISE = _known({"_xor_combine": np.bitwise_xor, "_or_combine": np.bitwise_or})
+_ORDERING = _known({"_elementwise_max": (np.fmax, np.maximum), "_elementwise_min": (np.fmin, np.minimum)})
+_PICKING = _known(
+    {
+        f"_arg{way}_combine_tie_break_{tie}": getattr(np, f"arg{way}")
+        for way in ("max", "min")
+        for tie in ("left", "fast")
+    }
+)
+_SCANS = _known({"_sum_combine": np.add, "_prod_combine": np.multiply})
 
 
-def _is(function: Any, candidates: list[Any]) -> bool:
-    return any(function is candidate for candidate in candidates)
+def _find(function: Any, known: list[tuple[Any, Any]]) -> Any:
+    return next((numpy for each, numpy in known if each is function), None)
+
+
+def _in_numpy(scalar: Any) -> bool:
+    """Whether numpy computes with numbers of a type as they are kept."""
+    if scalar.is_floating():
+        return scalar != tl.bfloat16 and bool(scalar.primitive_bitwidth > 8)
+    return bool(scalar.is_int() and scalar.primitive_bitwidth >= 8)
 
 
 def _known_reduction(function: Any, inputs: Any, axis: int) -> list[Array] | None:
     """Reduce with numpy where it gives the combine function's result; None where it does not."""
     data, scalar = inputs[0].handle.data, inputs[0].type.scalar
-    if scalar == tl.bfloat16 or scalar.primitive_bitwidth < 8 or data.dtype == np.uint64:
+    if not _in_numpy(scalar):
         return None
     floating = scalar.is_floating()
-    if floating and scalar.primitive_bitwidth == 8:
-        return None
-    if _is(function, _SUM):
+    if _find(function, _SCANS) is np.add:
         return [np.add.reduce(data, axis=axis, dtype=data.dtype)]
-    if not floating and _is(function, _XOR):
-        return [np.bitwise_xor.reduce(data, axis=axis)]
-    if not floating and _is(function, _OR):
-        return [np.bitwise_or.reduce(data, axis=axis)]
-    ordered = unsigned(data) if scalar.is_int() and scalar.is_int_unsigned() else data
-    if _is(function, _MAX):
-        return [signless((np.fmax if floating else np.maximum).reduce(ordered, axis=axis))]
-    if _is(function, _MIN):
-        return [signless((np.fmin if floating else np.minimum).reduce(ordered, axis=axis))]
-    if _is(function, _ARGMAX) or _is(function, _ARGMIN):
-        if floating and np.isnan(data).any():
-            return None
-        pick = np.argmax if _is(function, _ARGMAX) else np.argmin
-        where = np.expand_dims(pick(ordered, axis=axis), axis)
-        return [np.take_along_axis(value.handle.data, where, axis).squeeze(axis) for value in inputs]
-    return None
-
-
-def _known_scan(function: Any, inputs: Any) -> np.ufunc | None:
-    scalar = inputs[0].type.scalar
-    if (
-        scalar == tl.bfloat16
-        or scalar.primitive_bitwidth < 8
-        or (scalar.is_floating() and scalar.primitive_bitwidth == 8)
-    ):
+    if bitwise := not floating and _find(function, _BITWISE):
+        return [bitwise.reduce(data, axis=axis)]
+    ordered = unsigned(data) if not floating and scalar.is_int_unsigned() else data
+    if ordering := _find(function, _ORDERING):
+        return [signless(ordering[0 if floating else 1].reduce(ordered, axis=axis))]
+    pick = _find(function, _PICKING)
+    if pick is None or (floating and np.isnan(data).any()):
         return None
-    if _is(function, _SUM):
-        return np.add
-    if _is(function, _PROD):
-        return np.multiply
-    return None
+    where = np.expand_dims(pick(ordered, axis=axis), axis)
+    return [np.take_along_axis(value.handle.data, where, axis).squeeze(axis) for value in inputs]

@@ -1,7 +1,8 @@
-"""What the fast paths need to know of Triton's types, computed once per type and kept on the type object."""
+"""Facts about Triton's types for the fast paths, computed once per type and kept on the type object."""
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,15 +18,11 @@ SLOW, BOOL, INT, UNSIGNED, FLOAT, HALF, POINTER = range(7)
 
 
 undecided_layouts: set[type] = set()
-"""Classes of layouts that a pass of a compiler chooses later; who stores through pointers with one asks the semantic
-layer, which knows whether it can."""
+"""Classes of layouts that a pass of a compiler chooses later; the semantic layer decides about stores with them."""
 
 
 class Form:
-    """What the block types of different elements share: shape, and layout in a language that has them.
-
-    There is one object per form, so that comparing forms is comparing objects.
-    """
+    """Shape of block types, and layout in a language that has them; one object each, so that `is` compares them."""
 
     __slots__ = ("layout", "make", "shape")
 
@@ -37,19 +34,8 @@ class Form:
         shape = list(self.shape)
         return self.make(scalar, shape) if self.layout is None else self.make(scalar, shape, self.layout)
 
-    def reshaped(self, shape: tuple[int, ...]) -> Form:
-        """The form with another shape and the same layout."""
-        return _form(shape, self.layout, self.make)
 
-
-_forms: dict[tuple[tuple[int, ...], Any], Form] = {}
-
-
-def _form(shape: tuple[int, ...], layout: Any, make: Callable[..., Any]) -> Form:
-    found = _forms.get((shape, layout))
-    if found is None:
-        found = _forms.setdefault((shape, layout), Form(shape, layout, make))
-    return found
+_form: Callable[[tuple[int, ...], Any, Any], Form] = functools.cache(Form)
 
 
 def plain_form(shape: tuple[int, ...]) -> Form:
@@ -57,25 +43,19 @@ def plain_form(shape: tuple[int, ...]) -> Form:
     return _form(shape, None, tl.block_type)
 
 
-def joint_form(left: Form, right: Form) -> Form | None:
+def _joint_form(left: Form, right: Form) -> Form | None:
     """The form of an elementwise operation's result; None if the semantic layer must decide."""
-    if left is right:
-        return left
     if left.layout is not right.layout and left.layout != right.layout:
         return None
     shape, other = left.shape, right.shape
-    if shape == other:
-        return left
-    if len(shape) != len(other):
+    if len(shape) != len(other) or any(a != b and a != 1 and b != 1 for a, b in zip(shape, other, strict=True)):
         return None
-    for a, b in zip(shape, other, strict=True):
-        if a != b and a != 1 and b != 1:
-            return None
-    return left.reshaped(tuple(b if a == 1 else a for a, b in zip(shape, other, strict=True)))
+    joint = tuple(b if a == 1 else a for a, b in zip(shape, other, strict=True))
+    return _form(joint, left.layout, left.make)
 
 
 class TypeFacts:
-    """What the fast paths need to know of a type; kept on the type object."""
+    """Facts about one type."""
 
     __slots__ = ("blocks", "element", "form", "kind", "number", "numpy", "pointee", "scalar", "step", "storable")
 
@@ -113,7 +93,7 @@ class TypeFacts:
             self.kind = SLOW
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        """Copies of a type, in other processes, too, have no facts yet: forms are compared as objects."""
+        """Leave the facts out of copies of a type, as forms are compared as objects."""
         return nothing, ()
 
     def block(self, form: Form) -> Any:
@@ -125,9 +105,18 @@ class TypeFacts:
             found.with_element_ty = lambda scalar: facts_of(scalar).block(form)
         return found
 
+    def joint(self, other: TypeFacts) -> Any:
+        """The type with this scalar type of an operation on both; None if the semantic layer must decide."""
+        form, beside = self.form, other.form
+        if form is not beside and beside is not None:
+            form = beside if form is None else _joint_form(form, beside)
+            if form is None:
+                return None
+        return self.scalar if form is None else self.blocks.get(form) or self.block(form)
+
     def like(self, form: Form | None) -> Any:
         """The type of this scalar type and a form; the scalar type itself for None."""
-        return self.scalar if form is None else self.block(form)
+        return self.scalar if form is None else self.blocks.get(form) or self.block(form)
 
 
 def facts_of(type_: Any) -> TypeFacts:

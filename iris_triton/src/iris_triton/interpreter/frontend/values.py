@@ -22,45 +22,26 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-_NUMPY = {
+_NUMPY: dict[Any, np.dtype[Any]] = {
     tl.int1: np.dtype(np.bool_),
-    tl.int8: np.dtype(np.int8),
-    tl.int16: np.dtype(np.int16),
-    tl.int32: np.dtype(np.int32),
-    tl.int64: np.dtype(np.int64),
-    tl.uint8: np.dtype(np.int8),
-    tl.uint16: np.dtype(np.int16),
-    tl.uint32: np.dtype(np.int32),
-    tl.uint64: np.dtype(np.int64),
-    tl.float16: np.dtype(np.float16),
-    tl.float32: np.dtype(np.float32),
-    tl.float64: np.dtype(np.float64),
+    **{getattr(tl, f"{u}int{bits}"): np.dtype(f"i{bits // 8}") for u in ("", "u") for bits in (8, 16, 32, 64)},
+    **{getattr(tl, f"float{bits}"): np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
     tl.bfloat16: np.dtype(np.uint16),
-    tl.float8e5: np.dtype(np.uint8),
-    tl.float8e5b16: np.dtype(np.uint8),
-    tl.float8e4nv: np.dtype(np.uint8),
-    tl.float8e4b8: np.dtype(np.uint8),
-    tl.float8e4b15: np.dtype(np.uint8),
+    **{getattr(tl, f"float8{kind}"): np.dtype(np.uint8) for kind in ("e5", "e5b16", "e4nv", "e4b8", "e4b15")},
 }
 _ADDRESS = np.dtype(np.uint64)
 
-_UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {
-    np.dtype(np.int8): np.dtype(np.uint8),
-    np.dtype(np.int16): np.dtype(np.uint16),
-    np.dtype(np.int32): np.dtype(np.uint32),
-    np.dtype(np.int64): np.dtype(np.uint64),
-}
-_SIGNED: dict[np.dtype[Any], np.dtype[Any]] = {unsigned: signed for signed, unsigned in _UNSIGNED.items()}
+_UNSIGNED = {np.dtype(f"i{size}"): np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+_SIGNED = {unsigned: signed for signed, unsigned in _UNSIGNED.items()}
 
 
 class Handle:
-    """An array and its scalar IR type; has the attributes that Triton's own TensorHandle has."""
+    """An array and its scalar IR type; has the attributes of Triton's own TensorHandle that are used here."""
 
-    __slots__ = ("attr", "data", "dtype")
+    __slots__ = ("data", "dtype")
 
     def __init__(self, data: Array, dtype: Any) -> None:
         self.data, self.dtype = data, dtype
-        self.attr: dict[str, Any] = {}
 
     def get_element_ty(self) -> Any:
         """What the pointers in this handle point to (through a block, if to one), or the scalar type itself."""
@@ -72,8 +53,7 @@ class Handle:
         return Handle(self.data.copy(), self.dtype)
 
     def set_attr(self, key: str, value: Any) -> None:
-        """Note a hint to the compiler, which has no effect here."""
-        self.attr[key] = value
+        """Hints to the compiler have no effect."""
 
 
 def numpy_dtype(ir_type: Any) -> np.dtype[Any]:
@@ -122,13 +102,8 @@ def nothing() -> None:
     """What a copy of a type, perhaps in another process, has of all that is kept on the type here."""
 
 
-class _Fields:
+class _Fields(dict[str, Any]):
     """Attributes of a type's tensors; some cannot be copied, but the type must be."""
-
-    __slots__ = ("attributes",)
-
-    def __init__(self, attributes: dict[str, Any]) -> None:
-        self.attributes = attributes
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return nothing, ()
@@ -143,9 +118,8 @@ def wrap_handle(handle: Any, type_: Any) -> Any:
     """Make a tensor.  Much cheaper than the constructor, which computes shape and size anew for every tensor."""
     fields = type_.__dict__.get("_iris_fields")
     if fields is None:
-        fields = _Fields(tl.tensor(None, type_).__dict__)
-        type_._iris_fields = fields
+        fields = type_._iris_fields = _Fields(tl.tensor(None, type_).__dict__)
     tensor = _new(tl.tensor)
-    tensor.__dict__.update(fields.attributes)
+    tensor.__dict__.update(fields)
     tensor.handle = handle
     return tensor

@@ -6,17 +6,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 from bisect import bisect_right
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iris_triton.interpreter.errors import OutOfBoundsError
-from iris_triton.interpreter.memory.access import Window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,25 +89,47 @@ def running_ranks() -> list[tuple[int, int]]:
     return sorted({(heap.rank, len(heap.heap_bases)) for heap in registered_heaps()})
 
 
-@dataclass(frozen=True, slots=True)
 class Region:
-    """One accessible range; `heap_rank` is None outside symmetric heaps."""
+    """One accessible range, seen as arrays of any element type.
 
-    start: int
-    nbytes: int
-    label: str = ""
-    heap_rank: int | None = None
-    offset_bytes: int = 0
+    The arrays do not keep the memory alive: a region is used only while its range is known to be live.
+    """
 
-    @property
-    def end(self) -> int:
-        return self.start + self.nbytes
+    __slots__ = ("_views", "end", "heap_rank", "label", "offset_bytes", "start")
+
+    def __init__(
+        self, start: int, nbytes: int, label: str = "", heap_rank: int | None = None, offset_bytes: int = 0
+    ) -> None:
+        self.start, self.end, self.label = start, start + nbytes, label
+        self.heap_rank, self.offset_bytes = heap_rank, offset_bytes  # heap_rank: None outside symmetric heaps
+        self._views: dict[np.dtype[Any], Array] = {}
+
+    def view(self, dtype: np.dtype[Any]) -> Array:
+        """The range as elements of `dtype`, beginning at its first byte; a rest that is too short is left out."""
+        found = self._views.get(dtype)
+        if found is None:
+            count = (self.end - self.start) // dtype.itemsize
+            raw = (ctypes.c_ubyte * (count * dtype.itemsize)).from_address(self.start)
+            found = self._views[dtype] = np.frombuffer(memoryview(raw), dtype)
+        return found
+
+    def indices(self, addresses: Array, itemsize: int) -> Array | None:
+        """Element indices of addresses; None if one of them is not a whole number of elements from the start."""
+        offsets = (addresses - np.uint64(self.start)).view(np.int64)
+        if itemsize == 1:
+            return offsets
+        if int(np.bitwise_or.reduce(offsets, axis=None)) & (itemsize - 1):
+            return None
+        return offsets >> (itemsize.bit_length() - 1)
+
+    def distance(self, address: int) -> int:
+        return max(self.start - address, address - self.end + 1, 0)
 
     def describe(self) -> str:
-        name = f"block {self.label!r}" if self.label else "block"
+        name, nbytes = f"block {self.label!r}" if self.label else "block", self.end - self.start
         if self.heap_rank is None:
-            return f"{name if self.label else 'memory'} of {self.nbytes} bytes at {self.start:#x}"
-        return f"{name} of {self.nbytes} bytes at offset {self.offset_bytes} of the heap of rank {self.heap_rank}"
+            return f"{name if self.label else 'memory'} of {nbytes} bytes at {self.start:#x}"
+        return f"{name} of {nbytes} bytes at offset {self.offset_bytes} of the heap of rank {self.heap_rank}"
 
 
 class Regions:
@@ -116,47 +137,34 @@ class Regions:
 
     def __init__(self, heaps: Sequence[MemoryMap], extra: Sequence[tuple[int, int, str]]) -> None:
         self.heaps = {base: (base + heap.nbytes, n) for n, heap in enumerate(heaps) for base in heap.heap_bases}
-        self.extra = [Region(start, nbytes, label) for start, nbytes, label in extra]
-        starts, sizes = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
-        source: list[int] = []
-        index: list[int] = []
-        self._sources: list[tuple[int, Sequence[Any]]] = []
+        """End and number of the heap that begins at an address, for all ranks' heaps."""
+        self.extra = [Region(*each) for each in extra]
+        starts, ends = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
+        places: list[tuple[int, Any]] = []
         for heap in heaps:
             blocks = [block for block in heap.live_blocks() if block.nbytes > 0]
             offsets = np.array([block.offset_bytes for block in blocks], np.uint64)
-            nbytes = np.array([block.nbytes for block in blocks], np.uint64)
-            for rank, base in enumerate(heap.heap_bases):
-                starts.append(offsets + np.uint64(base))
-                sizes.append(nbytes)
-                source += [len(self._sources)] * len(blocks)
-                index += range(len(blocks))
-                self._sources.append((rank, blocks))
+            start = np.add.outer(np.array(heap.heap_bases, np.uint64), offsets)
+            starts.append(start.reshape(-1))
+            ends.append((start + np.array([block.nbytes for block in blocks], np.uint64)).reshape(-1))
+            places += [(rank, block) for rank in range(len(heap.heap_bases)) for block in blocks]
         start = np.concatenate(starts)
         order = np.argsort(start, kind="stable")
         self.starts: Array = start[order]
-        self.ends: Array = (start + np.concatenate(sizes))[order]
-        self._places = [(source[i], index[i]) for i in order.tolist()]
+        self.ends: Array = np.concatenate(ends)[order]
+        self._places = [places[i] for i in order.tolist()]
         self.start_list: list[int] = self.starts.tolist()
         self.end_list: list[int] = self.ends.tolist()
-        self._windows: dict[int, Window] = {}
+        self._regions: dict[int, Region] = {}
 
     def region(self, position: int) -> Region:
-        """Describe the block at a position of the table."""
-        source, index = self._places[position]
-        rank, blocks = self._sources[source]
-        block = blocks[index]
-        return Region(self.start_list[position], block.nbytes, block.label, rank, block.offset_bytes)
-
-    def window(self, position: int) -> Window:
-        """Return the window over the block at a position of the table."""
-        found = self._windows.get(position)
+        """Return the block at a position of the table."""
+        found = self._regions.get(position)
         if found is None:
-            found = self._windows[position] = Window(self.start_list[position], self.end_list[position])
+            rank, block = self._places[position]
+            found = Region(self.start_list[position], block.nbytes, block.label, rank, block.offset_bytes)
+            self._regions[position] = found
         return found
-
-    def on_heap(self, start: int, end: int) -> bool:
-        """Whether a range lies in the address range of a registered heap, live or not."""
-        return any(low <= start and end <= high for low, (high, _) in self.heaps.items())
 
 
 def current_regions() -> Regions:
@@ -174,32 +182,29 @@ class BoundsChecker:
 
     def __init__(self, regions: Regions, arguments: Sequence[tuple[int, int, str]]) -> None:
         """Take the table and the storages of the tensor arguments: (first byte, size in bytes, argument's name)."""
-        self._regions = regions
+        self._regions, self.heaps = regions, regions.heaps
         # A heap's tensors are checked against its blocks: a storage may be rounded up, a block is exact.
         self._arguments = regions.extra + [
             Region(start, nbytes, name)
             for start, nbytes, name in arguments
-            if nbytes and not regions.on_heap(start, start + nbytes)
+            if nbytes and not any(low <= start and start + nbytes <= high for low, (high, _) in self.heaps.items())
         ]
-        self._windows = [Window(region.start, region.end) for region in self._arguments]
-        self._recent: list[Window] = []
-        self.heaps = regions.heaps
-        """End and number of the heap that begins at an address, for all ranks' heaps."""
+        self._recent: list[Region] = []
 
-    def find(self, low: int, high: int) -> Window | None:
+    def find(self, low: int, high: int) -> Region | None:
         """Return the accessible range that contains all bytes of [low, high), or None."""
-        for window in self._windows:
-            if window.start <= low and high <= window.end:
-                return window
-        for window in self._recent:
-            if window.start <= low and high <= window.end:
-                return window
+        for region in self._arguments:
+            if region.start <= low and high <= region.end:
+                return region
+        for region in self._recent:
+            if region.start <= low and high <= region.end:
+                return region
         regions = self._regions
         position = bisect_right(regions.start_list, low) - 1
         if position >= 0 and high <= regions.end_list[position]:
-            window = regions.window(position)
-            self._recent = [window, *self._recent[:7]]  # kernels touch few ranges over and over
-            return window
+            region = regions.region(position)
+            self._recent = [region, *self._recent[:7]]  # kernels touch few ranges over and over
+            return region
         return None
 
     def outside(self, addresses: Array, nbytes: int) -> Array:
@@ -222,12 +227,12 @@ class BoundsChecker:
         for near in (position, position + 1):
             if 0 <= near < len(self._regions.start_list):
                 candidates.append(self._regions.region(near))
-        return min(candidates, key=lambda region: _distance(region, address), default=None)
+        return min(candidates, key=lambda region: region.distance(address), default=None)
 
     def describe(self, address: int) -> str:
         """Say in which range an address lies; just the address if in none."""
         near = self.nearest(address)
-        if near is None or _distance(near, address):
+        if near is None or near.distance(address):
             return f"{address:#x}"
         return f"{address:#x} (byte {address - near.start} of {near.describe()})"
 
@@ -266,7 +271,3 @@ class BoundsChecker:
         return OutOfBoundsError(
             message, kernel=kernel, program=program, lane=lane, access=access, address=address, nbytes=nbytes
         )
-
-
-def _distance(region: Region, address: int) -> int:
-    return max(region.start - address, address - region.end + 1, 0)
