@@ -133,7 +133,7 @@ def test_wgmma(how, dtype, sum_dtype):
 HAZARDS = {
     "no fence": "warpgroup_mma of '[ab]_memory' goes through the async proxy.*not ordered with the store",
     "overwritten": "store overwrites 'b_memory'.*warpgroup_mma that .* may still be reading it: call warpgroup_mma",
-    "never waited": "the kernel ends while 1 products of warpgroup_mma, the last one issued in line .*, may be under",
+    "never waited": "the kernel ends while 1 products of warpgroup_mma may be under way, the last one issued in line",
     "one may be under way": "the result of warpgroup_mma in line .* is used while the product may be under way",
 }
 

@@ -79,14 +79,6 @@ class GluonBuilder(AsyncOps, MemoryOps, CpuBuilder):
         )
 
     # -- memory -------------------------------------------------------------------------------------------------------
-    def check_addresses(self, addresses: Array, nbytes: int, doing: str) -> None:
-        """Refuse addresses of elements that are not accessible.
-
-        Raises:
-            OutOfBoundsError: one is not.
-        """
-        self._range_of(addresses, None, nbytes, doing)
-
     def reduce(self, kind: Any, addresses: Array, data: Array, element: Any) -> None:
         """Combine elements with global memory, each atomically, as a TMA reduction does."""
         name = kind.name
@@ -147,8 +139,7 @@ class GluonBuilder(AsyncOps, MemoryOps, CpuBuilder):
     def create_convert_layout(self, type_: Any, value: Handle) -> Handle:
         return Handle(value.data, value.dtype)
 
-    def create_set_auto_layout(self, layout: None, value: Handle) -> Handle:
-        return Handle(value.data, value.dtype)
+    create_set_auto_layout = create_convert_layout
 
     def is_convert_layout_trivial(self, type_: Any, value: Handle) -> bool:
         raise NotImplementedError  # the semantic layer compares linear layouts instead
@@ -181,7 +172,7 @@ class GluonBuilder(AsyncOps, MemoryOps, CpuBuilder):
             operation,
             value.layout,
             shape,
-            *(int(argument) for argument in arguments),
+            *map(int, arguments),
             num_warps=program.num_warps(),
             warp_size=program.warp_size(),
         )

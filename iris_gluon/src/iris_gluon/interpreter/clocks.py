@@ -1,8 +1,9 @@
 """What happened before what: vector clocks of a program's partitions and asynchronous operations.
 
 An *agent* is anything whose actions are ordered among themselves: a partition, an mbarrier (its phases), a queue of
-asynchronous operations that complete in order.  A partition's clock says up to which time of every agent it has
-synchronised; an access by agent `a` at time `t` is ordered before everything a partition does iff `clock[a] >= t`.
+asynchronous operations that complete in order.  Each has a `next_time`, at which what it begins now is complete, and a
+`remedy`, for messages.  A partition's clock says up to which time of every agent it has synchronised; an access by
+agent `a` at time `t` is ordered before everything a partition does iff `clock[a] >= t`.
 
 There are two clocks.  `seen` is about ordinary order.  `fenced` is what fence_async_shared has passed on to the
 hardware's other path to shared memory, the async proxy, which TMA and wgmma use.
@@ -47,14 +48,18 @@ class Clock:
 class Queue:
     """Asynchronous operations of one partition that complete in the order in which they were issued; an agent."""
 
-    __slots__ = ("issued", "line")
+    __slots__ = ("issued", "line", "remedy")
 
-    def __init__(self) -> None:
+    def __init__(self, remedy: str) -> None:
         self.issued = 0
         self.line: Line | None = None  # of the last one
+        self.remedy = f"{remedy} first, in the partition that issued it"  # what completes them
+
+    @property
+    def next_time(self) -> int:
+        return self.issued + 1
 
     def issue(self, line: Line) -> int:
         """Number the next operation; its time."""
-        self.issued += 1
-        self.line = line
+        self.issued, self.line = self.next_time, line
         return self.issued

@@ -27,21 +27,17 @@ if TYPE_CHECKING:
 
 
 class Copy(NamedTuple):
-    """An asynchronous copy to shared memory that is under way.
-
-    Attributes:
-        deliver: writes the data.
-        idle: whether all its elements are masked off.
-        what: its name, for messages.
-    """
+    """An asynchronous copy to shared memory that is under way."""
 
     deliver: Callable[[], None]
-    idle: bool
+    idle: bool  # all its elements are masked off
     what: str
 
 
 class Partition(Program):
-    """Warps that run the same code; an agent whose time advances whenever it tells others how far it is."""
+    """Warps that run the same code; an agent whose time advances whenever others learn how far it is."""
+
+    remedy = ""  # what it does itself is complete at once
 
     __slots__ = (
         "_turn",
@@ -67,7 +63,8 @@ class Partition(Program):
         self.clock = Clock()
         self.clock.seen[self] = self.clock.fenced[self] = 0
         self.tick()
-        self.products, self.stores, self.copies = Queue(), Queue(), Queue()
+        self.products, self.stores = Queue("call warpgroup_mma_wait"), Queue("call tma.store_wait")
+        self.copies = Queue("call async_copy.commit_group and wait_group")
         self.unfinished_stores: list[tuple[int, Callable[[], None]]] = []
         self.uncommitted: list[Copy] = []
         self.groups: list[tuple[int, list[Copy]]] = []
@@ -78,8 +75,7 @@ class Partition(Program):
 
     # -- time ---------------------------------------------------------------------------------------------------------
     @property
-    def now(self) -> int:
-        """The time of what it does now."""
+    def next_time(self) -> int:
         return self.clock.seen[self]
 
     def tick(self) -> None:
@@ -155,11 +151,9 @@ class Cta:
 
     # -- warp_specialize ----------------------------------------------------------------------------------------------
     def run_partitions(self, default: Callable[[], Any], workers: list[tuple[str, int, Callable[[], None]]]) -> Any:
-        """Run the default partition on this thread and the workers beside it; returns what the default one returns.
+        """Run the default partition on this thread and the workers (name, warps, body) beside it.
 
-        Args:
-            default: body of the default partition.
-            workers: name, number of warps and body of each other one.
+        Returns what the default one returns.
         """
         root = self.root
         if current.program is not root or len(self._partitions) > 1:
@@ -253,7 +247,7 @@ class Cta:
         return None
 
     def _heir(self, partition: Partition) -> Partition:
-        """Who goes on after a partition that has nothing more to do; fails the program if nobody can.
+        """The partition that goes on after one that has nothing more to do; fails the program if none can.
 
         After a failure the others end one after the other, the launching thread last.
         """
@@ -280,21 +274,15 @@ class Cta:
             self.failed = error
 
     def _deadlock(self) -> DeadlockError:
-        waiting = [p for p in self._partitions if not p.done and p.waits_for is not None]
-        parts = [f"{p.name} waits for {p.waits_for()}" for p in waiting if p.waits_for is not None]
-        first = waiting[0]
-        kernel = self.launch.kernel
-        message = f"kernel {kernel!r}, program {first.pid}: nobody can go on. {'; '.join(parts)}"
+        parts = [f"{p.name} waits for {p.waits_for()}" for p in self._partitions if not p.done and p.waits_for]
+        kernel, pid = self.launch.kernel, self.program.pid
+        message = f"kernel {kernel!r}, program {pid}: no partition can go on. {'; '.join(parts)}"
         rank = next((rank for rank, _ in running_ranks()), None)
-        return DeadlockError(message, kernel=kernel, rank=rank, program=first.pid, address=0, last_value=0)
+        return DeadlockError(message, kernel=kernel, rank=rank, program=pid, address=0, last_value=0)
 
     # -- the end ------------------------------------------------------------------------------------------------------
     def finish(self) -> None:
-        """End the program: TMA stores arrive in global memory.
-
-        Raises:
-            RaceError: something may still be using shared memory, which ends with the program.
-        """
+        """End the program, and with it its shared memory: TMA stores arrive in global memory."""
         self._check_end(self.root)
         for barrier in self.barriers:
             copies = barrier.under_way()
@@ -302,29 +290,27 @@ class Cta:
                 raise RaceError(
                     f"the program ends while {copies} may be under way: wait for mbarrier {barrier.name!r} before"
                 )
-        for partition in (self.root, *self._ended):
+        ended = (self.root, *self._ended)
+        for partition in ended:
             for copy in partition.copies_under_way():
                 raise RaceError(
                     f"the program ends while {copy.what} may be under way: call async_copy.commit_group and "
                     f"wait_group(0) at the end of {partition.name}"
                 )
-        for partition in (self.root, *self._ended):
+        for partition in ended:
             partition.deliver_stores(partition.stores.issued)
 
     def _check_end(self, partition: Partition) -> None:
-        seen = partition.clock.seen
-        reading = partition.stores.issued - seen.get(partition.stores, 0)
-        if reading:
-            raise RaceError(
-                f"{partition.name} ends while {reading} TMA stores may still read its shared memory, the last one "
-                f"issued in {partition.stores.line}: call tma.store_wait(0) at its end"
-            )
-        products = partition.products.issued - seen.get(partition.products, 0)
-        if products:
-            raise RaceError(
-                f"{partition.name} ends while {products} products of warpgroup_mma, the last one issued in "
-                f"{partition.products.line}, may be under way: call warpgroup_mma_wait(0, deps=...) at its end"
-            )
+        for queue, what, remedy in (
+            (partition.stores, "TMA stores may still read its shared memory", "tma.store_wait(0)"),
+            (partition.products, "products of warpgroup_mma may be under way", "warpgroup_mma_wait(0, deps=...)"),
+        ):
+            pending = queue.issued - partition.clock.seen.get(queue, 0)
+            if pending:
+                raise RaceError(
+                    f"{partition.name} ends while {pending} {what}, the last one issued in {queue.line}: call {remedy} "
+                    "at its end"
+                )
 
 
 def complete_stores() -> None:

@@ -12,15 +12,13 @@ layer, before.
 from __future__ import annotations
 
 import functools
+import math
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import triton.language as tl
 
 from iris_gluon import _compat
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _lock = threading.Lock()
 
@@ -31,25 +29,8 @@ def _builder(num_warps: int, warp_size: int) -> tuple[Any, Any]:
 
 
 @functools.cache
-def _result_of(
-    operation: str, layout: Any, shape: tuple[int, ...], arguments: tuple[Any, ...], num_warps: int, warp_size: int
-) -> Any:
-    with _lock:
-        builder, _ = _builder(num_warps, warp_size)
-        value = builder.create_poison(_compat.distributed_type(tl.int32, list(shape), layout).to_ir(builder))
-        return builder.get_gluon_layout_from_tensor(_OPERATIONS[operation](builder, value, arguments))
-
-
-_OPERATIONS: dict[str, Callable[[Any, Any, tuple[Any, ...]], Any]] = {
-    "join": lambda builder, value, arguments: builder.create_join(value, value),
-    "reshape": lambda builder, value, arguments: builder.create_reshape(value, list(arguments), False),
-    "split": lambda builder, value, arguments: builder.create_split(value)[0],
-    "trans": lambda builder, value, arguments: builder.create_trans(value, list(arguments)),
-}
-
-
 def result_layout(
-    operation: str, layout: Any, shape: tuple[int, ...], *arguments: Any, num_warps: int, warp_size: int
+    operation: str, layout: Any, shape: tuple[int, ...], *arguments: int, num_warps: int, warp_size: int
 ) -> Any:
     """Return the layout of an operation's result.
 
@@ -65,47 +46,34 @@ def result_layout(
         return layout
     if operation == "expand_dims":  # the most frequent one, and the semantic layer has looked at the axis
         return layout.parent
-    return _result_of(operation, layout, shape, arguments, num_warps, warp_size)
+    with _lock:
+        builder, _ = _builder(num_warps, warp_size)
+        value = builder.create_poison(_compat.distributed_type(tl.int32, list(shape), layout).to_ir(builder))
+        if operation == "join":
+            made = builder.create_join(value, value)
+        elif operation == "split":
+            made = builder.create_split(value)[0]
+        elif operation == "reshape":
+            made = builder.create_reshape(value, list(arguments), False)
+        else:
+            made = builder.create_trans(value, list(arguments))
+        return builder.get_gluon_layout_from_tensor(made)
 
 
 @functools.cache
-def _memory(operation: str, layout: Any, dtype: Any, shape: tuple[int, ...], arguments: tuple[int, ...]) -> Any:
+def memory_layout(operation: str, layout: Any, dtype: Any, shape: tuple[int, ...], arguments: tuple[int, ...]) -> Any:
+    """Return the layout of a view ("reshape" or "trans", to a shape or an order) of shared memory."""
     with _lock:
         builder, _ = _builder(4, 32)
         type_ = _compat.core.shared_memory_descriptor_type(dtype, list(shape), layout, list(shape))
         memory = builder.create_local_alloc(type_.to_ir(builder))
-        return builder.get_gluon_layout_from_memdesc(_VIEWS[operation](builder, memory, list(arguments)))
-
-
-_VIEWS: dict[str, Callable[[Any, Any, list[int]], Any]] = {
-    "reshape": lambda builder, memory, shape: builder.create_memdesc_reshape(memory, shape),
-    "trans": lambda builder, memory, order: builder.create_memdesc_trans(memory, order),
-}
-
-
-def memory_layout(operation: str, layout: Any, dtype: Any, shape: tuple[int, ...], arguments: tuple[int, ...]) -> Any:
-    """Return the layout of a view of shared memory.
-
-    Args:
-        operation: "reshape" or "trans".
-        layout: layout of what is viewed.
-        dtype: its element type.
-        shape: its shape.
-        arguments: the new shape, or the order of dimensions.
-    """
-    return _memory(operation, layout, dtype, shape, arguments)
+        view = builder.create_memdesc_reshape if operation == "reshape" else builder.create_memdesc_trans
+        return builder.get_gluon_layout_from_memdesc(view(memory, list(arguments)))
 
 
 @functools.cache
 def memory_problem(element: Any, shape: tuple[int, ...], layout: Any, alloc_shape: tuple[int, ...]) -> str:
-    """Say why shared memory cannot have a layout; empty if it can.
-
-    Args:
-        element: type of the elements.
-        shape: of the part that is described.
-        layout: `iris_gluon.interpreter.hopper.shared.SharedLayout`.
-        alloc_shape: of what was allocated.
-    """
+    """Say why a part of shared memory cannot have a `SharedLayout`; empty if it can."""
     with _lock:
         builder, _ = _builder(4, 32)
         try:
@@ -116,42 +84,25 @@ def memory_problem(element: Any, shape: tuple[int, ...], layout: Any, alloc_shap
     return ""
 
 
-def ask_compiler(question: str, *operands: Any) -> Any:
-    """Ask Gluon's own semantic layer something that has an answer without code being generated.
-
-    Args:
-        question: name of its method.
-        *operands: the method's arguments, then warps of the program and lanes of a warp.
-    """
-    *arguments, warps, lanes = operands
+def bank_conflicts(distributed: Any, shared: Any, num_warps: int, warp_size: int) -> Any:
+    """Return what the compiler's own semantic layer says of an access to shared memory."""
     with _lock:
-        builder, _ = _builder(warps, lanes)
-        return getattr(_compat.GluonSemantic(builder), question)(*arguments)
+        builder, _ = _builder(num_warps, warp_size)
+        return _compat.GluonSemantic(builder).bank_conflicts(distributed, shared)
 
 
 @functools.cache
-def _linear(layout: Any, shape: tuple[int, ...], num_warps: int, warp_size: int) -> Any:
+def linear_layout(layout: Any, shape: tuple[int, ...], *, num_warps: int, warp_size: int) -> Any:
+    """Return the linear layout that a layout is for a shape."""
     with _lock:
         builder, _ = _builder(num_warps, warp_size)
         return builder.to_linear_layout(layout._to_ir(builder), list(shape))
 
 
-def linear_layout(layout: Any, shape: tuple[int, ...], *, num_warps: int, warp_size: int) -> Any:
-    """Return the linear layout that a layout is for a shape."""
-    return _linear(layout, shape, num_warps, warp_size)
-
-
-def _product(numbers: Any) -> int:
-    result = 1
-    for number in numbers:
-        result *= int(number)
-    return result
-
-
 def threads_per_warp(layout: Any) -> int | None:
     """Lanes of a warp that a layout is made for; None if it does not say."""
     if hasattr(layout, "threads_per_warp"):
-        return _product(layout.threads_per_warp)
+        return math.prod(map(int, layout.threads_per_warp))
     if hasattr(layout, "lane_bases"):
         return 1 << len(layout.lane_bases)
     if hasattr(layout, "parent"):
@@ -162,10 +113,9 @@ def threads_per_warp(layout: Any) -> int | None:
 def warps_per_program(layout: Any) -> int | None:
     """Warps of a program that a layout is made for; None if it does not say."""
     if hasattr(layout, "warp_bases"):
-        bases = layout.warp_bases
-        return _product(2 for _ in bases)
+        return 1 << len(layout.warp_bases)
     if isinstance(getattr(layout, "warps_per_cta", None), (list, tuple)):
-        return _product(layout.warps_per_cta)
+        return math.prod(map(int, layout.warps_per_cta))
     if hasattr(layout, "parent"):
         return warps_per_program(layout.parent)
     return None

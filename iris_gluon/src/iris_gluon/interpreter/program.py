@@ -28,11 +28,7 @@ def num_warps() -> int:
 
 
 def num_ctas() -> int:
-    """CTAs of the running program.
-
-    Raises:
-        UnsupportedError: more than one.
-    """
+    """CTAs of the running program, which may be one only."""
     count = int(current.launch.options.get("num_ctas", 1))
     if count != 1:
         raise UnsupportedError(f"the CPU executor has no clusters: num_ctas must be 1, not {count}")
@@ -40,16 +36,12 @@ def num_ctas() -> int:
 
 
 def warp_size() -> int:
-    """Lanes of a warp; who asks first decides for the rest of the launch."""
+    """Lanes of a warp; the first question decides for the rest of the launch."""
     return int(current.launch.options.setdefault(_LANES, _DEFAULT_LANES))
 
 
 def check_layout(layout: object) -> None:
-    """Refuse a layout that does not fit the launch, as the compiler's verifier does.
-
-    Raises:
-        ValueError: it is made for another number of warps or lanes.
-    """
+    """Refuse a layout that is made for another number of warps or lanes, as the compiler's verifier does."""
     lanes, warps = threads_per_warp(layout), warps_per_program(layout)
     if lanes is not None:
         wanted = warp_size() if lanes not in (32, 64) else current.launch.options.setdefault(_LANES, lanes)

@@ -40,11 +40,7 @@ _MIN_COPY_NBYTES = 4
 
 
 def check_mma_v2(a: Any, b: Any, acc: Any) -> None:
-    """Refuse what mma.sync cannot multiply; what `mma_v2` itself checks is left to it.
-
-    Raises:
-        ValueError: types, k_width or sizes do not exist.
-    """
+    """Refuse what mma.sync cannot multiply (ValueError); what `mma_v2` itself checks is left to it."""
     layout = acc.type.layout
     if not isinstance(layout, _layouts.NVMMADistributedLayout) or list(layout.version) != [2, 0]:
         return
@@ -59,9 +55,7 @@ def check_mma_v2(a: Any, b: Any, acc: Any) -> None:
     bits = a.dtype.primitive_bitwidth
     for operand in (a, b):
         width = getattr(operand.type.layout, "k_width", None)
-        if width is None:
-            continue
-        if width * bits % 32 or (bits == 64 and width != 1):
+        if width is not None and (width * bits % 32 or (bits == 64 and width != 1)):
             wanted = "1" if bits >= 32 else f"a multiple of {32 // bits}"
             raise ValueError(f"{where}: k_width of operands of type {a.dtype} must be {wanted}, not {width}")
     depth = 32 if bits == 8 else 16
@@ -70,11 +64,7 @@ def check_mma_v2(a: Any, b: Any, acc: Any) -> None:
 
 
 def check_mfma(a: Any, b: Any, acc: Any) -> None:
-    """Refuse matrix instructions of AMD that do not exist for the operands' type.
-
-    Raises:
-        ValueError: `instr_shape` of the accumulator's layout is not one of the type's.
-    """
+    """Refuse `instr_shape` of the accumulator's layout that AMD has no instruction for, with operands of this type."""
     layout: Any = getattr(acc.type, "layout", None)
     if type(layout).__name__ != "AMDMFMALayout":
         raise ValueError(f"{here()}: mfma: the accumulator must have an AMDMFMALayout, not {layout}")
@@ -96,9 +86,6 @@ def check_group_copy(pointer: Any) -> None:
 
     A thread can copy at once what lies together in its registers and in memory.  Here the addresses are known, so this
     is the most that the compiler may find out.
-
-    Raises:
-        ValueError: it is too little.
     """
     layout = getattr(pointer.type, "layout", None)
     if not isinstance(layout, _compat.DistributedLayout):

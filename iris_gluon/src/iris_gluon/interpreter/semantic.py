@@ -6,41 +6,47 @@ launch, and that the operands of atomics agree.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from iris_core.errors import UnsupportedError
 from iris_gluon import _compat
 from iris_gluon.interpreter import program
 from iris_gluon.interpreter.builder import LaidOut
 from iris_gluon.interpreter.hopper.memory_ops import partition
-from iris_gluon.interpreter.inference import ask_compiler, linear_layout, memory_layout
+from iris_gluon.interpreter.inference import bank_conflicts, linear_layout, memory_layout
 from iris_triton.interpreter.frontend.operators import unwrap
 from iris_triton.interpreter.frontend.semantic import ArrayRegions
 from iris_triton.interpreter.frontend.values import wrap_handle
 from iris_triton.interpreter.source import here
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 _layouts = _compat.layouts
+
+
+def _checked(name: str) -> Any:
+    """A method whose last argument is a layout, which must fit the launch."""
+    method = getattr(_compat.GluonSemantic, name)
+
+    def call(self: CpuGluonSemantic, *arguments: Any, **named: Any) -> Any:
+        self.check_layout(named["layout"] if "layout" in named else arguments[-1])
+        return method(self, *arguments, **named)
+
+    return call
+
+
+def _inferred(name: str) -> Any:
+    """A method whose result has a layout that follows from its first argument's."""
+    method = getattr(_compat.GluonSemantic, name)
+    return lambda self, input, *arguments, **named: method(self, _laid_out(input), *arguments, **named)
 
 
 class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[misc]
     """Checks types, shapes and layouts as the compiler does."""
 
     # -- layouts that fit the launch ----------------------------------------------------------------------------------
-    def arange(self, start: Any, end: Any, layout: Any) -> Any:
-        self.check_layout(layout)
-        return super().arange(start, end, layout)
-
-    def splat(self, value: Any, shape: Any, layout: Any) -> Any:
-        self.check_layout(layout)
-        return super().splat(value, shape, layout)
-
-    def set_auto_layout(self, value: Any, layout: Any) -> Any:
-        self.check_layout(layout)
-        return super().set_auto_layout(value, layout)
+    arange, splat, set_auto_layout, shared_load = map(_checked, ("arange", "splat", "set_auto_layout", "shared_load"))
 
     def convert_layout(self, value: Any, layout: Any, assert_trivial: bool = False) -> Any:
         self.check_layout(layout)
@@ -76,21 +82,11 @@ class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[mis
         return _compat.constexpr(program.num_ctas())
 
     # -- layouts of results -------------------------------------------------------------------------------------------
-    def expand_dims(self, input: Any, axis: int) -> Any:
-        return super().expand_dims(_laid_out(input), axis)
-
-    def reshape(self, input: Any, dst_shape: Any, can_reorder: bool) -> Any:
-        return super().reshape(_laid_out(input), dst_shape, can_reorder)
-
-    def permute(self, input: Any, dims: Any) -> Any:
-        return super().permute(_laid_out(input), dims)
+    expand_dims, reshape, permute, split = map(_inferred, ("expand_dims", "reshape", "permute", "split"))
 
     def join(self, a: Any, b: Any) -> Any:
         a, b = self.broadcast_impl_value(a, b)
         return super().join(_laid_out(a), _laid_out(b))
-
-    def split(self, a: Any) -> Any:
-        return super().split(_laid_out(a))
 
     def reduced_type(self, type_: Any, axis: int) -> Any:
         shape = [int(n) for n in type_.shape]
@@ -135,10 +131,6 @@ class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[mis
         return super().allocate_shared(element_ty, shape, layout, value)
 
     # -- shared memory ------------------------------------------------------------------------------------------------
-    def shared_load(self, mem_desc: Any, layout: Any) -> Any:
-        self.check_layout(layout)
-        return super().shared_load(mem_desc, layout)
-
     def memdesc_trans(self, mem_desc: Any, order: Any) -> Any:
         return super().memdesc_trans(_expecting("trans", mem_desc, order), order)
 
@@ -146,7 +138,7 @@ class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[mis
         return super().memdesc_reshape(_expecting("reshape", mem_desc, shape), shape)
 
     def bank_conflicts(self, distr_ty: Any, shared_ty: Any) -> Any:
-        return ask_compiler("bank_conflicts", distr_ty, shared_ty, program.num_warps(), program.warp_size())
+        return bank_conflicts(distr_ty, shared_ty, program.num_warps(), program.warp_size())
 
     # -- partitions ---------------------------------------------------------------------------------------------------
     def warp_specialize(
@@ -164,7 +156,7 @@ class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[mis
         for _, arguments in pairs:
             if not isinstance(arguments, (tuple, _compat.core.tuple)):
                 raise ValueError(f"function arguments must be a tuple of arguments, but got {type(arguments)}")
-        (default, default_arguments), *workers = pairs
+        workers = pairs[1:]
         for what, counts in (("warp", worker_num_warps), ("register", worker_num_regs)):
             if counts is not None and len(counts) != len(workers):
                 raise AssertionError(f"warp specialize got {len(workers)} partitions but {len(counts)} {what} counts")
@@ -176,16 +168,9 @@ class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[mis
                         "gl.warp_specialize can take tensors; hand blocks to the others through shared memory"
                     )
 
-        def body(function: Any, arguments: Any) -> Callable[[], Any]:
-            return lambda: generator.call_JitFunction(function, tuple(arguments), {})
-
-        return partition().cta.run_partitions(
-            body(default, default_arguments),
-            [
-                (f"partition {number} ({function.__name__})", int(warps), body(function, arguments))
-                for number, ((function, arguments), warps) in enumerate(zip(workers, worker_num_warps, strict=True), 1)
-            ],
-        )
+        names = (f"partition {n} ({function.__name__})" for n, (function, _) in enumerate(workers, 1))
+        default, *bodies = (partial(generator.call_JitFunction, each, tuple(given), {}) for each, given in pairs)
+        return partition().cta.run_partitions(default, [*zip(names, map(int, worker_num_warps), bodies, strict=True)])
 
     # -- atomics ------------------------------------------------------------------------------------------------------
     def atom_red_typechecking_impl(self, ptr: Any, val: Any, mask: Any, op: str) -> Any:
@@ -209,7 +194,7 @@ def _expecting(operation: str, memory: Any, arguments: Any) -> Any:
     if isinstance(memory.layout, getattr(_layouts, "PaddedSharedLayout", ())):
         raise UnsupportedError("the CPU executor cannot reshape or permute shared memory with a PaddedSharedLayout")
     layout = memory_layout(operation, memory.layout, memory.dtype, shape, numbers)
-    view = memory.handle.expecting(layout)
+    view = dataclasses.replace(memory.handle, inferred=layout)
     return _compat.core.shared_memory_descriptor(
         view, memory.dtype, memory.shape, memory.layout, memory.type.alloc_shape
     )
@@ -231,11 +216,7 @@ def _has_auto_layout(value: Any) -> bool:
 
 
 def _check_decided(doing: str, *values: Any) -> None:
-    """What a pass of the compiler finds: a block that gets no layout from what is done with it.
-
-    The compiler looks from gl.set_auto_layout, and from operations beside blocks with a layout, back to where a block
-    comes from.  Such a use leads back to neither.
-    """
+    """Refuse a use of blocks without a layout that gives them none, as a pass of the compiler does."""
     for value in values:
         if _is_block(value) and isinstance(value.type.layout, _compat.AutoLayouts):
             raise ValueError(
@@ -252,8 +233,6 @@ def _check_operands(name: str, pointer: Any, *operands: Any) -> None:
     """What the IR's verifier finds: blocks of another layout than the pointers'."""
     layout = getattr(pointer.type, "layout", None)
     for operand in operands:
-        if operand is None or layout is None:
-            continue
-        other = getattr(operand.type, "layout", None)
-        if other is not None and other != layout:
+        other = None if operand is None else getattr(operand.type, "layout", None)
+        if None not in (layout, other) and other != layout:
             raise ValueError(f"Layout mismatch in {name}: {layout} vs {other}")

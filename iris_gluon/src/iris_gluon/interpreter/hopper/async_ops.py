@@ -10,12 +10,13 @@ from iris_core.errors import UnsupportedError
 from iris_gluon.interpreter.cta import Copy
 from iris_gluon.interpreter.hopper import mbarrier, wgmma
 from iris_gluon.interpreter.hopper.memory_ops import optional, partition, scalar
-from iris_gluon.interpreter.hopper.tma import Descriptor, DescriptorType
+from iris_gluon.interpreter.hopper.tma import Box, Descriptor, DescriptorType
 from iris_triton import _compat as _triton
 from iris_triton.interpreter.frontend.values import Array, Handle, element_nbytes, numpy_dtype
 from iris_triton.interpreter.source import here
 
 if TYPE_CHECKING:
+    from iris_gluon.interpreter.cta import Partition
     from iris_gluon.interpreter.hopper.shared import View
 
 _PAD_NAN = _triton.ir.PADDING_OPTION.PAD_NAN
@@ -53,19 +54,11 @@ class AsyncOps:
     def create_fence_async_shared(self, cluster: bool) -> None:
         partition().fence()
 
-    def create_fence_mbarrier_init_release_cluster(self) -> None:
-        """The cluster is this program."""
-
-    def create_cluster_arrive(self, relaxed: bool) -> None:
-        """The cluster is this program."""
-
-    def create_cluster_wait(self) -> None:
-        """The cluster is this program."""
-
     def create_cluster_barrier(self, relaxed: bool = False) -> None:
         """The cluster is this program."""
 
-    create_cluster_sync = create_cluster_barrier
+    create_cluster_sync = create_cluster_arrive = create_cluster_wait = create_cluster_barrier
+    create_fence_mbarrier_init_release_cluster = create_cluster_barrier
 
     # -- TMA ----------------------------------------------------------------------------------------------------------
     def get_tensor_descriptor_layout_type(self, block: Any, is_signed: bool, layout: Any) -> Any:
@@ -104,53 +97,34 @@ class AsyncOps:
             return
         signalled = mbarrier.find(barrier, "a TMA load")
         descriptor.check(view, "a TMA load")
-        view.access(
-            partition(),
-            "TMA load",
-            write=True,
-            generic=False,
-            agent=signalled,
-            time=signalled.phase + 1,
-            remedy=f"wait for mbarrier {signalled.name!r}, which it signals",
-        )
-        data = descriptor.box([scalar(c) for c in coordinates]).read(self)
+        view.access(partition(), "TMA load", write=True, generic=False, agent=signalled)
+        data = Box(descriptor, [scalar(c) for c in coordinates]).read(self)
         what = f"the TMA load to {view.name!r} in {here()}"
         signalled.signal_after(mbarrier.Signal(descriptor.nbytes, 0, lambda: view.put(data), lambda: False, what))
 
     def create_async_tma_copy_local_to_global(
         self, descriptor: Descriptor, coordinates: list[Handle], view: View, policy: Any = None
     ) -> None:
-        data = self._read_for_tma(descriptor, view, "TMA store")
-        box = descriptor.box([scalar(c) for c in coordinates])
-        box.check_writable(self)
-        self._under_way(lambda: box.write(self, data))
+        self._write_by_tma("TMA store", descriptor, coordinates, view, lambda box, data: box.write(self, data))
 
     def create_async_tma_reduce(
         self, kind: Any, descriptor: Descriptor, coordinates: list[Handle], view: View, policy: Any = None
     ) -> None:
-        data = self._read_for_tma(descriptor, view, "TMA reduction")
-        box = descriptor.box([scalar(c) for c in coordinates])
-        box.check_writable(self)
-        self._under_way(lambda: box.reduce(self, kind, data))
-
-    def _read_for_tma(self, descriptor: Descriptor, view: View, what: str) -> Array:
-        descriptor.check(view, f"a {what}")
-        owner = partition()
-        view.access(
-            owner,
-            what,
-            write=False,
-            generic=False,
-            agent=owner.stores,
-            time=owner.stores.issued + 1,
-            remedy="call tma.store_wait first, in the partition that issued it",
+        self._write_by_tma(
+            "TMA reduction", descriptor, coordinates, view, lambda box, data: box.reduce(self, kind, data)
         )
-        return view.get(f"a {what}")
 
-    def _under_way(self, deliver: Any) -> None:
-        """Note what arrives in global memory when the store is waited for, or when the program ends."""
+    def _write_by_tma(
+        self, what: str, descriptor: Descriptor, coordinates: list[Handle], view: View, write: Any
+    ) -> None:
+        """Read shared memory; `write` is done when the store is waited for, or when the program ends."""
         owner = partition()
-        owner.unfinished_stores.append((owner.stores.issue(here()), deliver))
+        descriptor.check(view, f"a {what}")
+        view.access(owner, what, write=False, generic=False, agent=owner.stores)
+        data = view.get(f"a {what}")
+        box = Box(descriptor, [scalar(c) for c in coordinates])
+        box.check_writable(self)
+        owner.unfinished_stores.append((owner.stores.issue(here()), lambda: write(box, data)))
 
     def create_async_tma_store_wait(self, pending: int, read_only: bool = True) -> None:
         # Until 3.8 Triton can only wait until shared memory has been read, and global memory may lag behind.
@@ -172,14 +146,7 @@ class AsyncOps:
 
     def _copy_in_group(self, view: View, addresses: Array, mask: Any, other: Any) -> None:
         owner = partition()
-        view.access(
-            owner,
-            "asynchronous copy",
-            write=True,
-            agent=owner.copies,
-            time=owner.copies.issued + 1,
-            remedy="call async_copy.commit_group and wait_group first, in the partition that issued it",
-        )
+        view.access(owner, "asynchronous copy", write=True, agent=owner.copies)
         kept = numpy_dtype(view.dtype)
         active = optional(mask)
         data = self.load(addresses, active, optional(other), kept)  # type: ignore[attr-defined]  # the builder
@@ -221,9 +188,8 @@ class AsyncOps:
         is_async: bool,
     ) -> Handle:
         owner = partition()
+        left, right = self._operand(a, owner), self._operand(b, owner)
         time = owner.products.issue(here())
-        left = self._operand(a, time)
-        right = self._operand(b, time)
         before = wgmma.raw(accumulator)
         if not scalar(use_accumulator):
             before = Handle(np.zeros_like(before.data), before.dtype)
@@ -233,19 +199,10 @@ class AsyncOps:
             return result  # type: ignore[no-any-return]
         return wgmma.Accumulator(result.data, result.dtype, owner.products, time)
 
-    def _operand(self, operand: Any, time: int) -> Handle:
+    def _operand(self, operand: Any, owner: Partition) -> Handle:
         if isinstance(operand, Handle):
             return operand
-        owner = partition()
-        operand.access(
-            owner,
-            "warpgroup_mma",
-            write=False,
-            generic=False,
-            agent=owner.products,
-            time=time,
-            remedy="call warpgroup_mma_wait first, in the partition that issued it",
-        )
+        operand.access(owner, "warpgroup_mma", write=False, generic=False, agent=owner.products)
         return Handle(operand.get("warpgroup_mma"), operand.dtype)
 
     def create_warpgroup_mma_wait(self, handles: list[Handle], pending: int) -> list[Handle]:

@@ -43,13 +43,17 @@ class MBarrier:
         self._published = Clock()
         self._gathered = Clock()
 
+    @property
+    def next_time(self) -> int:
+        return self.phase + 1
+
+    @property
+    def remedy(self) -> str:
+        return f"wait for mbarrier {self.name!r}, which it signals"
+
     # -- arriving -----------------------------------------------------------------------------------------------------
     def arrive(self, partition: Partition, count: int) -> None:
-        """Count arrivals of a partition; what it did before is ordered before what those who wait do afterwards.
-
-        Raises:
-            MBarrierError: there are more arrivals in this phase than the barrier was initialised for.
-        """
+        """Count arrivals of a partition; what it did before is ordered before what those who wait do afterwards."""
         if self.missing < count:
             waiting = f", and {self.nbytes} bytes of its copies have not been waited for" if self._copies else ""
             raise MBarrierError(
@@ -67,11 +71,7 @@ class MBarrier:
         if nbytes < 0:
             raise MBarrierError(f"{here()}: mbarrier {self.name!r} cannot expect {nbytes} bytes")
         self.nbytes += nbytes
-        try:
-            self.arrive(partition, 1)
-        except MBarrierError:
-            self.nbytes -= nbytes
-            raise
+        self.arrive(partition, 1)
 
     def signal_after(self, copy: Signal) -> None:
         """Note a copy that is under way: it brings bytes, or arrives by itself, when it is complete."""
@@ -87,11 +87,7 @@ class MBarrier:
 
     # -- waiting ------------------------------------------------------------------------------------------------------
     def settle(self, line: Line) -> None:
-        """Complete the copies that are under way, for a wait in some line.
-
-        Raises:
-            MBarrierError: they bring more than was announced.
-        """
+        """Complete the copies that are under way, for a wait in some line."""
         copies, self._copies = self._copies, []
         for copy in copies:
             copy.deliver()
@@ -142,11 +138,7 @@ class MBarrier:
 
 
 def init(cta: Cta, view: View, count: int) -> None:
-    """Make a barrier of a program.
-
-    Raises:
-        MBarrierError: the memory is no mbarrier, is one already, or `count` is out of range.
-    """
+    """Make a barrier of a program."""
     _check_memory(view)
     if not 1 <= count <= _MAX_COUNT:
         raise MBarrierError(f"{here()}: the count of mbarrier {view.name!r} must be 1 to {_MAX_COUNT}, got {count}")
@@ -158,11 +150,7 @@ def init(cta: Cta, view: View, count: int) -> None:
 
 
 def find(view: View, doing: str) -> MBarrier:
-    """Return the barrier of a memory descriptor.
-
-    Raises:
-        MBarrierError: there is none.
-    """
+    """Return the barrier of a memory descriptor."""
     _check_memory(view)
     barrier: MBarrier | None = view.allocation.barriers.get(view.offset)
     if barrier is None:
@@ -171,11 +159,7 @@ def find(view: View, doing: str) -> MBarrier:
 
 
 def invalidate(cta: Cta, view: View) -> None:
-    """End a barrier of a program.
-
-    Raises:
-        MBarrierError: there is none, or copies may still signal it.
-    """
+    """End a barrier of a program."""
     barrier = find(view, "invalidation")
     copies = barrier.under_way()
     if copies:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SharedType(NamedTuple):
-    """What the compiler has as the type of a memory descriptor."""
+    """The IR's type of a memory descriptor."""
 
     element: Any
     shape: tuple[int, ...]
@@ -121,11 +121,7 @@ class MemoryOps:
 
 
 def _along(view: View, indices: Array, axis: int) -> tuple[Array, ...]:
-    """Index arrays of the elements that a gather reads or a scatter writes.
-
-    Raises:
-        IndexError: one lies outside the view.
-    """
+    """Index arrays of the elements that a gather reads or a scatter writes, which must lie inside the view."""
     size = view.data.shape[axis]
     if ((indices < 0) | (indices >= size)).any():
         raise IndexError(f"{here()}: an index into {view.name!r} is outside [0, {size}) along axis {axis}")

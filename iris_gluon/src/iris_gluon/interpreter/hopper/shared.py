@@ -11,6 +11,7 @@ Every access is checked against earlier ones that overlap: an access that is not
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ _MAX_WORK = 10_000
 
 
 class SharedLayout:
-    """What the compiler has as a layout of shared memory; physical places have no meaning here, but are compared."""
+    """A layout of shared memory in IR; physical places have no meaning here, but are compared."""
 
     __slots__ = ("_hash", "arguments", "name", "text")
 
@@ -66,7 +67,6 @@ class Access(NamedTuple):
     agent: Any
     time: int
     what: str
-    remedy: str
     line: Line
 
 
@@ -99,37 +99,23 @@ class Allocation:
         return View(self, dtype, data, forms, code, start, self.name, layout)
 
 
+@dataclass(slots=True, eq=False)
 class View:
     """Part of an allocation; stands where the compiler has a memory descriptor."""
 
-    __slots__ = ("allocation", "code", "data", "dtype", "forms", "inferred", "layout", "name", "offset", "outside")
-
-    def __init__(
-        self,
-        allocation: Allocation,
-        dtype: Any,
-        data: Array,
-        forms: Array,
-        code: int,
-        offset: int,
-        name: str,
-        layout: Any,
-    ) -> None:
-        self.allocation, self.dtype, self.data, self.forms, self.code = allocation, dtype, data, forms, code
-        self.offset, self.name, self.layout = offset, name, layout
-        self.inferred: Any = None  # layout of what is made of it, where the compiler has to be asked
-        self.outside = ""  # why it must not be accessed: making such a view is harmless
+    allocation: Allocation
+    dtype: Any
+    data: Array
+    forms: Array
+    code: int
+    offset: int
+    name: str
+    layout: Any = None
+    outside: str = ""  # why it must not be accessed: making such a view is harmless
+    inferred: Any = None  # layout of the view that will be made of it, where the compiler has to be asked
 
     def _part(self, data: Array, forms: Array, offset: int, name: str, layout: Any = None) -> View:
-        view = View(self.allocation, self.dtype, data, forms, self.code, offset, name, layout)
-        view.outside = self.outside
-        return view
-
-    def expecting(self, layout: Any) -> View:
-        """The same view, which knows the layout of the view that will be made of it."""
-        view = self._part(self.data, self.forms, self.offset, self.name, self.layout)
-        view.inferred = layout
-        return view
+        return View(self.allocation, self.dtype, data, forms, self.code, offset, name, layout, self.outside)
 
     # -- views of views -----------------------------------------------------------------------------------------------
     def index(self, index: int) -> View:
@@ -159,11 +145,7 @@ class View:
         return self._part(self.data.transpose(order), self.forms.transpose(order), self.offset, self.name)
 
     def reshape(self, shape: tuple[int, ...]) -> View:
-        """The same elements in another shape.
-
-        Raises:
-            UnsupportedError: they would have to be copied.
-        """
+        """The same elements in another shape."""
         data, forms = self.data.reshape(shape), self.forms.reshape(shape)
         if not np.may_share_memory(data, self.data):  # a copy lies elsewhere
             raise UnsupportedError(
@@ -173,12 +155,7 @@ class View:
         return self._part(data, forms, self.offset, self.name)
 
     def reinterpret(self, dtype: Any, shape: tuple[int, ...], layout: Any) -> View:
-        """The same bytes as another type or shape.
-
-        Raises:
-            UnsupportedError: the view is not a block of neighbouring bytes.
-            SharedMemoryError: it has too few bytes.
-        """
+        """The same bytes as another type or shape."""
         if not self.dense:
             raise UnsupportedError(
                 f"the CPU executor reinterprets whole allocations or indexed parts, not {self.name!r}"
@@ -236,12 +213,7 @@ class View:
         self.forms[where] = self.code * _REPEAT[self.data.itemsize]
 
     def get(self, doing: str, where: Any = ...) -> Array:
-        """Read elements, all of them or those at an index.
-
-        Raises:
-            UninitializedMemoryError: nothing was written there.
-            UnsupportedError: it was written in another form.
-        """
+        """Read elements, all of them or those at an index, which must have been written in this form."""
         forms = self.forms[where]
         wanted = self.code * _REPEAT[self.data.itemsize]
         wrong = forms != wanted
@@ -259,26 +231,12 @@ class View:
         return result
 
     def check_inside(self) -> None:
-        """Refuse an access to a view that lies outside its allocation.
-
-        Raises:
-            IndexError: it does.
-        """
+        """Refuse an access to a view that lies outside its allocation."""
         if self.outside:
             raise IndexError(self.outside)
 
     # -- who may access when ------------------------------------------------------------------------------------------
-    def access(
-        self,
-        partition: Partition,
-        what: str,
-        *,
-        write: bool,
-        generic: bool = True,
-        agent: Any = None,
-        time: int = 0,
-        remedy: str = "",
-    ) -> None:
+    def access(self, partition: Partition, what: str, *, write: bool, generic: bool = True, agent: Any = None) -> None:
         """Check an access against the earlier ones and note it.
 
         Args:
@@ -287,8 +245,6 @@ class View:
             write: whether it writes.
             generic: whether it goes the ordinary way, not through the async proxy.
             agent: whose completion orders later accesses; the partition itself by default.
-            time: the agent's time from which on the access is complete; the partition's own by default.
-            remedy: what completes it, for messages.
 
         Raises:
             IndexError: the view lies outside its allocation.
@@ -309,24 +265,17 @@ class View:
                     f"{earlier.what} in {earlier.line}: call fence_async_shared() after that, before the partitions "
                     "synchronise or the operation is issued"
                 )
-        if agent is None:
-            agent, time = partition, partition.now
-        if write:
-            kept = [earlier for earlier in accesses if not self.covers(earlier.view)]
-        else:
-            kept = [
-                earlier
-                for earlier in accesses
-                if earlier.write or earlier.agent is not agent or not self.covers(earlier.view)
-            ]
-        kept.append(Access(self, write, generic, agent, time, what, remedy, line))
-        self.allocation.accesses = kept
+        agent = agent or partition
+        self.allocation.accesses = [
+            *(x for x in accesses if not (write or (x.agent is agent and not x.write)) or not self.covers(x.view)),
+            Access(self, write, generic, agent, agent.next_time, what, line),
+        ]
 
     def _unordered(self, earlier: Access, partition: Partition, what: str, write: bool, line: Line) -> str:
         text = f"{line}: {what} {'overwrites' if write else 'reads'} {self.name!r} in {partition.name}, "
-        if earlier.remedy:
+        if earlier.agent.remedy:
             does = "be writing it" if earlier.write else "be reading it"
-            return f"{text}while the {earlier.what} that {earlier.line} issued may still {does}: {earlier.remedy}"
+            return f"{text}while the {earlier.what} that {earlier.line} issued may still {does}: {earlier.agent.remedy}"
         does = "written" if earlier.write else "read"
         return (
             f"{text}which {earlier.agent.name} has {does} in {earlier.line}, and nothing orders the two: arrive at an "

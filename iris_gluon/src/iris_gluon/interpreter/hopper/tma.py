@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,53 +25,34 @@ _MAX_STRIDE = 1 << 40
 
 
 class DescriptorType(NamedTuple):
-    """What the compiler has as the type of a descriptor: its boxes."""
+    """The IR's type of a descriptor: its boxes."""
 
     element: Any
     block: tuple[int, ...]
     layout: Any
 
 
+@dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A tensor in global memory, and the shape of the boxes that are copied."""
+    """A tensor in global memory, and the shape of the boxes that are copied.
 
-    __slots__ = ("block", "dtype", "layout", "nan", "pointer", "shape", "strides")
+    `pointer` is the address of its first element; `strides` are in elements, the last one is 1; `layout` is that of
+    boxes in shared memory; `nan`: elements outside the tensor read as NaN instead of 0.
+    """
 
-    def __init__(
-        self,
-        pointer: int,
-        dtype: Any,
-        shape: list[int],
-        strides: list[int],
-        block: tuple[int, ...],
-        layout: Any,
-        nan: bool,
-    ) -> None:
-        """Describe a tensor.
-
-        Args:
-            pointer: address of its first element.
-            dtype: Triton type of its elements.
-            shape: sizes.
-            strides: in elements; the last one is 1.
-            block: shape of a box.
-            layout: of boxes in shared memory.
-            nan: whether elements outside the tensor read as NaN instead of 0.
-        """
-        self.pointer, self.dtype, self.shape, self.strides = pointer, dtype, shape, strides
-        self.block, self.layout, self.nan = block, layout, nan
+    pointer: int
+    dtype: Any
+    shape: list[int]
+    strides: list[int]
+    block: tuple[int, ...]
+    layout: Any
+    nan: bool
 
     def check_rules(self, where: str) -> None:
-        """Refuse what the hardware cannot describe, or the compiler.
+        """Refuse a start, a stride or a width of boxes that TMA does not have; `where` begins the message.
 
         Boxes of more than 256 elements along a dimension, or wider than the swizzle, are fine: the compiler copies them
         in several parts.
-
-        Args:
-            where: what begins the message.
-
-        Raises:
-            ValueError: the first element, a stride or the width of boxes is not what TMA needs.
         """
         itemsize = numpy_dtype(self.dtype).itemsize
         if self.pointer % _UNIT:
@@ -92,11 +74,7 @@ class Descriptor:
             )
 
     def check(self, view: View, doing: str) -> None:
-        """Refuse shared memory that does not fit the boxes.
-
-        Raises:
-            ValueError: shape, element type or layout differ.
-        """
+        """Refuse shared memory that does not fit the boxes."""
         if view.data.shape != self.block or view.dtype != self.dtype:
             raise ValueError(
                 f"{here()}: {doing} needs shared memory like the descriptor's boxes: it has shape "
@@ -112,10 +90,6 @@ class Descriptor:
     def nbytes(self) -> int:
         """Bytes of a box."""
         return math.prod(self.block) * numpy_dtype(self.dtype).itemsize
-
-    def box(self, coordinates: list[int]) -> Box:
-        """The box that begins at some coordinates."""
-        return Box(self, coordinates)
 
 
 class Box:
@@ -140,11 +114,7 @@ class Box:
         return 0 in self._extent
 
     def _memory(self, builder: Any, doing: str) -> Array | None:
-        """The part as an array over global memory; None if it cannot be seen as one.
-
-        Raises:
-            OutOfBoundsError: it lies outside every accessible range.
-        """
+        """The part as an array over global memory, which must be accessible; None if it cannot be seen as one."""
         descriptor = self._descriptor
         kept = numpy_dtype(descriptor.dtype)
         strides = [n * kept.itemsize for n in descriptor.strides]
@@ -152,7 +122,7 @@ class Box:
         end = start + sum((n - 1) * stride for n, stride in zip(self._extent, strides, strict=True)) + kept.itemsize
         region = current.launch.checker.find(start, end)
         if region is None or (start - region.start) % kept.itemsize:
-            builder.check_addresses(self._addresses(), kept.itemsize, doing)
+            builder.range_of(self._addresses(), None, kept.itemsize, doing)
             return None
         elements = region.view(kept)[(start - region.start) // kept.itemsize :]
         return np.lib.stride_tricks.as_strided(elements, self._extent, strides)
@@ -190,11 +160,7 @@ class Box:
             current.program.scheduler.idle_polls = 0
 
     def check_writable(self, builder: Any) -> None:
-        """Refuse a store before it is under way.
-
-        Raises:
-            OutOfBoundsError: the part lies outside every accessible range.
-        """
+        """Refuse a store to memory that is not accessible before it is under way."""
         if not self.empty:
             self._memory(builder, "TMA store")
 

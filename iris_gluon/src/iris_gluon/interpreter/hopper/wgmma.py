@@ -8,7 +8,7 @@ from iris_gluon import _compat
 from iris_gluon.interpreter.cta import Partition
 from iris_gluon.interpreter.errors import RaceError
 from iris_triton.interpreter.frontend.values import Array, Handle
-from iris_triton.interpreter.source import Line, here
+from iris_triton.interpreter.source import here
 from iris_triton.interpreter.state import current
 
 if TYPE_CHECKING:
@@ -51,89 +51,76 @@ def raw(handle: Handle) -> Handle:
 
 
 def check_operands(a: Any, b: Any, accumulator: Any, warps: int) -> None:
-    """Refuse what the hardware cannot multiply; mostly in the compiler's words.
+    """Refuse layouts, shapes and types that wgmma cannot multiply (ValueError), mostly in the compiler's words.
 
-    Args:
-        a: tensor or shared_memory_descriptor.
-        b: shared_memory_descriptor.
-        accumulator: tensor or warpgroup_mma_accumulator.
-        warps: of the partition.
-
-    Raises:
-        ValueError: a layout, shape or element type does not fit.
+    `a` may be a tensor, `accumulator` a warpgroup_mma_accumulator; `warps` are those of the partition.
     """
     type_ = getattr(accumulator.type, "tensor_type", accumulator.type)
     layout = getattr(type_, "layout", None)
-    line = here()
     if not isinstance(layout, _layouts.NVMMADistributedLayout) or list(layout.version) != [3, 0]:
-        raise _bad(line, f"the accumulator must have an NVMMADistributedLayout of version [3, 0], not {layout}")
+        raise _bad(f"the accumulator must have an NVMMADistributedLayout of version [3, 0], not {layout}")
     if warps % _WARPGROUP:
-        raise _bad(line, f"the partition has {warps} warps; a warpgroup is {_WARPGROUP}, so give it a multiple of that")
+        raise _bad(f"the partition has {warps} warps; a warpgroup is {_WARPGROUP}, so give it a multiple of that")
     for name, operand in (("a", a), ("b", b)):
         if isinstance(operand, _compat.core.shared_memory_descriptor):
             if not isinstance(operand.layout, _layouts.NVMMASharedLayout):
-                raise _bad(line, f"unexpected operand layout for NvidiaMmaEncodingAttr v3: {name} has {operand.layout}")
+                raise _bad(f"unexpected operand layout for NvidiaMmaEncodingAttr v3: {name} has {operand.layout}")
         elif name == "b":
-            raise _bad(line, "b must be in shared memory")
+            raise _bad("b must be in shared memory")
         else:
             found = operand.type.layout
             if not isinstance(found, _layouts.DotOperandLayout) or found.operand_index or found.parent != layout:
                 raise _bad(
-                    line,
                     "unexpected operand layout for NvidiaMmaEncodingAttr v3: a in registers must have a "
                     f"DotOperandLayout(0, parent=the accumulator's), not {found}",
                 )
     if a.dtype != b.dtype and not (a.dtype.is_fp8() and b.dtype.is_fp8()):
-        raise _bad(line, f"a is {a.dtype} and b is {b.dtype}")
+        raise _bad(f"a is {a.dtype} and b is {b.dtype}")
     sums = _SUMS.get(str(a.dtype))
     if sums is None:
-        raise _bad(line, f"there is no wgmma for operands of type {a.dtype}")
+        raise _bad(f"there is no wgmma for operands of type {a.dtype}")
     if str(type_.scalar) not in sums:
-        raise _bad(line, f"the accumulator for {a.dtype} must be {' or '.join(sums)}, not {type_.scalar}")
+        raise _bad(f"the accumulator for {a.dtype} must be {' or '.join(sums)}, not {type_.scalar}")
     (m, k), (k_b, n), shape = _shape(a), _shape(b), _shape(type_)
     if k != k_b:
         raise _bad(
-            line,
             "expected the last dimension of the first operand to be equal to the second-to-last dimension of the "
             f"second operand, got {k} and {k_b}",
         )
     if shape != (m, n):
         raise _bad(
-            line,
             "expected the output shape to be the concatenation of the last dimension of the first operand and the last "
             f"dimension of the second, got {list(shape)} for {[m, n]}",
         )
-    _check_instruction(line, list(layout.instr_shape), (m, n, k), a.dtype.primitive_bitwidth)
+    _check_instruction(list(layout.instr_shape), (m, n, k), a.dtype.primitive_bitwidth)
     if a.dtype.primitive_bitwidth != 16:
         for name, operand, wanted in (("a", a, False), ("b", b, True)):
             if isinstance(operand, _compat.core.shared_memory_descriptor) and operand.layout.transposed != wanted:
                 raise _bad(
-                    line,
                     f"with operands of type {a.dtype} the inner dimension of both must be the contiguous one: {name} "
                     f"has {operand.layout}" + ("; store it as [N, K] and use its .permute([1, 0])" if wanted else ""),
                 )
 
 
-def _check_instruction(line: Line, instruction: list[int], shape: tuple[int, int, int], bits: int) -> None:
+def _check_instruction(instruction: list[int], shape: tuple[int, int, int], bits: int) -> None:
     m, n, k = shape
     rows, columns, depth = instruction if len(instruction) == 3 else (0, 0, 0)
     if rows != 16 or depth * bits != 256 or not 8 <= columns <= 256 or columns & (columns - 1):
         raise _bad(
-            line,
             f"instr_shape must be [16, 8 to 256 and a power of 2, {256 // bits}] for operands of {bits} bits, not "
             f"{instruction}",
         )
     if m % _ROWS:
-        raise _bad(line, f"a and the accumulator need a multiple of {_ROWS} rows, which a warpgroup shares, not {m}")
+        raise _bad(f"a and the accumulator need a multiple of {_ROWS} rows, which a warpgroup shares, not {m}")
     if n % columns:
-        raise _bad(line, f"the instruction has {columns} columns (instr_shape {instruction}), b has {n}")
+        raise _bad(f"the instruction has {columns} columns (instr_shape {instruction}), b has {n}")
     if k % depth:
-        raise _bad(line, f"the instruction's inner dimension is {depth} for operands of {bits} bits, that of a is {k}")
+        raise _bad(f"the instruction's inner dimension is {depth} for operands of {bits} bits, that of a is {k}")
 
 
 def _shape(value: Any) -> tuple[int, ...]:
     return tuple(int(getattr(n, "value", n)) for n in value.shape)
 
 
-def _bad(line: Line, problem: str) -> ValueError:
-    return ValueError(f"{line}: warpgroup_mma: {problem}")
+def _bad(problem: str) -> ValueError:
+    return ValueError(f"{here()}: warpgroup_mma: {problem}")

@@ -143,7 +143,7 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         """Attributes are hints."""
 
     # -- memory -------------------------------------------------------------------------------------------------------
-    def _range_of(self, addresses: Array, mask: Array | None, nbytes: int, access: str) -> Region | None:
+    def range_of(self, addresses: Array, mask: Array | None, nbytes: int, access: str) -> Region | None:
         """Find the accessible range that holds every active element; None if they lie in several.
 
         Raises:
@@ -197,7 +197,7 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         """Read the active elements, after checking their addresses.  The caller observes what is a poll."""
         if mask is not None:
             mask = None if mask.all() else np.broadcast_to(mask, addresses.shape)
-        region = self._range_of(addresses, mask, dtype.itemsize, "load")
+        region = self.range_of(addresses, mask, dtype.itemsize, "load")
         data = access.load(region, addresses, mask, fill, dtype)
         if not is_poll:
             current.program.loaded(addresses, data)
@@ -223,13 +223,13 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
             data = np.broadcast_to(data, addresses.shape)
         if mask is not None:
             mask = None if mask.all() else np.broadcast_to(mask, addresses.shape)
-        region = self._range_of(addresses, mask, data.dtype.itemsize, "store")
+        region = self.range_of(addresses, mask, data.dtype.itemsize, "store")
         access.store(region, addresses, mask, data)
         program = current.program
         program.scheduler.idle_polls = program.idle_loads = 0  # a program that stores is working, not only waiting
 
     def create_atomic_cas(self, pointers: Handle, expected: Handle, desired: Handle, sem: Any, scope: Any) -> Handle:
-        self._range_of(pointers.data, None, desired.data.itemsize, "atomic_cas")
+        self.range_of(pointers.data, None, desired.data.itemsize, "atomic_cas")
         old = raw_atomics.cas(pointers.data, expected.data, desired.data, sem)
         self._observe(pointers.data, old)
         return Handle(old, desired.dtype)
@@ -237,7 +237,7 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
     def create_atomic_rmw(self, op: Any, pointers: Handle, value: Handle, mask: Handle, sem: Any, scope: Any) -> Handle:
         addresses = pointers.data
         data, active = _spread(value.data, addresses.shape), _spread(mask.data, addresses.shape)
-        self._range_of(addresses, active, data.itemsize, f"atomic_{op.name.lower()}")
+        self.range_of(addresses, active, data.itemsize, f"atomic_{op.name.lower()}")
         old = raw_atomics.rmw(op, addresses, data, active, sem, value.dtype)
         if active.any() if active.size > 1 else active.reshape(-1)[0]:
             self._observe(addresses, old)
