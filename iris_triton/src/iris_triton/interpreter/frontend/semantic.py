@@ -1,6 +1,6 @@
 """Triton's semantic layer with the parts replaced that only make sense for a compiler: regions and hints.
 
-`ArrayRegions` has what any kernel language on top of that layer needs; `CpuSemantic` is Triton's own.
+`ArrayRegions` serves any kernel language on top of that layer; `CpuSemantic` is Triton's own.
 
 A reduction's or scan's combine function is compiled for scalars.  Here it runs on whole arrays: its arguments are
 tensors of scalar type whose arrays have many elements, one per independent combination.  A combine function that
@@ -64,9 +64,8 @@ class ArrayRegions:
 
     def reduced_type(self, type_: Any, axis: int) -> Any:
         """The type of a reduction's result: a block without one dimension, or a scalar."""
-        shape = [int(n) for n in type_.shape]
-        del shape[axis]
-        return block_type(type_.scalar, tuple(shape)) if shape else type_.scalar
+        shape = tuple(int(n) for i, n in enumerate(type_.shape) if i != axis)
+        return block_type(type_.scalar, shape) if shape else type_.scalar
 
     def reduce_arrays(self, inputs: Any, axis: int, region_builder_fn: Any) -> tuple[Any, ...]:
         """Reduce tensors of one shape along an axis."""
@@ -139,27 +138,18 @@ class ArrayRegions:
         """Call `function` with scalars, `pack` neighbouring elements of every input at a time."""
         inputs = self.broadcast_tensors(*inputs)
         model = inputs[0].type
-        flat = [value.handle.data.reshape(-1) for value in inputs]
-        columns: list[list[Array]] = []
-        types: list[Any] = []
-        for start in range(0, flat[0].size, pack):
-            results = function(
-                *(
-                    wrap(data[start + i : start + i + 1], value.type.scalar)
-                    for data, value in zip(flat, inputs, strict=True)
-                    for i in range(pack)
-                )
-            )
-            results = results if isinstance(results, (tuple, tl.tuple)) else (results,)
-            types = [result.type for result in results][::pack]
-            columns.append([result.handle.data for result in results])
-        return tuple(
-            _as_tensor(
-                np.concatenate([part for row in columns for part in row[k * pack : (k + 1) * pack]]),
-                model.with_element_ty(type_) if model.is_block() else type_,
-            )
-            for k, type_ in enumerate(types)
-        )
+        flat = [(value.handle.data.reshape(-1), value.type.scalar) for value in inputs]
+        rows: list[Any] = []
+        for start in range(0, flat[0][0].size, pack):
+            places = range(start, start + pack)
+            results = function(*(wrap(data[i : i + 1], scalar) for data, scalar in flat for i in places))
+            rows.append(results if isinstance(results, (tuple, tl.tuple)) else (results,))
+        made = []
+        for k, first in enumerate(rows[0][::pack]):
+            parts = [each.handle.data for row in rows for each in row[k * pack : (k + 1) * pack]]
+            type_ = model.with_element_ty(first.type) if model.is_block() else first.type
+            made.append(_as_tensor(np.concatenate(parts), type_))
+        return tuple(made)
 
     def multiple_of(self, value: Any, values: Any) -> Any:
         return value

@@ -8,7 +8,7 @@ Lanes that are masked off do nothing and return 0.  `scope` has no meaning on th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import triton.language as tl
@@ -17,9 +17,6 @@ from numpy.typing import NDArray
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat
 from iris_triton.interpreter.frontend import numerics
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Array = NDArray[Any]
 
@@ -31,17 +28,11 @@ _UNSIGNED_OPS = (_compat.ir.ATOMIC_OP.UMIN, _compat.ir.ATOMIC_OP.UMAX)
 def rmw(op: Any, addresses: Array, values: Array, mask: Array, sem: Any, element: Any) -> Array:
     """Read, modify and write every lane whose mask is set; returns the old values, 0 for the other lanes.
 
-    Args:
-        op: the IR's operation.
-        addresses: uint64 array.
-        values: operands, an array of the same shape.
-        mask: bool array of the same shape.
-        sem: the IR's memory order.
-        element: Triton type of the elements.
+    `op` and `sem` are the IR's operation and memory order, `element` the Triton type of the elements; addresses
+    (uint64), operands and mask have one shape.
     """
-    native_sem = _native_sem(sem)
     if op == _FADD and values.dtype.itemsize == 2:
-        return _add_16_bit(addresses, values, mask, native_sem, element)
+        return _add_16_bit(addresses, values, mask, _native(sem), element)
     native_op = _compat.NATIVE_OPS.get(op)
     if native_op is None:
         raise UnsupportedError(f"atomic operation {op} has no CPU implementation")
@@ -50,11 +41,10 @@ def rmw(op: Any, addresses: Array, values: Array, mask: Array, sem: Any, element
         values = values.view(f"i{kept.itemsize}")
     elif op in _UNSIGNED_OPS:
         values = values.view(f"u{kept.itemsize}")
-    old = _compat.native.atomic_rmw(native_op, addresses, values, mask, native_sem).view(kept)
+    old: Array = _compat.native.atomic_rmw(native_op, addresses, values, mask, _native(sem)).view(kept)
     if not mask.all():
         old[~mask] = 0
-    result: Array = old
-    return result
+    return old
 
 
 def cas(addresses: Array, expected: Array, desired: Array, sem: Any) -> Array:
@@ -63,11 +53,11 @@ def cas(addresses: Array, expected: Array, desired: Array, sem: Any) -> Array:
     bits = np.dtype(f"i{kept.itemsize}")  # floats are compared by their bits, as on GPUs
     shape = addresses.shape
     expected, desired = (np.ascontiguousarray(np.broadcast_to(x, shape)).view(bits) for x in (expected, desired))
-    result: Array = _compat.native.atomic_cas(addresses, expected, desired, _native_sem(sem)).view(kept)
+    result: Array = _compat.native.atomic_cas(addresses, expected, desired, _native(sem)).view(kept)
     return result
 
 
-def _native_sem(sem: Any) -> Any:
+def _native(sem: Any) -> Any:
     try:
         return _compat.NATIVE_SEMS[sem]
     except KeyError:
@@ -75,21 +65,17 @@ def _native_sem(sem: Any) -> Any:
 
 
 def _add_16_bit(addresses: Array, values: Array, mask: Array, sem: Any, element: Any) -> Array:
-    add: Callable[[Array, Array], Array]
-    if element == tl.bfloat16:
-        add = lambda a, b: numerics.f32_to_bf16(numerics.bf16_to_f32(a) + numerics.bf16_to_f32(b))
-    else:
-        add = lambda a, b: (a.view(np.float16) + b.view(np.float16)).view(np.uint16)
+    def add(left: Array, right: Array) -> Array:
+        if element == tl.bfloat16:
+            return numerics.f32_to_bf16(numerics.bf16_to_f32(left) + numerics.bf16_to_f32(right))
+        return (left.view(np.float16) + right.view(np.float16)).view(np.uint16)
+
     flat, operands = addresses.reshape(-1), np.ascontiguousarray(values).reshape(-1).view(np.uint16)
     old = np.zeros(flat.shape, np.uint16)
-    one, zero = np.ones(1, bool), np.zeros(1, np.uint16)
     for lane in np.flatnonzero(mask):
         address = flat[lane : lane + 1].copy()
-        seen = _compat.native.load(address, one, zero, np.dtype(np.uint16))
-        while True:
-            swapped = _compat.native.atomic_cas(address, seen, add(seen, operands[lane : lane + 1]), sem)
-            if swapped[0] == seen[0]:
-                break
+        seen = _compat.native.load(address, np.ones(1, bool), np.zeros(1, np.uint16), np.dtype(np.uint16))
+        while (swapped := _compat.native.atomic_cas(address, seen, add(seen, operands[lane : lane + 1]), sem)) != seen:
             seen = swapped
         old[lane] = seen[0]
     return old.view(values.dtype).reshape(addresses.shape)

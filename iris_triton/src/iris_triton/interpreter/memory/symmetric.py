@@ -1,4 +1,4 @@
-"""What kernels believe of other ranks' heaps, checked: context tensors, and pointers that are translated."""
+"""Checks of kernels' use of other ranks' heaps: context tensors, and pointers that are translated."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def check_context(program: ProgramInfo, context_tensor: Any, rank: Any, world_si
 
 
 def stray(program: ProgramInfo, pointer: Any, from_rank: Any, to_rank: Any, heap_bases: Any) -> int | Array:
-    """What is added to a pointer that is translated: 0, or OFF_HEAP where it does not lie in the memory of from_rank.
+    """What is added to a pointer that is translated; CPU entry.
 
-    So an access there is an error, and an element that is masked off is none; CPU entry.
+    0, or OFF_HEAP where it does not lie in the memory of from_rank: an error where an access is not masked off.
 
     Raises:
         ArgumentError: no memory that kernels may touch is where the words say, or it is placed in such a way that
@@ -73,15 +73,14 @@ def stray(program: ProgramInfo, pointer: Any, from_rank: Any, to_rank: Any, heap
 def _end_of_memory(bases: list[int]) -> int:
     """Where the memory at the first one of some addresses ends; 0 unless all are of memory that kernels can reach."""
     found = [current.launch.checker.find(base, base + 1) for base in bases]
-    if any(each is None or (base - bases[0]) % _ALIGNMENT for each, base in zip(found, bases, strict=True)):
-        return 0
-    return found[0].end  # type: ignore[union-attr]
+    reachable = None not in found and not any((base - bases[0]) % _ALIGNMENT for base in bases)
+    return found[0].end if reachable else 0  # type: ignore[union-attr]
 
 
 def _words(address: int, count: int) -> Array:
     """Words of 64 bits at an address, checked like a kernel's load."""
     launch, nbytes = current.launch, 8 * count
-    if launch.refuse and launch.checker.find(address, address + nbytes) is None:
+    if launch.checker.find(address, address + nbytes) is None:
         addresses = np.arange(address, address + nbytes, 8).astype(np.uint64)
         raise launch.checker.error(launch.kernel, current.program.pid, "load", addresses, np.arange(count), 8)
     return np.frombuffer(memoryview((ctypes.c_ubyte * nbytes).from_address(address)), np.int64)
