@@ -287,6 +287,15 @@ def _is_one(value: Any) -> bool:
     return isinstance(value, int) and value == 1 and not isinstance(value, bool)
 
 
+_NUMBERS = (
+    (tl.int1, bool, 0, 2),
+    (tl.int32, int, -(2**31), 2**31),
+    (tl.int64, int, -(2**63), 2**63),
+    (tl.uint64, int, 0, 2**64),
+)
+"""Types of numbers among the arguments, the first that fits: Python's type, the least value, the end of the range."""
+
+
 class _Arguments:
     """Converts the arguments of a launch to what the kernel sees, and notes the storages that it may access."""
 
@@ -340,15 +349,10 @@ class _Arguments:
     def _number(self, name: str, value: bool | int | float) -> Any:
         type_ = self._kernel.types[name]
         if type_ is None:
-            if isinstance(value, float):
-                type_ = tl.float32
-            elif isinstance(value, bool):
-                type_ = tl.int1
-            else:
-                fitting = ((tl.int32, -(2**31), 2**31), (tl.int64, -(2**63), 2**63), (tl.uint64, 0, 2**64))
-                type_ = next((t for t, low, high in fitting if low <= value < high), None)
-                if type_ is None:
-                    raise ValueError(f"argument {name!r} of kernel {self._kernel.name!r} does not fit 64 bits: {value}")
+            fitting = (type_ for type_, kind, low, high in _NUMBERS if isinstance(value, kind) and low <= value < high)
+            type_ = tl.float32 if isinstance(value, float) else next(fitting, None)
+            if type_ is None:
+                raise ValueError(f"argument {name!r} of kernel {self._kernel.name!r} does not fit 64 bits: {value}")
         if type_.is_floating():
             return self._dialect.semantic.cast(wrap(np.array([value], np.float64), tl.float64), type_)
         if isinstance(value, float):

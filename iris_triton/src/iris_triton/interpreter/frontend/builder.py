@@ -10,6 +10,7 @@ floats are rounded after every operation.  Products of tl.dot are accumulated in
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -55,16 +56,6 @@ def _on_array(function: Callable[..., Array]) -> Callable[..., Handle]:
     return lambda self, value, *arguments: Handle(function(value.data, *arguments), value.dtype)
 
 
-class _Results:
-    """Results of inline assembly."""
-
-    def __init__(self, handles: list[Handle]) -> None:
-        self._handles = handles
-
-    def get_result(self, index: int) -> Handle:
-        return self._handles[index]
-
-
 class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[misc]
     """Computes what the semantic layer asks for.  Has no state of its own: all threads share one."""
 
@@ -72,10 +63,6 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         super().__init__()
         # debug: device_assert fires.  sanitize_overflow off: integers wrap, as in a compiled kernel.
         self.options = _compat.InterpreterOptions(debug=True, sanitize_overflow=False)
-        self.codegen_fns: dict[str, Any] = {
-            "convert_custom_types": self._convert_fp8e4b15,
-            "min_dot_size": lambda left, right: (1, 1, 1),
-        }
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("create_", "get_")):
@@ -87,11 +74,6 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
     def get_block_ty(self, dtype: Any, shape: Sequence[int]) -> Any:
         """Return a block type, the same object every time."""
         return block_type(dtype, tuple(shape))
-
-    @staticmethod
-    def _convert_fp8e4b15(value: Any, dst_type: Any, rounding: Any, _semantic: Any) -> Any:
-        handle = _semantic.builder.create_fp_to_fp(value.handle, dst_type, rounding)
-        return tl.tensor(handle, dst_type)
 
     # -- program ------------------------------------------------------------------------------------------------------
     def create_get_program_id(self, axis: int) -> Handle:
@@ -115,14 +97,11 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         text = f"pid {current.program.pid}{prefix}"
         parts = []
         for handle, signed in zip(values, is_signed, strict=True):
-            data = handle.data
-            if handle.dtype == tl.bfloat16:
-                data = numerics.bf16_to_f32(data)
-            elif handle.dtype.is_int() and not signed:
+            data = numerics.bf16_to_f32(handle.data) if handle.dtype == tl.bfloat16 else handle.data
+            if handle.dtype.is_int() and not signed:
                 data = unsigned(data)
             formatter: Any = {"int": lambda x: f"{int(x):#x}"} if hex else None
-            shown = data[0] if data.shape == (1,) else data
-            parts.append(np.array2string(np.asarray(shown), formatter=formatter))
+            parts.append(np.array2string(data.reshape(()) if data.shape == (1,) else data, formatter=formatter))
         print(text + ", ".join(parts))
 
     # -- constants; those of numpy's types follow the class -----------------------------------------------------------
@@ -146,8 +125,7 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
     def range_of(self, addresses: Array, mask: Array | None, nbytes: int, access: str) -> Region | None:
         """Find the accessible range that holds every active element; None if they lie in several.
 
-        Raises:
-            OutOfBoundsError: an active element is not accessible, and that is not allowed.
+        Raises OutOfBoundsError where an active element lies in none, if checks are on.
         """
         launch = current.launch
         checker = launch.checker
@@ -319,7 +297,7 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
     # -- code that is not Triton --------------------------------------------------------------------------------------
     def create_inline_asm(
         self, assembly: str, constraints: str, values: list[Handle], types: list[Any], is_pure: bool, pack: int
-    ) -> _Results:
+    ) -> Any:
         entry = find_assembly(assembly)
         if entry is None:
             raise UnsupportedError(
@@ -335,11 +313,9 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         handles = []
         for result, type_ in zip(results, types, strict=False):
             shape = tuple(type_.shape) if type_.is_block() else (1,)
-            data = np.asarray(result)
-            if type_.scalar == tl.bfloat16:
-                data = numerics.to_bf16(data)
+            data = numerics.to_bf16(np.asarray(result)) if type_.scalar == tl.bfloat16 else np.asarray(result)
             handles.append(Handle(np.broadcast_to(data.astype(numpy_dtype(type_)), shape), type_.scalar))
-        return _Results(handles)
+        return SimpleNamespace(get_result=handles.__getitem__)
 
     def create_extern_elementwise(
         self, library: str, path: str, symbol: str, arguments: list[Any], ret_type: Any, is_pure: bool
@@ -348,11 +324,10 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         return Handle(data.astype(numpy_dtype(ret_type), copy=False), ret_type.scalar)
 
     # -- regions: the combine function of a reduction runs on whole arrays instead of being compiled ------------------
-    def get_insertion_point(self) -> None:
+    def get_insertion_point(self, *ignored: Any) -> None:
         """There is no IR to insert into."""
 
-    def restore_insertion_point(self, point: None) -> None:
-        """There is no IR to insert into."""
+    restore_insertion_point = get_insertion_point
 
     def create_block_with_parent(self, region: Any, types: Any) -> Any:
         return region

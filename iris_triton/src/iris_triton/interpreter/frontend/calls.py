@@ -36,13 +36,8 @@ _Tensor = tl.tensor
 _MISSING = object()
 
 
-class BoundDeviceFunction:
-    """A jitted method together with the aggregate or tensor it was taken from."""
-
-    __slots__ = ("function", "owner")
-
-    def __init__(self, owner: Any, function: Any) -> None:
-        self.owner, self.function = owner, function
+class _Bound(functools.partial[Any]):
+    """What runs a jitted method of the aggregate or tensor that it was taken from."""
 
 
 class Dialect:
@@ -125,8 +120,8 @@ class Dialect:
             if _compat.is_builtin(method) or isinstance(owner, tl.core.base_value):
                 return self.call(method, owner, *args, **kwargs)
             return _call_python(function, *args, **kwargs)
-        if kind is BoundDeviceFunction:
-            return self.prepare(function.function)(function.owner, *args, **kwargs)
+        if kind is _Bound:
+            return function(*args, **kwargs)
         if isinstance(function, _compat.JITFunction):
             return self.prepare(function)(*args, **kwargs)
         if isinstance(function, _compat.InterpretedFunction):
@@ -236,7 +231,7 @@ class Dialect:
         if isinstance(value, tl.core.base_value) and isinstance(
             found, (_compat.JITFunction, _compat.InterpretedFunction)
         ):
-            return BoundDeviceFunction(value, jitted(found))
+            return _Bound(self.prepare(jitted(found)), value)
         return found
 
     def assign(self, value: Any) -> Any:

@@ -193,7 +193,10 @@ _SCANS = _known({"_sum_combine": np.add, "_prod_combine": np.multiply})
 
 
 def _find(function: Any, known: list[tuple[Any, Any]]) -> Any:
-    return next((numpy for each, numpy in known if each is function), None)
+    for each, numpy in known:
+        if each is function:
+            return numpy
+    return None
 
 
 def _in_numpy(scalar: Any) -> bool:
