@@ -50,7 +50,7 @@ BUDGETS = {
     "iris_triton/collectives": 4221,
     "iris_triton/demos": 290,
     "iris_triton/gemm": 1760,
-    "iris_triton/interpreter": 4520,
+    "iris_triton/interpreter": 3860,
     "iris_triton/language": 1970,
     "iris_triton/rocm_iris": 1994,
     "iris_triton/testing": 1540,
@@ -58,7 +58,7 @@ BUDGETS = {
     "iris_gluon/*.py": 920,
     "iris_gluon/collectives": 718,
     "iris_gluon/gemm": 1609,
-    "iris_gluon/interpreter": 2660,
+    "iris_gluon/interpreter": 2370,
 }
 
 # What does not keep to the rules yet: only ever shorter.

@@ -80,7 +80,7 @@ def test_operators_with_python_numbers(name):
 
 
 def operator_of(name):
-    return lambda left, right: DIALECT.operators.general(NAMES[name], left, right)
+    return lambda left, right: DIALECT.general(NAMES[name], left, right)
 
 
 @pytest.mark.parametrize("offset", [tl.int8, tl.int32, tl.int64, tl.uint8, tl.uint32])

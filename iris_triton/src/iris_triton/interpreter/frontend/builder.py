@@ -33,14 +33,12 @@ from iris_triton.interpreter.frontend.values import (
     unsigned,
 )
 from iris_triton.interpreter.hints import refute
-from iris_triton.interpreter.memory import access, raw_atomics
+from iris_triton.interpreter.memory import raw_atomics, regions
 from iris_triton.interpreter.scheduler import place_of
 from iris_triton.interpreter.state import current, program_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from iris_triton.interpreter.memory.regions import Region
 
 
 _PAD_NAN = _compat.ir.PADDING_OPTION.PAD_NAN
@@ -122,7 +120,7 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         """Attributes are hints."""
 
     # -- memory -------------------------------------------------------------------------------------------------------
-    def range_of(self, addresses: Array, mask: Array | None, nbytes: int, access: str) -> Region | None:
+    def range_of(self, addresses: Array, mask: Array | None, nbytes: int, access: str) -> regions.Region | None:
         """Find the accessible range that holds every active element; None if they lie in several.
 
         Raises OutOfBoundsError where an active element lies in none, if checks are on.
@@ -176,7 +174,7 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         if mask is not None:
             mask = None if mask.all() else np.broadcast_to(mask, addresses.shape)
         region = self.range_of(addresses, mask, dtype.itemsize, "load")
-        data = access.load(region, addresses, mask, fill, dtype)
+        data = regions.load(region, addresses, mask, fill, dtype)
         if not is_poll:
             current.program.loaded(addresses, data)
         return data
@@ -202,7 +200,7 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         if mask is not None:
             mask = None if mask.all() else np.broadcast_to(mask, addresses.shape)
         region = self.range_of(addresses, mask, data.dtype.itemsize, "store")
-        access.store(region, addresses, mask, data)
+        regions.store(region, addresses, mask, data)
         program = current.program
         program.scheduler.idle_polls = program.idle_loads = 0  # a program that stores is working, not only waiting
 

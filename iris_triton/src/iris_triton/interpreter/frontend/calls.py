@@ -19,12 +19,11 @@ from iris_core.errors import UnsupportedError
 from iris_triton import _compat
 from iris_triton.interpreter.entries import PREPARED, find_entry
 from iris_triton.interpreter.frontend.builder import CpuBuilder
-from iris_triton.interpreter.frontend.conversion import from_numpy, to_numpy
-from iris_triton.interpreter.frontend.fastpaths import FastPaths
+from iris_triton.interpreter.frontend.elementwise import as_float
 from iris_triton.interpreter.frontend.operators import Operators, truth, unwrap
 from iris_triton.interpreter.frontend.semantic import CpuSemantic
 from iris_triton.interpreter.frontend.typefacts import block_type
-from iris_triton.interpreter.frontend.values import numpy_dtype, wrap
+from iris_triton.interpreter.frontend.values import numpy_dtype, signless, unsigned, wrap
 from iris_triton.interpreter.hints import check_hint
 from iris_triton.interpreter.rewrite import rewrite
 from iris_triton.interpreter.state import program_info
@@ -40,17 +39,16 @@ class _Bound(functools.partial[Any]):
     """What runs a jitted method of the aggregate or tensor that it was taken from."""
 
 
-class Dialect:
+class Dialect(Operators):
     """How one kernel language runs on the CPU."""
 
     def __init__(self, semantic: CpuSemantic) -> None:
-        self.semantic = semantic
+        super().__init__(semantic)
         self._constants: dict[tuple[type, Any], Any] = {}
         self._handlers: dict[Any, Callable[..., Any]] = {}
         self._fill_handlers()
-        self.operators = Operators(semantic, self.call, self.attribute)
         self.helpers: dict[str, Callable[..., Any]] = {
-            **self.operators.table,
+            **self.table,
             "assign": self.assign,
             "attribute": self.attribute,
             "call": self.call,
@@ -71,8 +69,8 @@ class Dialect:
         return ready
 
     def _call_entry(self, entry: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        named = {name: to_numpy(value) for name, value in kwargs.items()}
-        return from_numpy(entry(program_info(), *map(to_numpy, args), **named), self.block_type)
+        named = {name: _to_numpy(value) for name, value in kwargs.items()}
+        return _from_numpy(entry(program_info(), *map(_to_numpy, args), **named), self.block_type)
 
     def block_type(self, scalar: Any, shape: tuple[int, ...]) -> Any:
         """The type of a block that a CPU entry returns."""
@@ -181,9 +179,9 @@ class Dialect:
             handlers[kind] = functools.partial(_constant_of, kind)
         handlers[builtins.getattr] = self._getattr
         handlers[builtins.isinstance] = lambda value, kinds: isinstance(unwrap(value), kinds)
-        fast = FastPaths(self.semantic.builder)
-        for builtin, path in ((core.program_id, fast.program_id), (core.load, fast.load), (core.store, fast.store)):
-            handlers[builtin] = functools.partial(_first, path, self._make_handler(builtin))
+        for builtin in (core.program_id, core.load, core.store):
+            quick = getattr(self, f"quick_{builtin.__name__}")
+            handlers[builtin] = functools.partial(_first, quick, self._make_handler(builtin))
         # The same values every time, and tensors never change: one tensor per range.
         arange = functools.cache(functools.partial(_compat.builtin_body(core.arange), _semantic=self.semantic))
         handlers[core.arange] = lambda start, end: arange(unwrap(start), unwrap(end))
@@ -199,7 +197,7 @@ class Dialect:
         promote = self.semantic.integer_promote_impl
         type_ = promote(promote(bounds[0].dtype, bounds[1].dtype), bounds[2].dtype)
         kept = numpy_dtype(type_)
-        values = [int(to_numpy(bound)) for bound in bounds]
+        values = [int(_to_numpy(bound)) for bound in bounds]
         if values[2] == 0:
             raise ValueError("the step of a loop must not be 0")
         for value in builtins.range(*values):
@@ -321,6 +319,48 @@ def _static_assert(condition: Any, message: Any = "") -> None:
         )
     if not condition:
         raise AssertionError(f"static_assert failed: {unwrap(message)}" if unwrap(message) else "static_assert failed")
+
+
+# -- values of CPU entries --------------------------------------------------------------------------------------------
+_TRITON = {
+    np.dtype(np.bool_): tl.int1,
+    **{np.dtype(f"{u}int{bits}"): getattr(tl, f"{u}int{bits}") for u in ("", "u") for bits in (8, 16, 32, 64)},
+    **{np.dtype(f"float{bits}"): getattr(tl, f"float{bits}") for bits in (16, 32, 64)},
+}
+
+
+def _to_numpy(value: Any) -> Any:
+    """Give a CPU entry what it computes with: see `iris_triton.interpreter.entries.cpu_entry`."""
+    if isinstance(value, tl.constexpr):
+        return value.value
+    if isinstance(value, tuple):
+        return tuple(_to_numpy(item) for item in value)
+    if not isinstance(value, tl.tensor):
+        return value
+    scalar = value.type.scalar
+    data = as_float(value.handle) if scalar.is_floating() else value.handle.data
+    if scalar.is_int() and scalar.is_int_unsigned():
+        data = unsigned(data)
+    return data if value.type.is_block() else data.reshape(-1)[0]
+
+
+def _from_numpy(value: Any, block_type: Callable[[Any, tuple[int, ...]], Any]) -> Any:
+    """Make a tensor of what a CPU entry returned; `block_type` makes the types of blocks."""
+    if value is None or isinstance(value, tl.tensor):
+        return value
+    if isinstance(value, tuple):
+        return tuple(_from_numpy(item, block_type) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = np.int32(value) if -(2**31) <= value < 2**31 else np.int64(value)
+    elif isinstance(value, float):
+        value = np.float32(value)
+    data = np.asarray(value)
+    scalar = _TRITON.get(data.dtype)
+    if scalar is None:
+        raise TypeError(f"a CPU entry returned {type(value).__name__} of {data.dtype}, which is no Triton type")
+    if data.ndim == 0:
+        return wrap(signless(data.reshape(1)), scalar)
+    return wrap(signless(np.ascontiguousarray(data)), block_type(scalar, data.shape))
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Operators of kernels: what `a + b`, `a < b`, `if a:` and `x[i]` mean for tensors, constexprs and plain values.
+"""Operators of kernels: `a + b`, `a < b`, `if a:` and `x[i]` of tensors, constexprs and plain values; loads and stores.
 
 The general case asks Triton's semantic layer.  Most operations in a kernel have operands of one type, and these are
 computed here at once, which is several times faster; tests hold both ways against each other.
@@ -14,7 +14,7 @@ import triton.language as tl
 
 from iris_triton import _compat
 from iris_triton.interpreter.frontend import numerics
-from iris_triton.interpreter.frontend.semantic import AmbiguousConditionError, CpuSemantic
+from iris_triton.interpreter.frontend.semantic import AmbiguousConditionError
 from iris_triton.interpreter.frontend.typefacts import (
     BOOL,
     FLOAT,
@@ -27,6 +27,7 @@ from iris_triton.interpreter.frontend.typefacts import (
     plain_form,
 )
 from iris_triton.interpreter.frontend.values import Array, wrap
+from iris_triton.interpreter.state import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,11 +179,25 @@ def _plain_sum(left: Any, right: Any) -> Any:
     return left + right
 
 
-class Operators:
-    """The operators, bound to a semantic layer.  `call` runs methods that aggregates define for operators."""
+def _active(mask: Any, pointer: TypeFacts) -> Any:
+    """The array of a mask that needs no conversion or broadcast; NotImplemented for others."""
+    if mask is None:
+        return None
+    if mask.__class__ is _Tensor:
+        facts = facts_of(mask.type)
+        if facts.kind == BOOL and facts.form is pointer.form:
+            return mask.handle.data
+    return NotImplemented
 
-    def __init__(self, semantic: CpuSemantic, call: Callable[..., Any], attribute: Callable[[Any, str], Any]) -> None:
-        self._semantic, self._call, self._attribute = semantic, call, attribute
+
+class Operators:
+    """Operators and the most frequent builtins, over a semantic layer; a part of `calls.Dialect`."""
+
+    call: Callable[..., Any]  # runs methods that aggregates define for operators
+    attribute: Callable[[Any, str], Any]
+
+    def __init__(self, semantic: Any) -> None:
+        self.semantic = semantic
         self.table: dict[str, Callable[..., Any]] = {
             **{name: self._binary(*row) for name, row in BINARY.items()},
             "USub": self._unary("__neg__", operator.neg),
@@ -210,12 +225,12 @@ class Operators:
     def general(self, name: str, left: Any, right: Any) -> Any:
         """An operator by way of the semantic layer; `name` as in `__name__`."""
         if isinstance(left, _Tensor):
-            return _compat.builtin_body(getattr(_Tensor, f"__{name}__"))(left, right, _semantic=self._semantic)
+            return _compat.builtin_body(getattr(_Tensor, f"__{name}__"))(left, right, _semantic=self.semantic)
         if isinstance(right, _Tensor):
-            return _compat.builtin_body(getattr(_Tensor, f"__r{name}__"))(right, left, _semantic=self._semantic)
+            return _compat.builtin_body(getattr(_Tensor, f"__r{name}__"))(right, left, _semantic=self.semantic)
         left, right = unwrap(left), unwrap(right)
         if isinstance(left, tl.core.base_value) and not isinstance(left, tl.tuple):
-            return self._call(self._attribute(left, f"__{name}__"), right)
+            return self.call(self.attribute(left, f"__{name}__"), right)
         return NotImplemented
 
     def _binary(
@@ -240,7 +255,7 @@ class Operators:
 
         def op(value: Any) -> Any:
             if isinstance(value, _Tensor):
-                return value if body is None else body(value, _semantic=self._semantic)
+                return value if body is None else body(value, _semantic=self.semantic)
             return python(unwrap(value))
 
         return op
@@ -257,7 +272,7 @@ class Operators:
                 return unwrap(value)
         if not tensors:
             return unwrap(value)
-        combine = self._semantic.logical_and if is_and else self._semantic.logical_or
+        combine = self.semantic.logical_and if is_and else self.semantic.logical_or
         result = tensors.pop()
         while tensors:
             result = combine(tensors.pop(), result)
@@ -269,5 +284,53 @@ class Operators:
             expanded = _expand(value, index)
             if expanded is not None:
                 return expanded
-            return _compat.builtin_body(_Tensor.__getitem__)(value, index, _semantic=self._semantic)
+            return _compat.builtin_body(_Tensor.__getitem__)(value, index, _semantic=self.semantic)
         return unwrap(value)[tuple(map(unwrap, index)) if isinstance(index, tuple) else unwrap(index)]
+
+    # -- frequent builtins; NotImplemented where the builtin itself has to decide --------------------------------------
+    def quick_program_id(self, axis: Any) -> Any:
+        """tl.program_id of a valid axis."""
+        axis = unwrap(axis)
+        if axis not in (0, 1, 2):
+            return NotImplemented
+        return wrap(np.array([current.program.pid[axis]], np.int32), tl.int32)
+
+    def quick_load(self, pointer: Any, mask: Any = None, other: Any = None, **hints: Any) -> Any:
+        """tl.load of a block or scalar without cache hints."""
+        if hints or pointer.__class__ is not _Tensor:
+            return NotImplemented
+        facts = facts_of(pointer.type)
+        if facts.kind != POINTER or facts.element is None:
+            return NotImplemented
+        mask = unwrap(mask)
+        active = _active(mask, facts)
+        if active is NotImplemented:
+            return NotImplemented
+        other = unwrap(other)
+        fill = None
+        if other is not None:
+            if mask is None or other.__class__ not in (int, float) or facts.numpy.kind not in "if":
+                return NotImplemented
+            if facts.numpy.kind == "i" and (other.__class__ is float or not -(2**7) <= other < 2**7):
+                return NotImplemented
+            fill = np.array(other, facts.numpy)
+        data = self.semantic.builder.load(pointer.handle.data, active, fill, facts.numpy)
+        return wrap(data, facts.pointee.like(facts.form))
+
+    def quick_store(self, pointer: Any, value: Any, mask: Any = None, **hints: Any) -> Any:
+        """tl.store of a value of the pointer's type and shape without cache hints."""
+        if hints or pointer.__class__ is not _Tensor or value.__class__ is not _Tensor:
+            return NotImplemented
+        facts = facts_of(pointer.type)
+        if not facts.storable:
+            return NotImplemented
+        given = facts_of(value.type)
+        if given.scalar is not facts.element and given.scalar != facts.element:
+            return NotImplemented
+        if given.form is not facts.form:
+            return NotImplemented
+        active = _active(unwrap(mask), facts)
+        if active is NotImplemented:
+            return NotImplemented
+        self.semantic.builder.store(pointer.handle.data, active, value.handle.data)
+        return None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from iris_triton import _compat
 from iris_triton.interpreter.errors import OutOfBoundsError
 
 if TYPE_CHECKING:
@@ -222,11 +223,9 @@ class BoundsChecker:
 
     def nearest(self, address: int) -> Region | None:
         """Return the accessible range that is closest to an address, or None if there is none at all."""
-        candidates = list(self._arguments)
         position = bisect_right(self._regions.start_list, address) - 1
-        for near in (position, position + 1):
-            if 0 <= near < len(self._regions.start_list):
-                candidates.append(self._regions.region(near))
+        beside = range(max(position, 0), min(position + 2, len(self._regions.start_list)))
+        candidates = [*self._arguments, *map(self._regions.region, beside)]
         return min(candidates, key=lambda region: region.distance(address), default=None)
 
     def describe(self, address: int) -> str:
@@ -247,27 +246,62 @@ class BoundsChecker:
         translated = address >= OFF_HEAP
         address -= OFF_HEAP * translated
         near = self.nearest(address)
-        message = f"kernel {kernel!r}, program {program}, lane {lane}: {access} of {nbytes} bytes at {address:#x} is "
+        advice = (
+            "Mask the access, or, if the address was loaded from memory and is right, pass the tensor as an "
+            "argument or call iris_triton.interpreter.allow_region."
+        )
         if translated:
-            message += (
-                f"not on the heap of the rank that it was translated from: it is {self.describe(address)}. Pass a "
-                "tensor on the symmetric heap (ctx.zeros, ctx.as_symmetric, ...), also where the own rank is accessed"
+            problem = f"not on the heap of the rank that it was translated from: it is {self.describe(address)}"
+            advice = (
+                "Pass a tensor on the symmetric heap (ctx.zeros, ctx.as_symmetric, ...), also where the own rank is "
+                "accessed."
             )
         elif near is None:
-            message += "out of bounds: no memory is accessible to this launch"
+            problem = "out of bounds: no memory is accessible to this launch"
         elif address >= near.end:
-            message += f"out of bounds: it begins {address - near.end} bytes past the end of {near.describe()}"
+            problem = f"out of bounds: it begins {address - near.end} bytes past the end of {near.describe()}"
         elif address < near.start:
-            message += f"out of bounds: it begins {near.start - address} bytes before {near.describe()}"
+            problem = f"out of bounds: it begins {near.start - address} bytes before {near.describe()}"
         else:
-            message += f"out of bounds: it ends {address + nbytes - near.end} bytes past the end of {near.describe()}"
-        message += f"; {others} more lanes are out of bounds as well" if others else ""
-        message += (
-            "."
-            if translated
-            else ". Mask the access, or, if the address was loaded from memory and is right, pass the tensor as an "
-            "argument or call iris_triton.interpreter.allow_region."
+            problem = f"out of bounds: it ends {address + nbytes - near.end} bytes past the end of {near.describe()}"
+        message = (
+            f"kernel {kernel!r}, program {program}, lane {lane}: {access} of {nbytes} bytes at {address:#x} is "
+            f"{problem}{f'; {others} more lanes are out of bounds as well' if others else ''}. {advice}"
         )
         return OutOfBoundsError(
             message, kernel=kernel, program=program, lane=lane, access=access, address=address, nbytes=nbytes
         )
+
+
+# -- accesses ---------------------------------------------------------------------------------------------------------
+def load(
+    region: Region | None, addresses: Array, mask: Array | None, fill: Array | None, dtype: np.dtype[Any]
+) -> Array:
+    """Read elements; lanes that are masked off get `fill`, or 0 without one.
+
+    Triton's native load and store go through memory element by element.  Where all active lanes lie in one `region`, a
+    numpy array over it does it several times faster.  Elements that are not aligned to their size, and ranges that are
+    unknown because checks are off, take the native way.
+    """
+    shape = addresses.shape
+    indices = None
+    if region is not None:
+        indices = region.indices(addresses if mask is None else addresses[mask], dtype.itemsize)
+        if indices is not None and mask is None:
+            return region.view(dtype).take(indices)
+    result: Array = np.zeros(shape, dtype) if fill is None else np.broadcast_to(fill, shape).astype(dtype)
+    if region is not None and indices is not None:
+        result[mask] = region.view(dtype).take(indices)
+        return result
+    loaded: Array = _compat.native.load(addresses, np.ones(shape, np.bool_) if mask is None else mask, result, dtype)
+    return loaded
+
+
+def store(region: Region | None, addresses: Array, mask: Array | None, data: Array) -> None:
+    """Write elements of active lanes; arguments as for `load`, `data` has the addresses' shape."""
+    if region is not None:
+        indices = region.indices(addresses if mask is None else addresses[mask], data.dtype.itemsize)
+        if indices is not None:
+            region.view(data.dtype)[indices] = data if mask is None else data[mask]
+            return
+    _compat.native.store(addresses, data, np.ones(addresses.shape, np.bool_) if mask is None else mask)
