@@ -129,11 +129,7 @@ class Partition(Program):
         self.cta.spin(self, place, value)
 
     def block(self, ready: Callable[[], bool], waits_for: Callable[[], str]) -> None:
-        """Let the other partitions run until a condition holds.
-
-        Raises:
-            DeadlockError: no partition can go on.
-        """
+        """Let the other partitions run until a condition holds; a deadlock if none can go on."""
         if not ready():
             self.cta.block(self, ready, waits_for)
 

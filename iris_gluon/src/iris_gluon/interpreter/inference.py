@@ -2,11 +2,8 @@
 
 Some operations (reshape, permute, join, split, views of shared memory) leave the layout of their result to the IR.
 Such an operation is built once in an empty function for operands of the same types, and the layout of its result is
-read; nothing of it is compiled.  So the CPU has the same layouts, also the linear ones of odd reshapes, without rules
-of its own that could differ.
-
-The IR ends the process where it cannot infer a layout; what that happens for is refused here, or by Triton's semantic
-layer, before.
+read; nothing of it is compiled.  The IR ends the process where it cannot infer a layout, so such operations are refused
+before.
 """
 
 from __future__ import annotations
@@ -32,15 +29,9 @@ def _builder(num_warps: int, warp_size: int) -> tuple[Any, Any]:
 def result_layout(
     operation: str, layout: Any, shape: tuple[int, ...], *arguments: int, num_warps: int, warp_size: int
 ) -> Any:
-    """Return the layout of an operation's result.
+    """Return the layout of the result of "expand_dims", "join", "reshape", "split" or "trans".
 
-    Args:
-        operation: "expand_dims", "join", "reshape", "split" or "trans".
-        layout: layout of the operand.
-        shape: shape of the operand.
-        *arguments: what else the operation takes: the axis, the new shape, the order.
-        num_warps: warps of the program.
-        warp_size: lanes of a warp.
+    `layout` and `shape` are the operand's; `arguments` are the axis, the new shape or the order.
     """
     if isinstance(layout, _compat.AutoLayouts):
         return layout

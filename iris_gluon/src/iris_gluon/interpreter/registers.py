@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from iris_gluon import _compat
+from iris_gluon.interpreter.hopper.wgmma import SUMS
 from iris_gluon.interpreter.inference import linear_layout
 from iris_gluon.interpreter.program import num_warps, warp_size
 from iris_triton.interpreter.frontend.values import element_nbytes
@@ -12,10 +13,7 @@ from iris_triton.interpreter.source import here
 
 _layouts = _compat.layouts
 
-_MMA_V2 = {
-    "fp16": ("fp16", "fp32"), "bf16": ("fp32",), "fp32": ("fp32",), "fp8e4nv": ("fp32", "fp16"),
-    "fp8e5": ("fp32", "fp16"), "int8": ("int32",), "uint8": ("int32",), "fp64": ("fp64",),
-}  # fmt: skip
+_MMA_V2 = SUMS | {"fp64": ("fp64",)}
 """Operands of mma.sync, and the sums that it makes of them; see PTX, mma."""
 
 _HALF, _FULL, _DOUBLE = ((32, 32, 8), (16, 16, 16)), ((32, 32, 2), (16, 16, 4)), ((16, 16, 4),)

@@ -17,10 +17,7 @@ _refuted: set[Line] = set()
 
 
 def refute(message: str) -> None:
-    """Report a promise of the running kernel that is not true: an AssertionError, or a warning, once for each line.
-
-    It does harm only where a GPU's compiler comes to use it, so by default the kernel runs on.
-    """
+    """Report a promise of the running kernel that is not true: an AssertionError, or a warning, once for each line."""
     if current.launch.raise_hints:
         raise AssertionError(message)
     line = here(DEVICE_FUNCTIONS)

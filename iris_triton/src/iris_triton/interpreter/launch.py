@@ -154,11 +154,7 @@ class _Kernel:
         """Names of those that stay variables, also if they are 1."""
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Assign arguments to parameters; returns them and the compiler options among `kwargs`.
-
-        Raises:
-            TypeError: an argument is missing, given twice, or unknown.
-        """
+        """Assign arguments to parameters; returns them and the compiler options among `kwargs`."""
         if len(args) > len(self.parameters):
             raise TypeError(f"kernel {self.name!r} takes {len(self.parameters)} arguments but {len(args)} were given")
         bound = dict(zip(self.parameters, args, strict=False))
@@ -189,15 +185,10 @@ _option_names = functools.cache(_compat.launch_option_names)
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What a launch on the CPU returns, where one on a GPU returns the compiled kernel.
-
-    Attributes:
-        name: name of the kernel.
-        n_regs, n_spills: 0: there are no registers.
-    """
+    """Returned by a launch on the CPU, as the compiled kernel is by one on a GPU."""
 
     name: str
-    n_regs: int = 0
+    n_regs: int = 0  # there are no registers
     n_spills: int = 0
 
 
@@ -213,9 +204,7 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
     Raises:
         TypeError: the arguments do not fit the kernel.
         ValueError: the grid or the tensors' devices do not fit.
-        OutOfBoundsError: a program touched memory that is not its own.
-        DeadlockError: all programs waited for memory that did not change.
-        Exception: whatever a program raised, with a note that names kernel and program.
+        Exception: raised by a program, with a note that names kernel and program.
     """
     kernel: _Kernel | None = function.__dict__.get("_iris_kernel")
     if kernel is None:

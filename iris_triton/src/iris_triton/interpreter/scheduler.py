@@ -127,11 +127,7 @@ class Scheduler:
         self.idle_polls = 0
 
     def run(self) -> None:
-        """Run all programs; returns when the last one has ended.
-
-        Raises:
-            BaseException: what the first failing program raised; the others have been unwound.
-        """
+        """Run all programs; raises the first error of one, when the others have been unwound."""
         self._threads = 1
         _running.add(self)
         try:

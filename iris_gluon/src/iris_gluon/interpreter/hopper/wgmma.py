@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _layouts = _compat.layouts
 _WARPGROUP = 4
 _ROWS = 64
-_SUMS = {
+SUMS = {
     "fp16": ("fp16", "fp32"), "bf16": ("fp32",), "fp32": ("fp32",), "fp8e4nv": ("fp16", "fp32"),
     "fp8e5": ("fp16", "fp32"), "int8": ("int32",), "uint8": ("int32",),
 }  # fmt: skip
@@ -76,7 +76,7 @@ def check_operands(a: Any, b: Any, accumulator: Any, warps: int) -> None:
                 )
     if a.dtype != b.dtype and not (a.dtype.is_fp8() and b.dtype.is_fp8()):
         raise _bad(f"a is {a.dtype} and b is {b.dtype}")
-    sums = _SUMS.get(str(a.dtype))
+    sums = SUMS.get(str(a.dtype))
     if sums is None:
         raise _bad(f"there is no wgmma for operands of type {a.dtype}")
     if str(type_.scalar) not in sums:

@@ -134,15 +134,7 @@ for _name, _op in _ROUNDED.items():
 
 
 def call_libdevice(symbol: str, arguments: list[Array]) -> Array:
-    """Compute a library function.
-
-    Args:
-        symbol: as in the vendor's library: "__nv_tanhf", "__ocml_tanh_f32".
-        arguments: arrays of shapes that broadcast.
-
-    Raises:
-        UnsupportedError: the function is not in the table.
-    """
+    """Compute a function of a vendor's library ("__nv_tanhf", "__ocml_tanh_f32"), if it is in the table."""
     name = symbol.removeprefix("__nv_").removeprefix("__ocml_")
     for suffix in ("_f32", "_f64", "_f16"):
         name = name.removesuffix(suffix)
