@@ -15,8 +15,7 @@ from jobs_common import environment, in_vain
 from iris_core import Iris
 from iris_core.ccl import Config
 from iris_core.errors import DeviceError, DeviceTimeoutError
-from iris_triton.collectives.packets.base import missing_facts
-from iris_triton.collectives.packets.fabric import Fact
+from iris_triton.collectives.packets.fabric import lines_problem
 from iris_triton.collectives.packets.mailbox import MAX_PROGRAMS, WORDS
 
 SMALL = "64KiB"  # a workspace in which few messages go in one piece
@@ -26,7 +25,7 @@ def unprobed(device, encodings):
     """Why calls in these encodings cannot be made on this machine; empty if they can."""
     if device == "cpu" or "ll128" not in encodings:
         return ""
-    return missing_facts(0, (Fact.WHOLE_LINES,))
+    return lines_problem(0)
 
 
 def run_cases(device, cases, turns, workspace=None):

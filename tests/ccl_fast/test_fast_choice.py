@@ -34,7 +34,7 @@ def one(op, name):
 @pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"])
 def test_models_choose_packets_for_small_messages(op, tmp_path, monkeypatch):
     """Lines of 128 bytes only where they were found to arrive whole; nothing of it on other devices."""
-    monkeypatch.setattr(fast_algorithms, "missing_facts", lambda index, needs: "not probed" if needs else "")
+    monkeypatch.setattr(fast_algorithms, "lines_problem", lambda index: "not probed")
     chooser = Chooser(collectives(), Tables([tmp_path], "a GPU"), ())
     packets = {each.name for each in fast_collectives() if each.op == op}
     assert chooser.choose(request(op), None)[0].name in packets - {n for n in packets if "ll128" in n}
@@ -48,7 +48,7 @@ def test_models_choose_packets_for_small_messages(op, tmp_path, monkeypatch):
 @pytest.mark.parametrize("path", sorted(TABLES.glob("nvidia-h200-*.json")), ids=lambda path: path.stem)
 def test_models_come_near_what_was_measured(path, monkeypatch):
     """What they would choose without the table takes at most a quarter longer than the best."""
-    monkeypatch.setattr(fast_algorithms, "missing_facts", lambda index, needs: "")
+    monkeypatch.setattr(fast_algorithms, "lines_problem", lambda index: "")
     table = read_table(path)
     chooser = Chooser(collectives(), Tables([], "a GPU"), ())
     for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
@@ -117,7 +117,7 @@ def test_facts_are_read(tmp_path, holds):
     path = tmp_path / fabric.file_name("NVIDIA H200")
     assert path.name == "NVIDIA_H200.json"
     path.write_text(json.dumps({"format": 1, "device": "NVIDIA H200", "facts": {"whole_lines": {"holds": holds}}}))
-    assert fabric.read_facts(path) == ({fabric.Fact.WHOLE_LINES} if holds else set())
+    assert fabric.says_whole_lines(path) is holds
 
 
 @pytest.mark.parametrize(
@@ -130,19 +130,19 @@ def test_facts_are_read(tmp_path, holds):
 def test_a_file_that_says_nothing(tmp_path, text):
     path = tmp_path / "x.json"
     path.write_text(text)
-    assert fabric.read_facts(path) == set()
+    assert not fabric.says_whole_lines(path)
 
 
 def test_a_device_that_was_not_probed(tmp_path, monkeypatch):
     monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
-    fabric.known_facts.cache_clear()
-    assert fabric.known_facts("no such device") == set()
+    fabric.has_whole_lines.cache_clear()
+    assert not fabric.has_whole_lines("no such device")
     (tmp_path / "fabric").mkdir()
     facts = {"whole_lines": {"holds": True}}
     (tmp_path / "fabric" / "no_such_device.json").write_text(json.dumps({"format": 1, "facts": facts}))
-    fabric.known_facts.cache_clear()
-    assert fabric.known_facts("no such device") == {fabric.Fact.WHOLE_LINES}
-    fabric.known_facts.cache_clear()
+    fabric.has_whole_lines.cache_clear()
+    assert fabric.has_whole_lines("no such device")
+    fabric.has_whole_lines.cache_clear()
 
 
 KB, MB = 1 << 10, 1 << 20
@@ -166,7 +166,7 @@ KB, MB = 1 << 10, 1 << 20
 )  # fmt: skip
 def test_eight_gpus_get_what_won_there(op, chosen, monkeypatch):
     """The designs that were the fastest on 8 x H200, by the size of the whole buffer; bfloat16, on the heap."""
-    monkeypatch.setattr(fast_algorithms, "missing_facts", lambda index, needs: "")
+    monkeypatch.setattr(fast_algorithms, "lines_problem", lambda index: "")
     chooser = Chooser(collectives(), Tables([TABLES], "NVIDIA H200"), ())
     for nbytes, name in chosen.items():
         own = nbytes // 8 if op == "all_gather" else nbytes

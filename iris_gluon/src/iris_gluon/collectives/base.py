@@ -1,4 +1,4 @@
-"""What the algorithms in Gluon have in common, where it differs from those in Triton."""
+"""Base of the algorithms in Gluon, where they differ from those in Triton."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _reach(layout: Layout) -> int:
 
 
 class GluonCollective(KernelCollective):
-    """What the algorithms here have in common.  Gluon does not pipeline loops, so there are no stages to choose."""
+    """One operation by one algorithm in Gluon.  Gluon does not pipeline loops, so there are no stages to choose."""
 
     uses = ("comm_sms", "num_warps", "block_size_m", "block_size_n", "threads_per_warp", "waves_per_eu")
 

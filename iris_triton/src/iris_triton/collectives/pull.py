@@ -95,8 +95,8 @@ def pull(
 ):  # fmt: skip
     """Read from the members what they have for this rank.
 
-    Each member is told how many elements there are for it, beside the number of the kind of call, and compares both
-    with what it expects.  Each rank does what suits its input, and all make as many rounds as the longest needs.
+    A rank tells each member the number of elements for it, beside the number of the kind of call; the member compares
+    both with what it expects.  Each rank does what suits its input, and all make as many rounds as the longest needs.
 
     Args:
         out, inp: the tensors.

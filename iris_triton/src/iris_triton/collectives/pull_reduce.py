@@ -84,7 +84,7 @@ class PullReduce(KernelCollective):
     """all_reduce in one step, reduce, or reduce_scatter."""
 
     def cost(self, request: CollectiveRequest) -> float:
-        """Estimate seconds: two meetings; every input comes over the links to whoever wants it."""
+        """Estimate seconds: two meetings; every input comes over the links to the ranks that reduce it."""
         part = request.nbytes // request.group_size if self.op == "reduce_scatter" else request.nbytes
         staged = not self._is_direct(request)
         moved = part * (request.group_size - 1)

@@ -93,9 +93,9 @@ def _push(
 
     Args:
         row, bases, place, TOLD: where to, see `_in_heap`.
-        inp: the input;
-        begin: and the linear index where it begins for member 0;
-        apart: and so many elements further for the next one, if SHARDED: else all get the same.
+        inp: the input.
+        begin: linear index of the part for member 0.
+        apart: elements from one member's part to the next one's, if SHARDED; else all get the same.
         FORM: the order.  In each, a program takes out only what came from programs of its number, and meets only those.
             "members": all programs push to one member, then to the next; the traffic is a permutation at every moment.
             "tiles": each program takes a tile to all members in turn, then its next one; what all get is read once.
@@ -223,9 +223,10 @@ _PERSISTENT_SHARE = 1.17  # of the model: all links at the same time
 class Push(KernelCollective):
     """all_gather or all_to_all by pushing; its name is one of `FORMS`."""
 
-    def __init__(self, op: str, name: str) -> None:
-        super().__init__(op, name)
-        self.measured_only = name == "partitioned"  # as fast as "persistent", and not for every number of programs
+    @property
+    def measured_only(self) -> bool:
+        """Whether it is "partitioned", which is as fast as "persistent" and not for every number of programs."""
+        return self.name == "partitioned"
 
     def _problem(self, request: CollectiveRequest) -> str:
         problem = super()._problem(request)

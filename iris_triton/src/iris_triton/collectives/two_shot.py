@@ -1,4 +1,4 @@
-"""`two_shot`: all_reduce.  Each rank reduces its shard of all inputs, and the results go to everybody.
+"""`two_shot`: all_reduce.  Each rank reduces its shard of all inputs, and the results go to all.
 
 Chosen where a table or the model says so.  Reduced in the group's order, so all members get the same bits.  Where peers
 can address inputs and outputs, a rank reads its shard of the inputs and pushes the result.  Else both go through

@@ -1,4 +1,4 @@
-"""What the algorithms of packets have in common: which calls they serve, and the arguments of their kernels."""
+"""Base of the algorithms of packets: which calls they serve, and the arguments of their kernels."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 import triton.language as tl
 
 from iris_core.types import DeviceType
-from iris_triton.collectives.packets.fabric import Fact, known_facts
+from iris_triton.collectives.packets.fabric import lines_problem
 from iris_triton.collectives.packets.mailbox import MAX_MEMBERS, PACKET, Mailbox, packets_for
 from iris_triton.collectives.packets.packet import alignment
 from iris_triton.collectives.parts.collective import KernelCollective
@@ -43,6 +42,7 @@ class PacketCollective(KernelCollective):
     def __init__(self, op: str, form: str, encoding: str, *, emulate: bool = False) -> None:
         super().__init__(op, f"{encoding}_{form}")
         self._form = form
+        self._hops = 2 if form == "two_shot" else 1
         self._encoding = encoding
         self._emulate = emulate
         self._reduces = op in ("all_reduce", "reduce_scatter")
@@ -60,7 +60,7 @@ class PacketCollective(KernelCollective):
             return "" if self._emulate else "it is for NVIDIA GPUs, and the CPU only emulates it for tests"
         if request.target.type is not DeviceType.CUDA:
             return "its packets are assembly for NVIDIA GPUs"
-        return missing_facts(request.target.index, (Fact.WHOLE_LINES,) if self._encoding == "ll128" else ())
+        return lines_problem(request.target.index) if self._encoding == "ll128" else ""
 
     def _through(self, mailbox: Mailbox, request: CollectiveRequest, team: Team) -> dict[str, Any]:
         """Arguments of all kernels."""
@@ -100,22 +100,6 @@ class PacketCollective(KernelCollective):
         if self.op == "all_reduce" and self._form != "one_shot":  # parts begin at multiples of 16 bytes
             return max(1, -(-request.nbytes // (request.group_size * PACKET))) * PACKET
         return math.prod(request.shape) // (request.group_size if self._sharded else 1) * item_of(request)
-
-
-def missing_facts(device_index: int | None, needed: tuple[Fact, ...]) -> str:
-    """Say which facts were not found on this device; empty if all were."""
-    if not needed:
-        return ""
-    if not torch.cuda.is_available():
-        return "no GPU is here"
-    device = torch.cuda.get_device_name(device_index)
-    missing = [fact for fact in needed if fact not in known_facts(device)]
-    if not missing:
-        return ""
-    return (
-        f"it needs {', '.join(missing)} of memory between GPUs, which was not probed on {device!r}: run "
-        "`python -m iris_triton.collectives.packets.probe`"
-    )
 
 
 def tunings_of(

@@ -2,7 +2,7 @@
 
 Chosen on NVIDIA GPUs up to some MiB, as tables and models say: a call costs a launch and one hop (`exchange`) or two.
 A message goes in pieces of `cap` packets; each is an epoch, and the epochs use the two halves of the mailbox in turn.
-Whoever sends packets of an epoch has received those of the one before from everybody, so all have read what the half
+A member that sends packets of an epoch has received those of the one before from all, so all have read what the half
 had two epochs ago.  For that every thread sends and receives equally many packets in each piece, some without data.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
@@ -112,7 +112,7 @@ def _take(
 
 @triton.jit
 def _leave(mine, slot, mask, N: tl.constexpr, ENC: tl.constexpr):
-    """Free the places of packets: last, as nobody waits for it, and the data needs its registers no more."""
+    """Free the places of packets: last, as no peer waits for it, and the data needs its registers no more."""
     if ENC == "sentinel":
         clear(mine, slot, mask, N)
 
@@ -196,7 +196,7 @@ def exchange(
         STEP: the warps of a program go from peer to peer together.
         NAP_NS: see `poll`.
         EARLY: see `iris_triton.language.asm.follow`.
-        LOOKS: four counters so many times for each thread of the launch are all; a power of two.
+        LOOKS: times that each thread looks at four counters; see `looks_of`.
     """
     follow(EARLY)
     program = tl.program_id(0)
@@ -355,10 +355,6 @@ def _warps_for(packets: int, encoding: str, form: str) -> int:
 
 class Exchange(PacketCollective):
     """One operation in one hop ("one_shot", "mailbox") or in two ("two_shot")."""
-
-    def __init__(self, op: str, form: str, encoding: str, *, emulate: bool = False) -> None:
-        super().__init__(op, form, encoding, emulate=emulate)
-        self._hops = 2 if form == "two_shot" else 1
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: a launch, the hops, and what goes over the links."""

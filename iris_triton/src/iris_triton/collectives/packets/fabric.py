@@ -1,58 +1,59 @@
-"""What memory between GPUs does beyond what its model promises: facts that have to be measured, machine by machine.
+"""Whether lines of 128 bytes arrive whole at a peer (`whole_lines`), which no model of memory promises.
 
-Algorithms that lean on such a fact are refused until it was found on this kind of device, by
-`python -m iris_triton.collectives.packets.probe`.  What was found is kept in a file for each kind of device: those that
-come with this package, and those in the user's cache (`<IRIS_CACHE_DIR>/fabric`).
+Algorithms that rely on it are refused until it was found on this kind of device, by
+`python -m iris_triton.collectives.packets.probe`.  A file for each kind of device keeps what was found: some come with
+this package, others are in the user's cache (`<IRIS_CACHE_DIR>/fabric`).
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from iris_core.logs import logger
 
-FORMAT = 1
-SHIPPED = Path(__file__).parent / "facts"
-"""Folder with what was found on devices that Iris was probed on."""
+FORMAT, FACT = 1, "whole_lines"
+_SHIPPED = Path(__file__).parent / "facts"
 
 
-class Fact(StrEnum):
-    """A fact about memory between GPUs of one kind."""
-
-    WHOLE_LINES = "whole_lines"
-    """128 bytes, aligned, that eight neighbouring threads store with one instruction arrive together at a peer."""
+def file_name(device: str) -> str:
+    """Return the name of the file for a kind of device, by torch's name of it."""
+    return "".join(each if each.isalnum() else "_" for each in device) + ".json"
 
 
-def read_facts(path: Path) -> frozenset[Fact]:
-    """Return what a file says; nothing if it is none of this format."""
+def says_whole_lines(path: Path) -> bool:
+    """Whether a file says that lines are whole; not if it is none of this format."""
     try:
         content: Any = json.loads(path.read_text())
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']}, this version reads {FORMAT}")
-        return frozenset(Fact(name) for name, found in content["facts"].items() if found["holds"] is True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return content["facts"][FACT]["holds"] is True
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         logger.warning("%s does not say what memory between GPUs does: %s: %s", path, type(error).__name__, error)
-        return frozenset()
-
-
-def file_name(device: str) -> str:
-    """Name of the file for a kind of device, by torch's name of it."""
-    return "".join(each if each.isalnum() else "_" for each in device) + ".json"
+        return False
 
 
 @functools.cache
-def known_facts(device: str) -> frozenset[Fact]:
-    """Return what was found for a kind of device.
-
-    Args:
-        device: torch's name of it, as `torch.cuda.get_device_name` tells it.
-    """
+def has_whole_lines(device: str) -> bool:
+    """Whether lines were found to be whole on a kind of device, by torch's name of it."""
     from iris_core.settings import load_settings
 
-    folders = [Path(load_settings().cache_dir) / "fabric", SHIPPED]
-    paths = (folder / file_name(device) for folder in folders)
-    return next((read_facts(path) for path in paths if path.is_file()), frozenset())
+    paths = (folder / file_name(device) for folder in (Path(load_settings().cache_dir) / "fabric", _SHIPPED))
+    return next((says_whole_lines(path) for path in paths if path.is_file()), False)
+
+
+def lines_problem(device_index: int | None) -> str:
+    """Why this device is not known to have whole lines; empty if it is."""
+    if not torch.cuda.is_available():
+        return "no GPU is here"
+    device = torch.cuda.get_device_name(device_index)
+    if has_whole_lines(device):
+        return ""
+    return (
+        f"it needs {FACT} of memory between GPUs, which was not probed on {device!r}: run "
+        "`python -m iris_triton.collectives.packets.probe`"
+    )

@@ -57,10 +57,7 @@ _KIND = tl.constexpr(int(MismatchCode.KIND))
 
 @triton.jit
 def mark_of(epoch):
-    """What the packets of an epoch carry: never 0, which is in places that nothing was sent to.
-
-    Two epochs have the same mark, and they use different halves.
-    """
+    """Return the mark of an epoch's packets: never 0, as in empty places; two epochs share one, in different halves."""
     return epoch | 1
 
 
@@ -169,7 +166,7 @@ DATA_RATIO = {"ll": 2.0, "ll128": 128 / 120, "sentinel": 1.0}
 
 
 def packets_for(nbytes: int, encoding: str) -> int:
-    """Return how many packets carry so many bytes; in "ll128", those of whole lines."""
+    """Return the number of packets that carry `nbytes`; in "ll128", those of whole lines."""
     if encoding == "ll128":
         return -(-nbytes // 120) * 8
     return -(-nbytes // (8 if encoding == "ll" else PACKET))
@@ -208,7 +205,7 @@ def mailbox_for(team: Team, encoding: str, packets: int, slots: int, block: int)
         team: whose.
         encoding: all operations of one encoding share a mailbox.
         packets: that a member sends to each, in one hop.
-        slots: how many members send so much, in all hops together.
+        slots: members that send as much, in all hops together.
         block: packets that a program handles at a time; pieces are of whole blocks.
 
     Raises:
@@ -236,7 +233,7 @@ def mailbox_for(team: Team, encoding: str, packets: int, slots: int, block: int)
 
 
 def looks_of(programs: int, warps: int) -> int:
-    """How many times the threads of a launch look at four counters each so that they see all; a power of two."""
+    """Return how often the threads of a launch look at four counters each until they have seen all; a power of two."""
     return power_of_2(-(-MAX_PROGRAMS // (programs * warps * 32 * 4)), MAX_PROGRAMS)
 
 

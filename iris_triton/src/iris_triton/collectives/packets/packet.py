@@ -4,7 +4,7 @@
                 that 8 bytes arrive together.
     "ll128"     lines of eight packets: 15 x 8 bytes of data, then the epoch, twice: 1.067 x the bytes.  Needs that the
                 128 bytes of a line, stored by eight neighbouring threads at once, arrive together.  No instruction set
-                promises it (`iris_triton.collectives.packets.fabric.WHOLE_LINES`).
+                promises it (`iris_triton.collectives.packets.fabric`).
     "sentinel"  four words of data, none of which is EMPTY: 1 x the bytes.  Only for floats, where EMPTY is a NaN and
                 the sender has others; the reader writes EMPTY again, so that the place can be used once more.
 

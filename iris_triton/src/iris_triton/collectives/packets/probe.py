@@ -1,4 +1,4 @@
-"""Look whether lines of 128 bytes arrive whole at a peer (`fabric.Fact.WHOLE_LINES`), and keep what was found.
+"""Look whether lines of 128 bytes arrive whole at a peer (`fabric`), and keep what was found.
 
     torchrun --nproc-per-node=4 -m iris_triton.collectives.packets.probe --seconds 20 --out .
 
@@ -21,7 +21,7 @@ import triton.language as tl
 from triton.language.target_info import is_cuda
 
 from iris_triton.collectives.packets.assembly import push_assembly, run_assembly
-from iris_triton.collectives.packets.fabric import FORMAT, Fact, file_name
+from iris_triton.collectives.packets.fabric import FACT, FORMAT, file_name
 
 _BLOCK = 256  # packets of a program
 _WARPS = 8
@@ -139,7 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
             folder = given.out or pathlib.Path(ctx.settings.cache_dir) / "fabric"
             folder.mkdir(parents=True, exist_ok=True)
             found = {"holds": holds, "lines": looked, "torn": broken, "ranks": ctx.num_ranks, "seconds": given.seconds}
-            content = {"format": FORMAT, "device": device, "facts": {str(Fact.WHOLE_LINES): found}}
+            content = {"format": FORMAT, "device": device, "facts": {FACT: found}}
             path = folder / file_name(device)
             path.write_text(json.dumps(content, indent=2) + "\n")
             print(f"{looked} lines seen, {broken} torn: whole lines {'hold' if holds else 'DO NOT HOLD'}; {path}")

@@ -72,7 +72,7 @@ def split(
 ):  # fmt: skip
     """Reduce the own part of all inputs.
 
-    Nobody waits before the first push: results go only to members whose data of this call has come.  Where their
+    No program waits before its first push: results go only to members whose data of this call has come.  Where their
     outputs lie they say when they begin, by the words of the portable algorithms' meetings, and those are awaited
     before the first result; another meeting ends the call.
 

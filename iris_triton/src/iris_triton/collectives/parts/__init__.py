@@ -1,1 +1,1 @@
-"""What portable collectives are made of: elements, the barrier between programs, sizes, plans."""
+"""Parts of collectives: elements, the barrier between programs, sizes, the base of algorithms."""

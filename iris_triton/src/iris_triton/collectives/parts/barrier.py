@@ -85,7 +85,7 @@ def members_of(SIZE: tl.constexpr):
 
 @triton.jit
 def elsewhere(pointer, distance):
-    """The same place in a heap that lies so many bytes further on (scalar or block)."""
+    """The same place in a heap at a distance in bytes (scalar or block)."""
     return (pointer.to(tl.int64) + distance).to(pointer.dtype)
 
 

@@ -1,4 +1,4 @@
-"""What all algorithms have in common: which calls they serve, what they cost by a model, how they are launched."""
+"""Base of all algorithms: which calls they serve, what they cost by a model, how they are launched."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _CPU = 1e-3, 2e9, 2e9
 
 @dataclass(slots=True)
 class Plan:
-    """What an algorithm has prepared.
+    """A prepared call.
 
     Attributes:
         kernels: each takes the output and the input; launched in this order.

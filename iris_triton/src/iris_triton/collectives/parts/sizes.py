@@ -176,7 +176,7 @@ def pieces(
 
 
 def layout_arguments(inner: Layout, outer: Layout) -> dict[str, Any]:
-    """What kernels are told of where the elements of the input and of the output lie."""
+    """Return the arguments that say where the elements of the input and of the output lie."""
     return {
         "in_sizes": inner.sizes,
         "in_strides": inner.strides,
