@@ -68,9 +68,12 @@ class Source:
         self.defined: dict[str, ast.stmt] = {}
         self.imported: dict[str, str] = {}
         self.all: list[str] | None = None
+        self.star = ""  # the module whose names are all here
         for node in _statements(self.tree.body):
             if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
                 self.defined[node.name] = node
+            elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+                self.star = str(node.module)
             elif isinstance(node, ast.ImportFrom) and node.module:
                 self.imported |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
             elif isinstance(node, (ast.Assign, ast.AnnAssign)):
@@ -85,6 +88,8 @@ class Source:
     def public(self) -> list[str]:
         if self.all is not None:
             return [name for name in self.all if not name.startswith("__")]
+        if self.star:
+            return sources()[self.star].public
         kinds = (ast.ClassDef, ast.FunctionDef)
         return [name for name, node in self.defined.items() if name[0] != "_" and isinstance(node, kinds)]
 
@@ -114,14 +119,18 @@ def sources() -> dict[str, Source]:
 def public_modules() -> list[str]:
     """Modules whose names are public."""
     private = re.compile(r"(^|\.)_")
-    return [name for name, each in sources().items() if name in OPEN or (each.all and not private.search(name))]
+    listed = [name for name, each in sources().items() if each.all or each.star]
+    return [name for name in sources() if name in OPEN or (name in listed and not private.search(name))]
 
 
 def home(name: str) -> str:
     """Where what is imported as `name` is defined; the module's name, if it is a module."""
     module, _, last = name.rpartition(".")
-    while module in sources() and last not in sources()[module].defined and last in sources()[module].imported:
-        module, _, last = sources()[module].imported[last].rpartition(".")
+    while module in sources() and last not in sources()[module].defined:
+        source = sources()[module]
+        if last not in source.imported and not source.star:
+            break
+        module, _, last = source.imported.get(last, f"{source.star}.{last}").rpartition(".")
     return f"{module}.{last}"
 
 

@@ -15,8 +15,8 @@ from iris_core import Iris
 from iris_core.errors import DeviceTimeoutError
 from iris_gluon import IrisDeviceCtx, default_layout
 from iris_triton import DeviceContext, x
+from iris_triton.language.sync import gather_stores
 from iris_triton.tiles import AllReduceConfig, Tile, TileView, make_locks, make_tensor_view
-from iris_triton.tiles.protocol import gather_stores
 
 BLOCK_M, BLOCK_N = 8, 16
 LAUNCHES = 5

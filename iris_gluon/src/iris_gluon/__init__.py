@@ -22,13 +22,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from iris_gluon.context import GluonDeviceTracing as GluonDeviceTracing
     from iris_gluon.context import IrisDeviceCtx as IrisDeviceCtx
-    from iris_gluon.host import iris as iris
     from iris_gluon.layouts import blocked_layout as blocked_layout
     from iris_gluon.layouts import default_layout as default_layout
     from iris_gluon.layouts import warp_size as warp_size
     from iris_triton.language.trace import TraceEvent as TraceEvent
+    from iris_triton.rocm_iris.ported_context import Iris
 
 __version__ = "0.2.0"
 
@@ -38,20 +40,27 @@ _HOMES = {
     "TraceEvent": "iris_triton.language.trace",
     "blocked_layout": "iris_gluon.layouts",
     "default_layout": "iris_gluon.layouts",
-    "iris": "iris_gluon.host",
     "warp_size": "iris_gluon.layouts",
 }
 
 __all__ = [
-    "GluonDeviceTracing",
-    "IrisDeviceCtx",
-    "TraceEvent",
-    "__version__",
-    "blocked_layout",
-    "default_layout",
-    "iris",
+    "GluonDeviceTracing", "IrisDeviceCtx", "TraceEvent", "__version__", "blocked_layout", "default_layout", "iris",
     "warp_size",
-]
+]  # fmt: skip
+
+
+def iris(
+    heap_size: int | str | None = None, allocator_type: str = "auto", engines: str | Iterable[str] | None = ()
+) -> Iris:
+    """Open a context with the Gluon backend; otherwise as `iris_triton.iris`.
+
+    Example:
+        >>> import iris_gluon
+        >>> ctx = iris_gluon.iris(1 << 20)  # doctest: +SKIP
+    """
+    from iris_triton.rocm_iris.ported_context import Iris
+
+    return Iris(heap_size, allocator_type, engines, backend="gluon")
 
 
 def __getattr__(name: str) -> Any:

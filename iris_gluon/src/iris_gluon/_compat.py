@@ -1,6 +1,6 @@
 """Private interfaces of Gluon; those of Triton are in `iris_triton._compat`, as are the versions that were tried.
 
-what                     3.6                 3.7 and newer
+interface                3.6                 3.7 and newer
 barrier of a program     thread_barrier      barrier
 shared_memory gather     missing             present
 TMA                      async_copy_*        async_load, async_store from 3.8 on
@@ -27,8 +27,7 @@ try:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as _HostDescriptor
     from triton.runtime import _allocation
 except ImportError as error:
-    tested = ", ".join(f"{major}.{minor}" for major, minor in _compat.TESTED)
-    problem = f"this Triton's Gluon lacks what Iris needs ({error}); Iris works with Triton {tested}"
+    problem = f"this Triton's Gluon lacks what Iris needs ({error}); Iris works with Triton {_compat.KNOWN}"
     raise UnsupportedError(problem) from error
 
 core: Any = _core

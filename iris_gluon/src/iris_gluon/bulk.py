@@ -150,15 +150,9 @@ def _copy(source, target, numel, CHUNK_BYTES: gl.constexpr, STAGES: gl.constexpr
 
 @gluon.jit
 def put_bulk(
-    from_ptr,
-    to_ptr,
-    numel,
-    from_rank,
-    to_rank,
-    heap_bases,
-    CHUNK_BYTES: gl.constexpr = 16384,
-    STAGES: gl.constexpr = 4,
-):
+    from_ptr, to_ptr, numel, from_rank, to_rank, heap_bases, CHUNK_BYTES: gl.constexpr = 16384,
+    STAGES: gl.constexpr = 4
+):  # fmt: skip
     """Copy consecutive elements from the caller's own memory to to_rank's memory; returns when they are there.
 
     The calling program copies all of them; give each program its piece.  A program of one warp is enough.  What is left
@@ -188,15 +182,9 @@ def put_bulk(
 
 @gluon.jit
 def get_bulk(
-    from_ptr,
-    to_ptr,
-    numel,
-    from_rank,
-    to_rank,
-    heap_bases,
-    CHUNK_BYTES: gl.constexpr = 16384,
-    STAGES: gl.constexpr = 4,
-):
+    from_ptr, to_ptr, numel, from_rank, to_rank, heap_bases, CHUNK_BYTES: gl.constexpr = 16384,
+    STAGES: gl.constexpr = 4
+):  # fmt: skip
     """Copy consecutive elements from to_rank's memory to the caller's own memory; returns when they are there.
 
     Args:

@@ -38,20 +38,8 @@ class IrisDeviceCtx(DeviceMethods):
         heap_bases: pointer to int64[num_ranks], the address of every rank's heap in this process.
         tracing: records events, if the context was made with tracing; see `iris_triton.language.trace.DeviceTracing`.
 
-    Arguments that the methods share:
-        pointer, from_ptr, to_ptr, src_ptr, dst_ptr: pointer, or block of pointers of any shape, into the caller's heap;
-            the access goes to the same offsets of the other rank's.  The own side, `to_ptr` of `get` and `from_ptr` of
-            `put` and `put_signal`, may lie anywhere.  Flags are less free: `signal` and `put_signal` change one,
-            `wait`, `test` and `load_acquire` take one or a block with one dimension, and `wait_any` such a block.
-            `put_bulk` and `get_bulk` take scalar pointers.
-        from_rank, to_rank: rank whose memory is read or changed, an int32 or a constexpr.  One outside of the world
-            fires an assertion on the CPU and, on GPUs, in kernels that are compiled with debug=True.
-        value, val: scalar or block; converted to the pointers' element type.
-        mask: which elements are accessed.
-        other: what the others are; undefined without it.
-        sem, scope, cache_modifier, volatile, hint: as in `iris_gluon.language`.
-
-    What is returned has the pointers' shape, layout and element type.
+    The methods share the arguments of those of `iris_triton.DeviceContext`; `put_bulk` and `get_bulk` take scalar
+    pointers.  What is returned has the pointers' shape, layout and element type.
 
     Example:
         @gluon.jit

@@ -15,21 +15,12 @@ def warp_size(caller):
 
 @SemanticFunction
 def default_layout(caller, shape, num_warps=None, vector=1):
-    """A BlockedLayout for blocks of a shape on the target that the kernel is compiled for.  In kernels only.
-
-    The last dimension is the contiguous one: a warp covers as much of it as there is, then of the one before.
+    """Return `blocked_layout` of a shape for the target that the kernel is compiled for.  In kernels only; a constexpr.
 
     Args:
-        shape: list of powers of 2.
+        shape, vector: see there.
         num_warps: warps that work on the block; by default those that run the caller: the kernel's, or in
             gl.warp_specialize those of the partition.
-        vector: neighbouring elements of the last dimension that a thread holds.
-
-    Returns:
-        The layout, a constexpr.
-
-    Raises:
-        ValueError: a size or `vector` is not a power of 2.
 
     Example:
         layout: gl.constexpr = default_layout([BLOCK], vector=4)
@@ -40,16 +31,15 @@ def default_layout(caller, shape, num_warps=None, vector=1):
 
 @gluon.constexpr_function
 def blocked_layout(shape, num_warps, warp_size, vector=1):
-    """What `default_layout` is, for a given number of warps and lanes.  On the host and in kernels.
+    """Return a gl.BlockedLayout for blocks of a shape, on the host and in kernels.
+
+    The last dimension is the contiguous one: a warp covers as much of it as there is, then of the one before.
 
     Args:
         shape: sizes, powers of 2.
         num_warps: warps of a program.
         warp_size: lanes of a warp, 32 or 64.
         vector: neighbouring elements of the last dimension that a thread holds.
-
-    Returns:
-        The gl.BlockedLayout.
 
     Raises:
         ValueError: a size, `num_warps`, `warp_size` or `vector` is not a power of 2.

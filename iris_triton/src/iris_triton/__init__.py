@@ -13,6 +13,7 @@ Scripts of the reference system find its names here; docs/porting.md says what i
 
 Importing this package pulls in neither torch nor triton; its names are loaded on first use.
 """
+# ruff: noqa: F405 - device functions come by a star
 
 from __future__ import annotations
 
@@ -31,27 +32,7 @@ if TYPE_CHECKING:
     from iris_core.logs import set_logger_level as set_logger_level
     from iris_triton.context import DeviceContext as Context
     from iris_triton.context import DeviceContext as DeviceContext
-    from iris_triton.language import atomic_add as atomic_add
-    from iris_triton.language import atomic_and as atomic_and
-    from iris_triton.language import atomic_cas as atomic_cas
-    from iris_triton.language import atomic_max as atomic_max
-    from iris_triton.language import atomic_min as atomic_min
-    from iris_triton.language import atomic_or as atomic_or
-    from iris_triton.language import atomic_sub as atomic_sub
-    from iris_triton.language import atomic_xchg as atomic_xchg
-    from iris_triton.language import atomic_xor as atomic_xor
-    from iris_triton.language import barrier as barrier
-    from iris_triton.language import copy as copy
-    from iris_triton.language import get as get
-    from iris_triton.language import load as load
-    from iris_triton.language import load_acquire as load_acquire
-    from iris_triton.language import put as put
-    from iris_triton.language import put_signal as put_signal
-    from iris_triton.language import signal as signal
-    from iris_triton.language import store as store
-    from iris_triton.language import test as test
-    from iris_triton.language import wait as wait
-    from iris_triton.language import wait_any as wait_any
+    from iris_triton.language import *  # noqa: F403 - the device functions
     from iris_triton.language.trace import TraceEvent as TraceEvent
     from iris_triton.rocm_iris.ported_context import Iris as Iris
     from iris_triton.rocm_iris.ported_context import get_device_id_for_rank as get_device_id_for_rank
@@ -72,51 +53,12 @@ _OURS = {"barrier", "load_acquire", "put_signal", "signal", "test", "wait", "wai
 """Device functions that AMD's Iris has not."""
 
 __all__ = [
-    "DEBUG",
-    "ERROR",
-    "INFO",
-    "WARNING",
-    "AllReduceConfig",
-    "CUDAArrayInterface",
-    "Context",
-    "DeviceContext",
-    "Iris",
-    "TensorView",
-    "Tile",
-    "TileView",
-    "TraceEvent",
-    "__version__",
-    "atomic_add",
-    "atomic_and",
-    "atomic_cas",
-    "atomic_max",
-    "atomic_min",
-    "atomic_or",
-    "atomic_sub",
-    "atomic_xchg",
-    "atomic_xor",
-    "barrier",
-    "copy",
-    "do_bench",
-    "get",
-    "get_device_id_for_rank",
-    "iris",
-    "is_simulation_env",
-    "load",
-    "load_acquire",
-    "logger",
-    "make_tensor_view",
-    "put",
-    "put_signal",
-    "quiet",
-    "set_logger_level",
-    "signal",
-    "store",
-    "tensor_from_ptr",
-    "test",
-    "wait",
-    "wait_any",
-]
+    "DEBUG", "ERROR", "INFO", "WARNING", "AllReduceConfig", "CUDAArrayInterface", "Context", "DeviceContext", "Iris",
+    "TensorView", "Tile", "TileView", "TraceEvent", "__version__", "atomic_add", "atomic_and", "atomic_cas",
+    "atomic_max", "atomic_min", "atomic_or", "atomic_sub", "atomic_xchg", "atomic_xor", "barrier", "copy", "do_bench",
+    "get", "get_device_id_for_rank", "iris", "is_simulation_env", "load", "load_acquire", "logger", "make_tensor_view",
+    "put", "put_signal", "quiet", "set_logger_level", "signal", "store", "tensor_from_ptr", "test", "wait", "wait_any",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

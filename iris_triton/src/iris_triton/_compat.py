@@ -2,7 +2,7 @@
 
 Everything here is private to Triton and may move in any release; the table says for which releases it was tried.
 
-    what                              3.6        3.7        3.8        3.9
+    interface                         3.6        3.7        3.8        3.9
     aggregate                         core._aggregate       triton.aggregate
     bases of aggregates               any classes           aggregates only
     cache hints of loads and stores   cache modifier, eviction         one policy
@@ -29,12 +29,14 @@ import triton.language as tl
 from iris_core.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from triton.backends.compiler import GPUTarget
 
 TESTED = ((3, 6), (3, 7), (3, 8), (3, 9))
 """(major, minor) of the Triton releases that the test suite was run with."""
+
+KNOWN = ", ".join(f"{major}.{minor}" for major, minor in TESTED)
 
 
 def version() -> tuple[int, int]:
@@ -43,15 +45,11 @@ def version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _known() -> str:
-    return ", ".join(f"{major}.{minor}" for major, minor in TESTED)
-
-
 def version_problem() -> str:
     """What is wrong with the installed Triton's version; empty if it is in the table."""
     if version() in TESTED:
         return ""
-    return f"Triton {triton.__version__} is not one of the versions that Iris was tested with ({_known()})"
+    return f"Triton {triton.__version__} is not one of the versions that Iris was tested with ({KNOWN})"
 
 
 try:
@@ -73,7 +71,7 @@ try:
     from triton.tools.tensor_descriptor import TensorDescriptor as TensorDescriptor
 except ImportError as error:
     raise UnsupportedError(
-        f"Triton {triton.__version__} lacks something that Iris needs ({error}); it works with Triton {_known()}"
+        f"Triton {triton.__version__} lacks something that Iris needs ({error}); it works with Triton {KNOWN}"
     ) from error
 
 native: Any = _interpreter
@@ -171,20 +169,16 @@ def scalar_type(name: str) -> Any:
     return tl.str_to_ty(name, None)
 
 
-def stock_functions(package: Any) -> Mapping[str, Any]:
-    """Interpreted functions that Triton made of its own because TRITON_INTERPRET was set when it was imported."""
-    return {name: value for name, value in vars(package).items() if isinstance(value, InterpretedFunction)}
-
-
 def disable_stock_interpreter() -> None:
-    """Undo TRITON_INTERPRET=1, also for Triton's own device functions if they have been made already."""
+    """Undo TRITON_INTERPRET=1, also for Triton's own device functions, which it has made interpreted ones."""
     if not triton.knobs.runtime.interpret:
         return
     triton.knobs.runtime.interpret = False
     replaced: dict[int, Any] = {}
     for package in (tl, tl.standard, tl.random, core, tl.math, core.tensor):
-        for name, value in stock_functions(package).items():
-            setattr(package, name, replaced.setdefault(id(value), triton.jit(value.fn)))
+        for name, value in list(vars(package).items()):
+            if isinstance(value, InterpretedFunction):
+                setattr(package, name, replaced.setdefault(id(value), triton.jit(value.fn)))
 
 
 disable_stock_interpreter()

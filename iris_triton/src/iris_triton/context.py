@@ -300,9 +300,8 @@ class DeviceMethods(AggregateMethods):
         if config is None:
             reductions.all_reduce_atomic(reductions._with_data(tile, src_view), dst_view, self._world())
         else:
-            reductions.all_reduce(
-                tile, src_view, dst_view, config, reductions.tile_number(tile, dst_view, tile_id), self._world()
-            )
+            number = number_of(tile, dst_view) if tile_id is None else tile_id
+            reductions.all_reduce(tile, src_view, dst_view, config, number, self._world())
 
     @triton.jit
     def all_reduce_atomic(self, tile, dst_view):

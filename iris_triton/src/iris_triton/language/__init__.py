@@ -41,25 +41,7 @@ from iris_triton.language.memory import copy, get, load, put, store
 from iris_triton.language.sync import barrier, load_acquire, put_signal, signal, test, wait, wait_any
 
 __all__ = [
-    "atomic_add",
-    "atomic_and",
-    "atomic_cas",
-    "atomic_max",
-    "atomic_min",
-    "atomic_or",
-    "atomic_sub",
-    "atomic_xchg",
-    "atomic_xor",
-    "barrier",
-    "copy",
-    "get",
-    "load",
-    "load_acquire",
-    "put",
-    "put_signal",
-    "signal",
-    "store",
-    "test",
-    "wait",
-    "wait_any",
-]
+    "atomic_add", "atomic_and", "atomic_cas", "atomic_max", "atomic_min", "atomic_or", "atomic_sub", "atomic_xchg",
+    "atomic_xor", "barrier", "copy", "get", "load", "load_acquire", "put", "put_signal", "signal", "store", "test",
+    "wait", "wait_any",
+]  # fmt: skip

@@ -48,27 +48,26 @@ def clock_ns():
 
 
 @triton.jit
+def ticks_after(block):
+    """Return `read_realtime` of every thread, read when its elements of a block of 32-bit words are there."""
+    if is_cuda():
+        text: tl.constexpr = "{ .reg .b32 arrived; mov.b32 arrived, $1; mov.u64 $0, %globaltimer; }"
+        return tl.inline_asm_elementwise(text, "=l,r", [block], dtype=tl.int64, is_pure=False, pack=1)
+    elif is_hip():
+        text: tl.constexpr = "s_memrealtime $0 ; $1\ns_waitcnt lgkmcnt(0)"
+        return tl.inline_asm_elementwise(text, "=s,v", [block], dtype=tl.int64, is_pure=False, pack=1)
+    else:
+        tl.static_assert(False, _NO_TARGET)
+        return block.to(tl.int64)
+
+
+@triton.jit
 def uniform_clock_ns():
     """Time in nanoseconds (int64).  Uniform: synchronises the threads of the program, so not for divergent code."""
     # A maximum over a block with an element in every thread is the same in all.  More elements would cost registers.
-    lane = lanes(num_threads())
-    if is_cuda():
-        now = tl.inline_asm_elementwise(
-            "{ .reg .b32 lane; mov.b32 lane, $1; mov.u64 $0, %globaltimer; }",
-            "=l,r",
-            [lane],
-            dtype=tl.int64,
-            is_pure=False,
-            pack=1,
-        )
-    elif is_hip():
-        ticks = tl.inline_asm_elementwise(
-            "s_memrealtime $0 ; $1\ns_waitcnt lgkmcnt(0)", "=s,v", [lane], dtype=tl.int64, is_pure=False, pack=1
-        )
-        now = ticks * 10
-    else:
-        tl.static_assert(False, _NO_TARGET)
-        now = lane.to(tl.int64)
+    now = ticks_after(lanes(num_threads()))
+    if is_hip():
+        now = now * 10
     return tl.max(now, axis=0)
 
 

@@ -455,16 +455,9 @@ def _last(pointer, seen, scope: tl.constexpr):
 
 @triton.jit
 def _spin(
-    pointer,
-    expected,
-    cmp: tl.constexpr,
-    sem: tl.constexpr,
-    scope: tl.constexpr,
-    timeout_ns,
-    status_word,
-    rank,
-    ANY: tl.constexpr = False,
-):
+    pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank,
+    ANY: tl.constexpr = False
+):  # fmt: skip
     """Wait for one flag, all of a block, or any; returns `_place`, and of one flag the last value seen.
 
     Of a block the first values: some versions of the compiler cannot carry a block round a `while`.

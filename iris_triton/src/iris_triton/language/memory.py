@@ -43,16 +43,9 @@ def _read(pointer, mask, other, cache_modifier: tl.constexpr, volatile: tl.const
 
 @triton.jit
 def load(
-    pointer,
-    to_rank,
-    from_rank,
-    heap_bases,
-    mask=None,
-    other=None,
-    cache_modifier: tl.constexpr = None,
-    volatile: tl.constexpr = False,
-    hint: tl.constexpr = None,
-):
+    pointer, to_rank, from_rank, heap_bases, mask=None, other=None, cache_modifier: tl.constexpr = None,
+    volatile: tl.constexpr = False, hint: tl.constexpr = None
+):  # fmt: skip
     """Return what lies at `pointer` in the heap of from_rank.
 
     Args:
@@ -68,15 +61,9 @@ def load(
 
 @triton.jit
 def store(
-    pointer,
-    value,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    hint: tl.constexpr = None,
-    cache_modifier: tl.constexpr = None,
-):
+    pointer, value, from_rank, to_rank, heap_bases, mask=None, hint: tl.constexpr = None,
+    cache_modifier: tl.constexpr = None
+):  # fmt: skip
     """Store `value` at `pointer` in the heap of to_rank.
 
     Args:
@@ -92,18 +79,9 @@ def store(
 
 @triton.jit
 def copy(
-    src_ptr,
-    dst_ptr,
-    from_rank,
-    to_rank,
-    cur_rank,
-    heap_bases,
-    mask=None,
-    other=None,
-    load_cache_modifier: tl.constexpr = None,
-    store_cache_modifier: tl.constexpr = None,
-    hint: tl.constexpr = None,
-):
+    src_ptr, dst_ptr, from_rank, to_rank, cur_rank, heap_bases, mask=None, other=None,
+    load_cache_modifier: tl.constexpr = None, store_cache_modifier: tl.constexpr = None, hint: tl.constexpr = None
+):  # fmt: skip
     """Copy from from_rank's memory at `src_ptr` to to_rank's memory at `dst_ptr`.
 
     Args:
@@ -121,17 +99,9 @@ def copy(
 
 @triton.jit
 def get(
-    from_ptr,
-    to_ptr,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    other=None,
-    load_cache_modifier: tl.constexpr = None,
-    store_cache_modifier: tl.constexpr = None,
-    hint: tl.constexpr = None,
-):
+    from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask=None, other=None,
+    load_cache_modifier: tl.constexpr = None, store_cache_modifier: tl.constexpr = None, hint: tl.constexpr = None
+):  # fmt: skip
     """Copy from to_rank's memory at `from_ptr` to the caller's own memory at `to_ptr`.
 
     Args:
@@ -148,17 +118,9 @@ def get(
 
 @triton.jit
 def put(
-    from_ptr,
-    to_ptr,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    other=None,
-    load_cache_modifier: tl.constexpr = None,
-    store_cache_modifier: tl.constexpr = None,
-    hint: tl.constexpr = None,
-):
+    from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask=None, other=None,
+    load_cache_modifier: tl.constexpr = None, store_cache_modifier: tl.constexpr = None, hint: tl.constexpr = None
+):  # fmt: skip
     """Copy from the caller's own memory at `from_ptr` to to_rank's memory at `to_ptr`.
 
     Args:

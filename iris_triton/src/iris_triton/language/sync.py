@@ -35,8 +35,8 @@ _MEMBERS = tl.constexpr(32)
 
 # -- sending ----------------------------------------------------------------------------------------------------------
 @triton.jit
-def _gather_stores():
-    """Bring the earlier stores of all threads of this program before what any of its threads releases next."""
+def gather_stores():
+    """Bring earlier stores and loads of all threads of this program before what any of its threads releases next."""
     wait_stores()
     tl.debug_barrier()
 
@@ -58,15 +58,9 @@ def _is_order(sem, scope, order):
 
 @triton.jit
 def signal(
-    pointer,
-    value,
-    from_rank,
-    to_rank,
-    heap_bases,
-    op: tl.constexpr = SET,
-    sem: tl.constexpr = RELEASE,
-    scope: tl.constexpr = SYS,
-):
+    pointer, value, from_rank, to_rank, heap_bases, op: tl.constexpr = SET, sem: tl.constexpr = RELEASE,
+    scope: tl.constexpr = SYS
+):  # fmt: skip
     """Change a flag of to_rank after everything that this program has stored so far.
 
     Whoever sees the new value by `wait` also sees those stores.  Synchronises the threads of the program, so it must
@@ -90,7 +84,7 @@ def signal(
     tl.static_assert(is_flag(pointer.dtype.element_ty), "flags must be integers of 32 or 64 bits")
     target = translate(pointer, from_rank, to_rank, heap_bases)
     if sem == "release":
-        _gather_stores()
+        gather_stores()
     if op == "set":
         set_flag(target, value, sem, scope)
     else:
@@ -99,47 +93,23 @@ def signal(
 
 @triton.jit
 def put_signal(
-    from_ptr,
-    to_ptr,
-    signal_ptr,
-    value,
-    from_rank,
-    to_rank,
-    heap_bases,
-    op: tl.constexpr = SET,
-    mask=None,
-    other=None,
-    load_cache_modifier: tl.constexpr = None,
-    store_cache_modifier: tl.constexpr = None,
-    hint: tl.constexpr = None,
-    sem: tl.constexpr = RELEASE,
-    scope: tl.constexpr = SYS,
-):
+    from_ptr, to_ptr, signal_ptr, value, from_rank, to_rank, heap_bases, op: tl.constexpr = SET, mask=None,
+    other=None, load_cache_modifier: tl.constexpr = None, store_cache_modifier: tl.constexpr = None,
+    hint: tl.constexpr = None, sem: tl.constexpr = RELEASE, scope: tl.constexpr = SYS
+):  # fmt: skip
     """Copy from the caller's own memory to to_rank's memory, then signal: `put` followed by `signal`.
 
     Args:
-        from_ptr: any addresses that the caller may read.
-        to_ptr: addresses in the heap of from_rank.
+        from_ptr, to_ptr, mask, other, load_cache_modifier, store_cache_modifier, hint: as in `put`.
         signal_ptr: flag in the heap of from_rank (scalar pointer to a 32- or 64-bit integer).
-        value: new value or increment of the flag; converted to its type.
+        value, op, sem, scope: as in `signal`.
         from_rank: the caller.
         to_rank: rank whose memory and flag are changed.
         heap_bases: int64[world_size].
-        op, sem, scope: as in `signal`.
-        mask, other, load_cache_modifier, store_cache_modifier, hint: as in `put`.
     """
     put(
-        from_ptr,
-        to_ptr,
-        from_rank,
-        to_rank,
-        heap_bases,
-        mask,
-        other,
-        load_cache_modifier,
-        store_cache_modifier,
-        hint,
-    )
+        from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask, other, load_cache_modifier, store_cache_modifier, hint
+    )  # fmt: skip
     signal(signal_ptr, value, from_rank, to_rank, heap_bases, op, sem, scope)
 
 
@@ -166,15 +136,9 @@ def _check_flags(pointer, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.conste
 
 @triton.jit
 def wait(
-    pointer,
-    value,
-    cmp: tl.constexpr = GE,
-    sem: tl.constexpr = ACQUIRE,
-    scope: tl.constexpr = SYS,
-    timeout_ns=0,
-    status=None,
-    rank=-1,
-):
+    pointer, value, cmp: tl.constexpr = GE, sem: tl.constexpr = ACQUIRE, scope: tl.constexpr = SYS, timeout_ns=0,
+    status=None, rank=-1
+):  # fmt: skip
     """Wait until `flag <cmp> value` holds, for all flags if `pointer` is a block, and return the flags' last values.
 
     Afterwards all threads of the program see what was stored before the signal.  Synchronises the threads of the
@@ -190,8 +154,7 @@ def wait(
             may not be there: compare the returned value, or have the host look at the status words.  With a negative
             one it describes itself whenever so much time has passed, and waits on.
         status: pointer to the status words (int64[STATUS_WORDS], iris_core.device.context_words), to which the first
-        wait
-            that times out reports; None reports nothing.
+            wait that times out reports; None reports nothing.
         rank: the caller, for that report.
     """
     _check_flags(pointer, cmp, sem, scope)
@@ -207,15 +170,9 @@ def wait(
 
 @triton.jit
 def wait_any(
-    pointer,
-    value,
-    cmp: tl.constexpr = GE,
-    sem: tl.constexpr = ACQUIRE,
-    scope: tl.constexpr = SYS,
-    timeout_ns=0,
-    status=None,
-    rank=-1,
-):
+    pointer, value, cmp: tl.constexpr = GE, sem: tl.constexpr = ACQUIRE, scope: tl.constexpr = SYS, timeout_ns=0,
+    status=None, rank=-1
+):  # fmt: skip
     """Wait until `flag <cmp> value` holds for one of a block of flags, and return which (int32, from 0).
 
     Where it holds for several, the first one counts.  Otherwise as `wait`: behind it all threads see what was stored
@@ -260,13 +217,7 @@ def load_acquire(pointer, scope: tl.constexpr = SYS):
 
 
 @triton.jit
-def test(
-    pointer,
-    value,
-    cmp: tl.constexpr = GE,  # noqa: PT028
-    sem: tl.constexpr = ACQUIRE,  # noqa: PT028
-    scope: tl.constexpr = SYS,  # noqa: PT028
-):
+def test(pointer, value, cmp: tl.constexpr = GE, sem: tl.constexpr = ACQUIRE, scope: tl.constexpr = SYS):  # noqa: PT028
     """Return whether `flag <cmp> value` holds now (int1), for all flags if `pointer` is a block; does not wait.
 
     Where it does, all threads see what was stored before the signal, as behind `wait`; all get the same answer.
@@ -295,18 +246,30 @@ def _check_group(rank, start, stride, size, world_size):
 
 
 @triton.jit
+def tell_members(words, index, value, rank, start, stride, size, heap_bases):
+    """Store `value` in word `index` of every member of a group, start + i * stride for i < size; releases."""
+    lane = lanes_for(_MEMBERS)
+    for first in range(0, size, lane.shape[0]):
+        member = first + lane  # those beyond the group repeat a member
+        targets = translate(words + index, rank, start + member % size * stride, heap_bases)
+        set_flags(targets, value, member < size, "release", "sys")
+
+
+@triton.jit
+def await_members(words, value, rank, start, stride, size, timeout_ns, status_word):
+    """Wait until the own word of every member of a group has reached `value`; acquires."""
+    lane = lanes_for(_MEMBERS)
+    for first in range(0, size, lane.shape[0]):
+        member = first + lane
+        awaited = words + (start + member % size * stride)
+        await_flags(awaited, value, member < size, "reached", "acquire", "sys", timeout_ns, status_word, rank)
+
+
+@triton.jit
 def barrier(
-    flags,
-    rank,
-    world_size,
-    heap_bases,
-    rank_start=0,
-    rank_stride=1,
-    group_size=None,
-    program=0,
-    timeout_ns=0,
-    status=None,
-):
+    flags, rank, world_size, heap_bases, rank_start=0, rank_stride=1, group_size=None, program=0, timeout_ns=0,
+    status=None
+):  # fmt: skip
     """Wait until every rank of a group has come here; what any of them stored before is then visible to all.
 
     Collective: exactly one program of every rank of the group calls it, with the same `program`, and equally often.
@@ -326,23 +289,13 @@ def barrier(
     """
     tl.static_assert(is_counter(flags.dtype.element_ty), "flags of a barrier must be int32 or int64")
     tl.static_assert(not _is_block(flags), "flags of a barrier must be a pointer to the first word, not a block")
-    if group_size is None:
-        size = world_size
-    else:
-        size = group_size
+    size = world_size if group_size is None else group_size
     _check_group(rank, rank_start, rank_stride, size, world_size)
     words = flags + tl.cast(program, tl.int64) * (world_size + 1)
     counter = words + world_size
     epoch = tl.load(counter) + 1
-    _gather_stores()
-    lane = lanes_for(_MEMBERS)
-    for first in range(0, size, lane.shape[0]):
-        member = first + lane  # those beyond the group repeat a member
-        targets = translate(words + rank, rank, rank_start + member % size * rank_stride, heap_bases)
-        set_flags(targets, epoch, member < size, "release", "sys")
-    for first in range(0, size, lane.shape[0]):
-        member = first + lane
-        awaited = words + (rank_start + member % size * rank_stride)
-        await_flags(awaited, epoch, member < size, "reached", "acquire", "sys", timeout_ns, _address(status), rank)
+    gather_stores()
+    tell_members(words, rank, epoch, rank, rank_start, rank_stride, size, heap_bases)
+    await_members(words, epoch, rank, rank_start, rank_stride, size, timeout_ns, _address(status))
     tl.store(counter, epoch)
     tl.debug_barrier()  # before the next call reads the counter

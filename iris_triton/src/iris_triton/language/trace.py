@@ -10,12 +10,11 @@ import time
 import numpy as np
 import triton
 import triton.language as tl
-from triton.language.target_info import is_cuda, is_hip
 
 from iris_core.tracing import layout as _layout
 from iris_triton._compat import aggregate
 from iris_triton.interpreter.entries import cpu_entry
-from iris_triton.language.asm import get_cu_id, get_xcc_id, read_realtime
+from iris_triton.language.asm import get_cu_id, get_xcc_id, read_realtime, ticks_after
 
 _CAPACITY, _COUNTER = tl.constexpr(_layout.CAPACITY_WORD), tl.constexpr(_layout.COUNTER_WORD)
 _OP_INDEX, _COLUMNS = tl.constexpr(_layout.OP_INDEX_WORD), tl.constexpr(_layout.COLUMNS_WORD)
@@ -115,7 +114,7 @@ def _nbytes(address, masked):
 
 @triton.jit
 def begin_event(words, rank, event_id: tl.constexpr, target_rank, address, pid_m, pid_n, mask=None, numel=None):
-    """Record that something begins; the handle goes to `end_event`, or nowhere if it has no duration.
+    """Record that something begins; the handle goes to `DeviceTracing.end`, or nowhere if it has no duration.
 
     Args:
         words: the tracing words of the context tensor.
@@ -165,18 +164,6 @@ def begin_event(words, rank, event_id: tl.constexpr, target_rank, address, pid_m
 
 
 @triton.jit
-def end_event(words, handle):
-    """Record that it has ended, now."""
-    _put(words, "duration_cycles", handle[0], read_realtime() - handle[1], handle[0] >= 0)
-
-
-@triton.jit
-def end_event_after(words, handle, value):
-    """Record that it has ended, once `value` is there: what a load or an atomic has returned."""
-    _put(words, "duration_cycles", handle[0], _ticks_after(value) - handle[1], handle[0] >= 0)
-
-
-@triton.jit
 def _bits_of(value):
     """Something of 32 bits that needs the value."""
     if value.dtype.is_floating():
@@ -190,23 +177,7 @@ def _bits_of(value):
 @triton.jit
 def _ticks_after(value):
     """The constant clock, read by every thread when its elements of a value are there: the latest of them."""
-    bits = _bits_of(value)
-    if is_cuda():
-        ticks = tl.inline_asm_elementwise(
-            "{ .reg .b32 arrived; mov.b32 arrived, $1; mov.u64 $0, %globaltimer; }",
-            "=l,r",
-            [bits],
-            dtype=tl.int64,
-            is_pure=False,
-            pack=1,
-        )
-    elif is_hip():
-        ticks = tl.inline_asm_elementwise(
-            "s_memrealtime $0 ; $1\ns_waitcnt lgkmcnt(0)", "=s,v", [bits], dtype=tl.int64, is_pure=False, pack=1
-        )
-    else:
-        tl.static_assert(False, "tracing knows NVIDIA and AMD GPUs and the CPU executor, not this target")
-        ticks = bits.to(tl.int64)
+    ticks = ticks_after(_bits_of(value))
     for _ in tl.static_range(len(ticks.shape)):
         ticks = tl.max(ticks, axis=0)
     return ticks
@@ -257,9 +228,8 @@ class DeviceTracing:
 
     @triton.jit
     def record_event_end(self, handle):
-        """Record that it has ended.  Without this call it is shown as a moment."""
-        if self.enabled:
-            end_event(self.words, handle)
+        """Record that it has ended, now.  Without this call it is shown as a moment."""
+        self.end(handle)
 
     @triton.jit
     def begin(self, event_id: tl.constexpr, target_rank, address, mask=None, numel=None):
@@ -275,10 +245,10 @@ class DeviceTracing:
     def end(self, handle):
         """The operation was issued, or is over."""
         if self.enabled:
-            end_event(self.words, handle)
+            _put(self.words, "duration_cycles", handle[0], read_realtime() - handle[1], handle[0] >= 0)
 
     @triton.jit
     def end_after(self, handle, value):
         """The operation is over when what it returned is there."""
         if self.enabled:
-            end_event_after(self.words, handle, value)
+            _put(self.words, "duration_cycles", handle[0], _ticks_after(value) - handle[1], handle[0] >= 0)

@@ -217,6 +217,10 @@ _HIP_SYSTEM = (r"buffer_wbl2 sc0 sc1[\s\S]*", r"\S* .* sc1[\s\S]*buffer_inv sc0 
 _HIP_CAS = ("", "") if version() < (3, 7) else _HIP_SYSTEM
 
 
+def _form(op: str, dtype: object, method: bool) -> str:
+    return f"{op}-{str(dtype)[6:]}-{'method' if method else 'function'}"
+
+
 def _moves() -> list[CompileCase]:
     cases = []
     for op in ("load", "store", "get", "put", "copy"):
@@ -226,51 +230,32 @@ def _moves() -> list[CompileCase]:
             _CUDA: (_VECTOR_LOAD[_CUDA], _VECTOR_STORE[_CUDA]),
             _HIP: (_VECTOR_LOAD[_HIP],) * reads + (_VECTOR_STORE[_HIP],) * writes,
         }
-        for dtype in (torch.int8, torch.bfloat16, torch.float32, torch.int64):
-            for method in (False, True) if dtype is torch.float32 else (False,):
-                for hint in (None, 16) if dtype is torch.float32 else (None,):
-                    form = "method" if method else "function"
-                    cases.append(
-                        CompileCase(
-                            name=f"{op}-{str(dtype)[6:]}-{form}-hint={hint}",
-                            kernel=move,
-                            args=(op, method, dtype, dtype, torch.int64, 3, 5, 1 << 20),
-                            kwargs={"W": _WORLD, "BLOCK": 4 * _BLOCK, "hint": hint},
-                            expect=expect,
-                        )
-                    )
+        forms = [(dtype, False, None) for dtype in (torch.int8, torch.bfloat16, torch.int64)]
+        forms += [(torch.float32, method, hint) for method in (False, True) for hint in (None, 16)]
+        for dtype, method, hint in forms:
+            args = (op, method, dtype, dtype, torch.int64, 3, 5, 1 << 20)
+            sizes = {"W": _WORLD, "BLOCK": 4 * _BLOCK, "hint": hint}
+            cases.append(CompileCase(f"{_form(op, dtype, method)}-hint={hint}", move, args, sizes, expect=expect))
     return cases
 
 
 def _atomics() -> list[CompileCase]:
     cases = []
-    integers, floats = (torch.int32, torch.int64), (torch.float32,)
     for op in _CUDA_ATOMIC:
-        system = _HIP_CAS if op == "cas" else _HIP_SYSTEM
-        for dtype in integers + (floats if op in ("add", "sub", "xchg") else ()):
-            for method in (False, True) if dtype is torch.int32 else (False,):
-                cases.append(
-                    CompileCase(
-                        name=f"atomic_{op}-{str(dtype)[6:]}-{'method' if method else 'function'}",
-                        kernel=atomic,
-                        args=(f"atomic_{op}", method, dtype, dtype, torch.int64, 3, 5, 7),
-                        kwargs={"W": _WORLD, "sem": None, "scope": None},
-                        expect={
-                            _CUDA: (rf"atom\.global\.(sys\.acq_rel|acq_rel\.sys)\.{_CUDA_ATOMIC[op]}\.",),
-                            _HIP: (f"global_atomic_{_HIP_ATOMIC.get(op, 'cmpswap')}".join(system),),
-                        },
-                    )
-                )
-    cases.append(
-        CompileCase(
-            name="atomic_add-relaxed-gpu",
-            kernel=atomic,
-            args=("atomic_add", False, torch.int32, torch.int32, torch.int64, 3, 5, 7),
-            kwargs={"W": _WORLD, "sem": "relaxed", "scope": "gpu"},
-            expect={_CUDA: (r"atom\.global\.gpu\.relaxed\.add\.",), _HIP: (r"global_atomic_add",)},
-        )
-    )
-    return cases
+        expect = {
+            _CUDA: (rf"atom\.global\.(sys\.acq_rel|acq_rel\.sys)\.{_CUDA_ATOMIC[op]}\.",),
+            _HIP: (f"global_atomic_{_HIP_ATOMIC.get(op, 'cmpswap')}".join(_HIP_CAS if op == "cas" else _HIP_SYSTEM),),
+        }
+        forms = [(torch.int32, False), (torch.int32, True), (torch.int64, False)]
+        forms += [(torch.float32, False)] * (op in ("add", "sub", "xchg"))
+        for dtype, method in forms:
+            args = (f"atomic_{op}", method, dtype, dtype, torch.int64, 3, 5, 7)
+            how = {"W": _WORLD, "sem": None, "scope": None}
+            cases.append(CompileCase(_form(f"atomic_{op}", dtype, method), atomic, args, how, expect=expect))
+    args = ("atomic_add", False, torch.int32, torch.int32, torch.int64, 3, 5, 7)
+    expect = {_CUDA: (r"atom\.global\.gpu\.relaxed\.add\.",), _HIP: (r"global_atomic_add",)}
+    how = {"W": _WORLD, "sem": "relaxed", "scope": "gpu"}
+    return [*cases, CompileCase("atomic_add-relaxed-gpu", atomic, args, how, expect=expect)]
 
 
 def _synchronisation() -> list[CompileCase]:
@@ -293,15 +278,9 @@ def _synchronisation() -> list[CompileCase]:
     cases = []
     for op, expect in expectations.items():
         for dtype, method in ((torch.int64, False), (torch.int32, True)):
-            cases.append(
-                CompileCase(
-                    name=f"{op}-{str(dtype)[6:]}-{'method' if method else 'function'}",
-                    kernel=synchronise,
-                    args=(op, method, torch.float32, dtype, torch.int64, 3, 5, 7, 10**9, torch.int64),
-                    kwargs={"W": _WORLD, "BLOCK": _BLOCK},
-                    expect=expect,
-                )
-            )
+            args = (op, method, torch.float32, dtype, torch.int64, 3, 5, 7, 10**9, torch.int64)
+            sizes = {"W": _WORLD, "BLOCK": _BLOCK}
+            cases.append(CompileCase(_form(op, dtype, method), synchronise, args, sizes, expect=expect))
     return cases
 
 
@@ -328,15 +307,9 @@ def _orders() -> list[CompileCase]:
                 expect[_CUDA] += (_without(r"\.release\."),)
             # a relaxed wait as a function: by the method it is bounded, and would report by an atomic of its own
             method = sem == strong if strong == "acquire" else scope == "sys"
-            cases.append(
-                CompileCase(
-                    name=f"{op}-{sem}-{scope}-{'method' if method else 'function'}",
-                    kernel=order,
-                    args=(op, method, torch.float32, torch.int64, torch.int64, 3, 5, 7, sem, scope),
-                    kwargs={"W": _WORLD, "BLOCK": _BLOCK},
-                    expect=expect,
-                )
-            )
+            name = f"{op}-{sem}-{scope}-{'method' if method else 'function'}"
+            args = (op, method, torch.float32, torch.int64, torch.int64, 3, 5, 7, sem, scope)
+            cases.append(CompileCase(name, order, args, {"W": _WORLD, "BLOCK": _BLOCK}, expect=expect))
     return cases
 
 

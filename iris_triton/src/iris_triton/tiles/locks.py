@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from iris_core.errors import NotOnHeapError
 
 if TYPE_CHECKING:
-    import torch
-
     from iris_core.api import Iris
 
 VARIANTS = ("atomic", "ring", "one_shot", "two_shot", "spinlock")
@@ -30,7 +30,7 @@ def lock_words(M: int, N: int, block_m: int, block_n: int, world_size: int, vari
             word a tile.  "atomic": none.
 
     Raises:
-        ValueError: a size is not positive, or nobody knows the variant.
+        ValueError: a size is not positive, or there is no such variant.
 
     Example:
         >>> from iris_triton.tiles import lock_words
@@ -50,14 +50,7 @@ def lock_words(M: int, N: int, block_m: int, block_n: int, world_size: int, vari
     return tiles * (2 * world_size + FIXED_WORDS)
 
 
-def make_locks(
-    ctx: Iris,
-    M: int,
-    N: int,
-    block_m: int,
-    block_n: int,
-    variant: str = "two_shot",
-) -> torch.Tensor:
+def make_locks(ctx: Iris, M: int, N: int, block_m: int, block_n: int, variant: str = "two_shot") -> torch.Tensor:
     """Return `locks` for the collectives on one tensor: int64, zero, on the symmetric heap.
 
     Collective: all ranks, with the same arguments.  A barrier between all ranks must follow before the first launch.
@@ -74,8 +67,6 @@ def make_locks(
         ValueError: as in `lock_words`.
         HeapExhaustedError: the heap has no room.
     """
-    import torch
-
     words = lock_words(M, N, block_m, block_n, ctx.num_ranks, variant)
     return ctx.zeros(max(words, 1), dtype=torch.int64)
 
@@ -94,8 +85,6 @@ def check_locks(
         ValueError: too few words, another dtype than int64 (for "spinlock", int32 will do), or not contiguous.
         NotOnHeapError: it does not lie on the symmetric heap.
     """
-    import torch
-
     words = lock_words(M, N, block_m, block_n, ctx.num_ranks, variant)
     if locks.dtype != torch.int64 and not (variant in ("spinlock", "atomic") and locks.dtype == torch.int32):
         raise ValueError(f"locks of {variant} are int64, not {locks.dtype}: see iris_triton.tiles.make_locks")

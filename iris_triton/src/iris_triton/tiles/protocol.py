@@ -1,4 +1,4 @@
-"""Which call on a tile is under way, who has arrived, and when its memory is free again.
+"""The call on a tile that is under way: arrivals of ranks, and when its memory is free again.
 
 Every tile has a row of words in `locks`, a symmetric int64 tensor that was zero at the start.  For W ranks:
 
@@ -26,9 +26,9 @@ import triton.language as tl
 from iris_core.device import context_words as _layout
 from iris_triton._compat import aggregate
 from iris_triton.language.address import translate
-from iris_triton.language.asm import wait_stores
 from iris_triton.language.atomics import atomic_add
-from iris_triton.language.flags import await_flag, await_flags, lanes_for, set_flag, set_flags
+from iris_triton.language.flags import await_flag, await_flags, lanes_for, set_flag
+from iris_triton.language.sync import await_members, tell_members
 from iris_triton.tiles.locks import FIXED_WORDS
 from iris_triton.tiles.views import _number
 
@@ -44,7 +44,7 @@ _KINDS = tl.constexpr(8)
 _KIND_MASK = tl.constexpr(7)
 _FIXED_WORDS = tl.constexpr(FIXED_WORDS)
 _MEMBERS = tl.constexpr(32)
-"""Ranks that are told or awaited at a time, at least."""
+"""Ranks whose flags are awaited at a time, at least."""
 _TIMEOUT_WORD = tl.constexpr(_layout.TIMEOUT_WORD)
 _STATUS_WORD = tl.constexpr(_layout.STATUS_WORD)
 
@@ -120,11 +120,7 @@ class Row:
     def tell_all(self, word):
         """Set the same word of every rank to the stamp; as `tell`."""
         world = self.world
-        lane = lanes_for(_MEMBERS)
-        for first in range(0, world.size, lane.shape[0]):
-            member = first + lane  # those beyond the world repeat a rank
-            targets = translate(word, world.rank, member % world.size, world.heap_bases)
-            set_flags(targets, self.stamp, member < world.size, "release", "sys")
+        tell_members(word, 0, self.stamp, world.rank, 0, 1, world.size, world.heap_bases)
 
     @triton.jit
     def wait(self, word):
@@ -137,13 +133,7 @@ class Row:
         """Wait until as many words as there are ranks have reached the stamp."""
         world = self.world
         timeout_ns, status = world.bound()
-        lane = lanes_for(_MEMBERS)
-        for first in range(0, world.size, lane.shape[0]):
-            member = first + lane
-            awaited = words + member % world.size
-            await_flags(
-                awaited, self.stamp, member < world.size, "reached", "acquire", "sys", timeout_ns, status, world.rank
-            )
+        await_members(words, self.stamp, world.rank, 0, 1, world.size, timeout_ns, status)
 
     @triton.jit
     def is_last(self, home):
@@ -166,13 +156,6 @@ class Row:
         """Keep the stamp for the next call on this tile."""
         tl.store(self.words + 2 * self.world.size, self.stamp)
         tl.debug_barrier()  # before the next call reads it
-
-
-@triton.jit
-def gather_stores():
-    """Bring what all threads of this program have stored and loaded before what it signals next."""
-    wait_stores()
-    tl.debug_barrier()
 
 
 @triton.jit

@@ -25,10 +25,10 @@ from iris_triton.language.address import translate
 from iris_triton.language.atomics import atomic_add, atomic_xchg
 from iris_triton.language.flags import await_flag, is_counter
 from iris_triton.language.memory import load, store
-from iris_triton.language.sync import signal
+from iris_triton.language.sync import gather_stores, signal
 from iris_triton.tiles.locks import VARIANTS
-from iris_triton.tiles.protocol import ALL_READ, AT_RETURN, ONE_READS, await_raised, begin, gather_stores
-from iris_triton.tiles.views import Tile, number_of
+from iris_triton.tiles.protocol import ALL_READ, AT_RETURN, ONE_READS, await_raised, begin
+from iris_triton.tiles.views import Tile
 
 
 @triton.constexpr_function
@@ -356,12 +356,3 @@ def all_reduce(tile, src_view, dst_view, config, tile_id, world):
 @triton.jit
 def _with_data(tile, src_view):
     return Tile(tile.pid_m, tile.pid_n, tile.block_m, tile.block_n, tile.partial(src_view))
-
-
-@triton.jit
-def tile_number(tile, dst_view, tile_id):
-    """`tile_id`, or where it is None the tile's number in `dst_view`, row by row."""
-    if tile_id is None:
-        return number_of(tile, dst_view)
-    else:
-        return tile_id

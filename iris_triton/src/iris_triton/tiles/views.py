@@ -43,7 +43,7 @@ def tile_layout(
 def compute_tile_indices(
     pid_m, pid_n, M, N, BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, layout: tl.constexpr = None
 ):
-    """The same as `tile_layout`; the reference system has both names."""
+    """The same as `tile_layout`; AMD's Iris has both names."""
     return tile_layout(pid_m, pid_n, M, N, BLOCK_SIZE_M, BLOCK_SIZE_N, layout)
 
 
@@ -65,17 +65,9 @@ def compute_tile_offsets(rm, rn, stride_in_m, stride_in_n, stride_out_m, stride_
 
 @triton.jit
 def tile_ptr(
-    ptr,
-    M,
-    N,
-    stride_m,
-    stride_n,
-    pid_m,
-    pid_n,
-    BLOCK_SIZE_M: tl.constexpr,
-    BLOCK_SIZE_N: tl.constexpr,
-    layout: tl.constexpr = None,
-):
+    ptr, M, N, stride_m, stride_n, pid_m, pid_n, BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr,
+    layout: tl.constexpr = None
+):  # fmt: skip
     """Return the addresses of a tile's elements, and its mask.
 
     Args:
