@@ -37,7 +37,7 @@ def is_there(name):
         source = inventory.sources()[module]
         if not rest:
             return True
-        if rest[0] not in source.defined and rest[0] not in source.imported:
+        if rest[0] not in {*source.defined, *source.imported, *source.public}:
             return False
         return len(rest) == 1 or rest[1] in inventory.attributes(inventory.home(f"{module}.{rest[0]}"))
     return False

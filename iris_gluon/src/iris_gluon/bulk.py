@@ -16,7 +16,7 @@ from iris_triton.interpreter.entries import cpu_entry
 from iris_triton.language.address import translate
 
 _ROW_BYTES = gl.constexpr(128)
-"""Memory is described as rows of so many bytes: what one line of the widest swizzle holds."""
+"""Bytes of a row of described memory: one line of the widest swizzle."""
 
 _WORDS = gl.constexpr(32)
 """int32 in a row."""
@@ -70,7 +70,7 @@ def fence_async_global(WHOLE_PROGRAM: gl.constexpr = True):
     behind TMA stores, before a `signal`, comes `await_bulk_stores`.  It is nothing where there is no TMA.
 
     Args:
-        WHOLE_PROGRAM: for what all threads have stored or been told; they meet at a barrier before and behind.  False:
+        WHOLE_PROGRAM: for what all threads have stored or acquired; with a barrier before and behind.  False:
             for the calling threads' own, as in a partition of one warp that has waited by itself.
 
     Example:

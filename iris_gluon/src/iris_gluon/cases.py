@@ -21,7 +21,7 @@ from iris_triton.testing import cases as _triton
 
 @gluon.jit
 def from_argument(IrisDeviceCtx: gl.constexpr, context, x):
-    """The form of the reference system: the class is an argument."""
+    """The form of AMD's Iris: the class is an argument."""
     ctx = IrisDeviceCtx.initialize(context)
     i = gl.arange(0, 1024, layout=default_layout([1024], vector=4))
     ctx.store(x + i, 1.0, (ctx.cur_rank + 1) % ctx.num_ranks)

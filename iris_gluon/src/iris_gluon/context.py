@@ -20,12 +20,12 @@ _HEADER_WORDS = gl.constexpr(_layout.HEADER_WORDS)
 _TRACE_WORD = gl.constexpr(_layout.TRACE_WORD)
 
 GluonDeviceTracing = DeviceTracing
-"""What the reference system calls it; one class serves both languages."""
+"""Its name in AMD's Iris; one class serves both languages."""
 
 
 @aggregate
 class IrisDeviceCtx(DeviceMethods):
-    """What a Gluon kernel knows of the world, and the device functions as methods.
+    """The world as a Gluon kernel knows it, and the device functions as methods.
 
     The caller's rank is filled in; every other parameter means what it means in `iris_gluon.language`.  The waits
     are bounded by IRIS_DEVICE_TIMEOUT and report to the host when the bound is reached.  The class is passed to the

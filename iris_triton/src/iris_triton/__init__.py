@@ -9,7 +9,7 @@
         dev = iris.DeviceContext.initialize(context_tensor, rank, world_size)
         dev.store(x, 1.0, (rank + 1) % world_size)
 
-Scripts of the reference system find its names here; docs/porting.md says what is different.
+Scripts of AMD's Iris find its names here; docs/porting.md says what is different.
 
 Importing this package pulls in neither torch nor triton; its names are loaded on first use.
 """

@@ -46,7 +46,7 @@ def version() -> tuple[int, int]:
 
 
 def version_problem() -> str:
-    """What is wrong with the installed Triton's version; empty if it is in the table."""
+    """Describe a problem with the installed Triton's version; empty if it is in the table."""
     if version() in TESTED:
         return ""
     return f"Triton {triton.__version__} is not one of the versions that Iris was tested with ({KNOWN})"
@@ -109,7 +109,7 @@ def gluon_warps(semantic: Any, generator: Any) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Caller:
-    """Who runs the code that calls a `SemanticFunction`.
+    """The threads that run the code that calls a `SemanticFunction`.
 
     Attributes:
         num_warps: warps of the program, or of the partition of gl.warp_specialize.
@@ -121,9 +121,9 @@ class Caller:
 
 
 class SemanticFunction:
-    """A function of constants, for kernels, that is told its `Caller` as first argument.
+    """A function of constants, for kernels, whose first argument is its `Caller`.
 
-    A constexpr function cannot know: Triton does not tell it who compiles.  So to the compiler this is a builtin.
+    A constexpr function does not get the compiler, so this is a builtin to it.
     """
 
     __triton_builtin__ = True
@@ -252,12 +252,12 @@ TARGET_QUESTIONS = tuple(value for value in vars(target_info).values() if isinst
 
 
 def python_minimum() -> Any:
-    """What the builtin `min` means in a kernel."""
+    """Return the meaning of the builtin `min` in a kernel."""
     return getattr(core, "builtin_min", tl.minimum)
 
 
 def python_maximum() -> Any:
-    """What the builtin `max` means in a kernel."""
+    """Return the meaning of the builtin `max` in a kernel."""
     return getattr(core, "builtin_max", tl.maximum)
 
 

@@ -331,14 +331,14 @@ class DeviceMethods(AggregateMethods):
     def all_reduce_one_shot(self, tile, src_view, dst_view, locks):
         """Sum a tile over all ranks; every rank reads all parts.  The result is there on return, the same on all ranks.
 
-        Waits for the other ranks' calls on this tile.  docs/tiles.md says when that can be for ever.
+        Waits for the other ranks' calls on this tile.  docs/tiles.md says when that can deadlock.
 
         Args:
             tile: `Tile`, whose data is stored in `src_view`, or `TileView` of data that lies there.
             src_view: symmetric; where the others read this rank's part.  May be `dst_view`.
             dst_view: the result, the caller's own.
-            locks: int64, see `iris_triton.tiles.make_locks`.  Or int32, one word for each tile, as in the reference
-                system: the kernel stores its part in `src_view` and sets the word to 1 before; see docs/tiles.md.
+            locks: int64, see `iris_triton.tiles.make_locks`.  Or int32, one word for each tile, as in AMD's
+                Iris: the kernel stores its part in `src_view` and sets the word to 1 before; see docs/tiles.md.
         """
         reductions.all_reduce_one_shot(tile, src_view, dst_view, locks, number_of(tile, dst_view), self._world())
 
@@ -396,7 +396,7 @@ class DeviceMethods(AggregateMethods):
     def await_tile(self, tile, dst_view, locks):
         """Wait until the last call on a tile that used these locks is over on all ranks.
 
-        Then its result is in `dst_view`, and nobody reads the caller's `src_view` any more.
+        Then its result is in `dst_view`, and no rank reads the caller's `src_view` any more.
 
         Args:
             tile: `Tile` or `TileView`.
@@ -407,7 +407,7 @@ class DeviceMethods(AggregateMethods):
 
 @aggregate
 class DeviceContext(DeviceMethods):
-    """What a kernel knows of the world, and the device functions as methods.
+    """The world as a kernel knows it, and the device functions as methods.
 
     The caller's rank is filled in; every other parameter means what it means in `iris_triton.language`.  The waits
     are bounded by IRIS_DEVICE_TIMEOUT and report to the host when the bound is reached.

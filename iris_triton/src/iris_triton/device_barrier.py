@@ -1,4 +1,4 @@
-"""The barrier between devices as a kernel of its own: what `ctx.device_barrier()` launches."""
+"""The barrier between devices as a kernel of its own, which `ctx.device_barrier()` launches."""
 # mypy: ignore-errors
 
 from typing import Any
@@ -36,10 +36,8 @@ def device_barrier(
     there = tl.load(targets + member).to(words.dtype)
     epoch = tl.load(words + size) + 1
     set_flags(there, epoch, lanes < size, sem, "sys")
-    if sem == "release":
-        await_flags(words + member, epoch, lanes < size, "reached", "acquire", "sys", timeout_ns, status, rank)
-    else:
-        await_flags(words + member, epoch, lanes < size, "reached", "relaxed", "sys", timeout_ns, status, rank)
+    order: tl.constexpr = "acquire" if sem == "release" else "relaxed"
+    await_flags(words + member, epoch, lanes < size, "reached", order, "sys", timeout_ns, status, rank)
     let_next_start(EARLY)
     tl.store(words + size, epoch)
 

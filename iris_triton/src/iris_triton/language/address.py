@@ -45,7 +45,7 @@ def _is_hint(hint):
 
 @triton.constexpr_function
 def _hint_of(hint, dimension, rank):
-    """What a hint says of one dimension; an int speaks of the last one."""
+    """Return the hint for one dimension; an int is for the last one."""
     if isinstance(hint, int):
         return hint if dimension == rank - 1 else 1
     numbers = _numbers(hint)

@@ -1,4 +1,4 @@
-"""What Triton's language has no word for: vendor assembly, in this one place.
+"""Vendor assembly, for what Triton's language lacks.
 
 Every function chooses its assembly by the target that the kernel is compiled for, and has a CPU entry, which the CPU
 executor calls instead.  A function says whether its result is uniform: the same for all threads of a program.  Triton

@@ -111,7 +111,7 @@ def set_flags(targets, value, mask, sem: tl.constexpr, scope: tl.constexpr):
         targets: block of pointers, anywhere.
         value: scalar or block of the flags' type.
         mask: block.
-        sem: "release" for what the calling thread has stored or been told of, or "relaxed".
+        sem: "release" for what the calling thread has stored or acquired, or "relaxed".
         scope: "sys" or "gpu".
     """
     if is_cuda():
@@ -446,7 +446,7 @@ def _place(seen, expected, cmp: tl.constexpr, ANY: tl.constexpr):
 
 @triton.jit
 def _last(pointer, seen, scope: tl.constexpr):
-    """What a wait has seen last: of a block, what is there now."""
+    """Return the flags as a wait has seen them last: of a block, as they are now."""
     if pointer.type.is_block():
         return poll(pointer, "relaxed", scope)
     else:

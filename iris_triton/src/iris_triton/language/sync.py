@@ -273,7 +273,7 @@ def barrier(
     """Wait until every rank of a group has come here; what any of them stored before is then visible to all.
 
     Collective: exactly one program of every rank of the group calls it, with the same `program`, and equally often.
-    It covers the stores of the calling program.  It may be repeated at once and for ever; the host resets nothing.
+    It covers the stores of the calling program.  It may be repeated at once; the host resets nothing.
 
     Args:
         flags: int32 or int64 tensor on the symmetric heap, zero at the start, world_size + 1 words for each program.

@@ -33,7 +33,7 @@ WAIT, BARRIER, SIGNAL = (tl.constexpr(int(_layout.TraceEvent[name])) for name in
 
 @aggregate
 class TraceEvent:
-    """Numbers of events under the names of the reference system, for kernels: `TraceEvent().put`."""
+    """Numbers of events under the names of AMD's Iris, for kernels: `TraceEvent().put`."""
 
     load: tl.constexpr
     store: tl.constexpr

@@ -37,7 +37,7 @@ class Tracing(recorder.Tracing):
 
     @property
     def trace_counter(self) -> torch.Tensor | None:
-        """Number of events that kernels have recorded or had no room for: int32[1]; None when off."""
+        """Number of events that kernels have recorded or dropped: int32[1]; None when off."""
         return None if self._counters is None else self._counters[:1]
 
     @property

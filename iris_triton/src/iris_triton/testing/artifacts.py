@@ -44,18 +44,12 @@ class Artifacts:
         triton.knobs.compilation.listener = self
 
     def remove(self) -> None:
-        """Listen no more, unless somebody has put another listener in front, who asks this one."""
+        """Listen no more, unless another listener was put in front, which asks this one."""
         if triton.knobs.compilation.listener is self:
             triton.knobs.compilation.listener = self._before
 
     def __call__(
-        self,
-        *,
-        src: Any,
-        metadata: Mapping[str, Any],
-        metadata_group: Mapping[str, str],
-        times: Any,
-        cache_hit: bool,
+        self, *, src: Any, metadata: Mapping[str, Any], metadata_group: Mapping[str, str], **others: Any
     ) -> None:
         """Keep the files of one kernel; where that fails, the kernel runs all the same."""
         try:
@@ -63,7 +57,7 @@ class Artifacts:
         except OSError as error:
             logger.warning("the files of kernel %s were not kept: %s", metadata.get("name"), error)
         if self._before is not None:
-            self._before(src=src, metadata=metadata, metadata_group=metadata_group, times=times, cache_hit=cache_hit)
+            self._before(src=src, metadata=metadata, metadata_group=metadata_group, **others)
 
     def _keep(self, src: Any, metadata: Mapping[str, Any], files: Mapping[str, str]) -> None:
         texts = {

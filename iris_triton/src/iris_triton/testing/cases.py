@@ -20,7 +20,7 @@ from iris_triton.testing import collective_cases, gemm_cases, tile_cases
 from iris_triton.testing.languages import in_gluon, open_context, per_access
 
 Context = DeviceContext
-"""What the kernels below call; `gluon_cases` puts another one in its place."""
+"""The context of the kernels below; `gluon_cases` puts another one in its place."""
 _BLOCK = 1024
 _WORLD = 8
 _CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
@@ -182,7 +182,7 @@ def order(
 
 @triton.jit
 def initialize(x, context, rank: tl.constexpr, W: tl.constexpr):
-    """The form of the reference system: the rank is a constexpr."""
+    """The form of AMD's Iris: the rank is a constexpr."""
     ctx = DeviceContext.initialize(context, rank, W)
     ctx.store(x + tl.arange(0, 1024), 1.0, (ctx.rank + 1) % ctx.world_size)
 

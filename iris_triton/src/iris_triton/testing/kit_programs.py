@@ -215,7 +215,7 @@ def _meet(
     store: tl.constexpr, barrier: tl.constexpr, Context: tl.constexpr, slots, found, flags, value, context, bases, me,
     timeout_ns, grouped: tl.constexpr, begin, stride, size, W: tl.constexpr, LANES: tl.constexpr
 ):  # fmt: skip
-    """One program: write to all, meet, note what is there, meet again before anybody goes on."""
+    """One program: write to all, meet, note what is there, meet again before a rank goes on."""
     for peer in range(W):
         if Context is None:
             store(slots + me, tl.cast(value, tl.int64), me, peer, bases)
@@ -265,7 +265,7 @@ def ring(ctx, source, target, found, flag, value, timeout_s):
 
 
 def all_to_all(ctx, source, target):
-    """Rows to everybody."""
+    """Send a row to every rank."""
     store = ctx.backend.device_api()["store"]
     numel = source.shape[1]
     _launcher(ctx, _all_to_all, ctx.num_ranks, triton.cdiv(numel, BLOCK.value))(

@@ -120,10 +120,10 @@ def _additions(ctx, begin):
     _meet(ctx, begin)
     counts = own.tolist()
     lost = ADDITIONS * world - shared.item()
-    nobody_knows_whose = lost not in (0, sum(ADDITIONS - count for count in counts))
+    source_is_unknown = lost not in (0, sum(ADDITIONS - count for count in counts))
     for source, count in enumerate(counts):
         problem = _lost(ADDITIONS - count, ADDITIONS)
-        if not problem and nobody_knows_whose:
+        if not problem and source_is_unknown:
             problem = f"{_lost(lost, ADDITIONS * world)} of all ranks to one word"
         yield PairCheck("atomic_add", source, rank, problem)
 
@@ -174,7 +174,7 @@ def _pattern(rank, peer, numel, device):
 
 
 def _difference(got, expected, verb):
-    """What differs, as a phrase; empty if nothing does."""
+    """Describe the differences as a phrase; empty if there are none."""
     wrong = (got != expected).nonzero()
     if not len(wrong):
         return ""

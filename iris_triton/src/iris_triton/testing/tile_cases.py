@@ -12,7 +12,7 @@ from iris_triton.tiles.reductions import AllReduceConfig
 from iris_triton.tiles.views import Tile, TileView, make_tensor_view
 
 Context = DeviceContext
-"""What the kernel calls; the cases in Gluon put another one in its place, and in that of `default_layout`."""
+"""The context of the kernel; the cases in Gluon put another one in its place, and in that of `default_layout`."""
 
 _WORLD = 8
 _CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
@@ -25,18 +25,19 @@ def default_layout(shape, vector):
 
 
 @triton.jit
-def collective(ctx, op: tl.constexpr, tile, place, src, dst, locks, rank, peer, n_per_rank):
-    """One tile-level collective.
-
-    Args:
-        ctx: the context.
-        op: name of a method, but for "two_shot_by_owner", and "all_reduce", which is done by configuration.
-        tile, place: the same tile with and without data.
-        src, dst: views of matrices of the same shape, whose sizes are multiples of the world size.
-        locks: pointer.
-        rank, peer: the caller, and another rank.
-        n_per_rank: columns of a part in all_to_all.
-    """
+def tile_collective(
+    op: tl.constexpr, x, src, dst, locks, context, peer, M, N, stride_m, stride_n, n_per_rank, W: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """One tile-level collective, a method or one of the forms below, on the tile of the program's number."""
+    ctx = open_context(tl.constexpr(Context), context, W)
+    layout: tl.constexpr = default_layout([BLOCK_M, BLOCK_N], vector=per_access(x.dtype.element_ty))
+    x_view = make_tensor_view(x, M, N, stride_m, stride_n)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    place = TileView(tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n, BLOCK_M, BLOCK_N, layout)
+    tile = Tile(place.pid_m, place.pid_n, BLOCK_M, BLOCK_N, place.partial(x_view))
+    src = make_tensor_view(src, M, N, stride_m, stride_n)
+    dst = make_tensor_view(dst, M, N, stride_m, stride_n)
     if op == "all_gather":
         ctx.all_gather(tile, dst, 1)
     elif op == "gather":
@@ -49,38 +50,12 @@ def collective(ctx, op: tl.constexpr, tile, place, src, dst, locks, rank, peer, 
         ctx.all_reduce(place, src, dst, config=AllReduceConfig("one_shot", locks), tile_id=3)
     elif op == "all_reduce_atomic":
         ctx.all_reduce_atomic(tile, dst)
-    elif op == "all_reduce_spinlock":
-        ctx.all_reduce_spinlock(tile, dst, locks)
-    elif op == "all_reduce_one_shot":
-        ctx.all_reduce_one_shot(tile, src, dst, locks)
-    elif op == "all_reduce_two_shot":
-        ctx.all_reduce_two_shot(tile, src, dst, locks)
     elif op == "all_reduce_two_shot_by_owner":
-        ctx.all_reduce_two_shot(tile, src, dst, locks, rank, peer)
-    elif op == "all_reduce_ring":
-        ctx.all_reduce_ring(tile, src, dst, locks)
-    elif op == "reduce_scatter":
-        ctx.reduce_scatter(tile, src, dst, locks)
+        ctx.all_reduce_two_shot(tile, src, dst, locks, ctx.rank, peer)
+    elif op == "all_reduce_spinlock" or op == "await_tile":
+        getattr(Context, op)(ctx, tile, dst, locks)
     else:
-        tl.static_assert(op == "await_tile", "no such collective")
-        ctx.await_tile(tile, dst, locks)
-
-
-@triton.jit
-def tile_collective(
-    op: tl.constexpr, x, src, dst, locks, context, peer, M, N, stride_m, stride_n, n_per_rank, W: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):  # fmt: skip
-    """Each program takes the tile of its number."""
-    ctx = open_context(tl.constexpr(Context), context, W)
-    layout: tl.constexpr = default_layout([BLOCK_M, BLOCK_N], vector=per_access(x.dtype.element_ty))
-    x_view = make_tensor_view(x, M, N, stride_m, stride_n)
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    place = TileView(tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n, BLOCK_M, BLOCK_N, layout)
-    tile = Tile(place.pid_m, place.pid_n, BLOCK_M, BLOCK_N, place.partial(x_view))
-    src_view = make_tensor_view(src, M, N, stride_m, stride_n)
-    dst_view = make_tensor_view(dst, M, N, stride_m, stride_n)
-    collective(ctx, op, tile, place, src_view, dst_view, locks, ctx.rank, peer, n_per_rank)
+        getattr(Context, op)(ctx, tile, src, dst, locks)
 
 
 _LOADS = {_CUDA: r"ld\.global\.v[24]\.b(32|64)", _HIP: r"global_load_dwordx4"}

@@ -60,12 +60,12 @@ def make_locks(ctx: Iris, M: int, N: int, block_m: int, block_n: int, variant: s
         M, N, block_m, block_n, variant: as in `lock_words`.
 
     Returns:
-        A tensor that belongs to the caller.  It is used for ever without being reset, except after a
+        A tensor that belongs to the caller.  It is never reset, except after a
         `DeviceTimeoutError`: then zero it on all ranks, between two barriers.
 
     Raises:
         ValueError: as in `lock_words`.
-        HeapExhaustedError: the heap has no room.
+        HeapExhaustedError: the heap is full.
     """
     words = lock_words(M, N, block_m, block_n, ctx.num_ranks, variant)
     return ctx.zeros(max(words, 1), dtype=torch.int64)

@@ -13,7 +13,7 @@ A stamp is 8 times the number of the call plus its kind.  All ranks make the sam
 stamps; these only grow, so nothing has to be reset, a launch can be repeated, and a captured one replayed.  Before a
 call touches anything, it waits for the end of the one before: its kind says by which words.
 
-`locks` of int32 follow the reference system's protocol instead.  There is one word for each tile, zero before the
+`locks` of int32 follow the protocol of AMD's Iris instead.  There is one word for each tile, zero before the
 launch on all ranks.  The kernel stores its part in `src_view`, then sets the word of the tile to 1, in its own memory,
 with release semantics; then it calls the method, which waits for that word on all ranks and reads their parts.  Between
 two launches the host zeroes the words behind a barrier, because a word that is still 1 tells of the part before.

@@ -3,7 +3,7 @@
 What the algorithms have in common, and why nothing that a rank still reads is overwritten:
 
 - The caller's part lies in its own `src_view`; the others read it there.  It is stored when the call before on this
-  tile is over, that is, when everybody has read the last part (`protocol.begin`).
+  tile is over, that is, when all ranks have read the last part (`protocol.begin`).
 - A result is stored to another rank's `dst_view` only after that rank has arrived at this call, so what reads the last
   result on that rank's stream has run before.
 - A result is stored when all parts of the tile have been read, so that `src_view` and `dst_view` may be the same.
@@ -97,12 +97,12 @@ def _store_own(tile, dst_view, value):
 
 @triton.constexpr_function
 def _raised_by_kernel(locks):
-    """Whether the kernel raises flags itself, as in the reference system."""
+    """Whether the kernel raises flags itself, as in AMD's Iris."""
     element = locks.dtype.element_ty
     if element not in (tl.int32, tl.int64):
         raise ValueError(
             f"locks have {element}: they must be int64, from iris_triton.tiles.make_locks, or int32, a flag for each "
-            "tile that the kernel raises itself as in the reference system (docs/tiles.md)"
+            "tile that the kernel raises itself as in AMD's Iris (docs/tiles.md)"
         )
     return element == tl.int32
 

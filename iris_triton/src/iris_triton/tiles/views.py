@@ -4,7 +4,7 @@ A tensor is cut into tiles of block_m x block_n elements; tile (pid_m, pid_n) be
 pid_n * block_n.  Sizes need be no multiples of the tile's: what lies beyond the tensor is masked.  Offsets are 64 bits
 wide.  Nothing is promised to the compiler that it cannot see: strides and sizes may be anything.
 
-The functions serve Triton and Gluon.  In Gluon a `Tile` has the layout of its data; a `TileView` is told its layout.
+The functions serve Triton and Gluon.  In Gluon a `Tile` has the layout of its data; a `TileView` is given its layout.
 """
 # mypy: ignore-errors
 
