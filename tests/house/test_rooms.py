@@ -51,7 +51,7 @@ BUDGETS = {
     "iris_triton/demos": 290,
     "iris_triton/gemm": 1760,
     "iris_triton/interpreter": 3860,
-    "iris_triton/language": 1826,
+    "iris_triton/language": 1801,
     "iris_triton/rocm_iris": 1994,
     "iris_triton/testing": 1443,
     "iris_triton/tiles": 1085,

@@ -143,13 +143,9 @@ def set_flag(target, value, sem: tl.constexpr, scope: tl.constexpr):
 def describe_assembly(status, timeout, rank, words, taken):
     """Describe a wait whose time is over: one with a bound in `_layout.Status`, another one in `_layout.Waiting`.
 
-    Branches to `taken` if another wait is described there.  The block declares the predicate p, and now, x and row of
-    64 bits.  It is ordered by fences, so that loads that acquire and stores that release are the kernel's own.
-
-    Args:
-        status, timeout, rank: operands; the status words are not 0.
-        words: for fields of `Status`, text that leaves the word in x, or an operand.
-        taken: a label.
+    Branches to the label `taken` if another wait is described there.  `words` are, for fields of `Status`, text that
+    leaves the word in x, or an operand.  The block declares the predicate p, and now, x and row of 64 bits.  It is
+    ordered by fences, so that loads that acquire and stores that release are the kernel's own.
     """
     ended, waiting = _layout.Status.CODE, _layout.Waiting.CODE
     part = f"setp.lt.s64 p, {timeout}, 0; selp.b64 now, {8 * waiting}, {8 * ended}, p;"
@@ -330,11 +326,7 @@ def _given_up(status_word):
 
 @triton.jit
 def _order_stores(word):
-    """Let readers on all devices see what this program has reported so far before what it reports next.
-
-    Args:
-        word: an int64 of the caller's own memory, which is left as it is.
-    """
+    """Let all devices see the stores of this program so far before the next ones; `word`, an own int64, stays."""
     if is_cuda():
         tl.inline_asm_elementwise("fence.acq_rel.sys; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
     else:  # a release waits for the stores before it; an acquire would only discard what is cached
@@ -343,12 +335,7 @@ def _order_stores(word):
 
 @triton.jit
 def begin_report(status_word, PART: tl.constexpr):
-    """Claim a part of the status words; returns where to write it (pointer to int64), 0 if it cannot be had.
-
-    Args:
-        status_word: address of the status words as int64, 0 for none.
-        PART: the first word of the part.
-    """
+    """Claim the part of the status words that begins at word PART; returns where to write it, 0 if it is taken."""
     row = tl.cast(0, tl.int64)
     if status_word != 0:
         status = status_word.to(tl.pointer_type(tl.int64))
@@ -363,14 +350,9 @@ def begin_report(status_word, PART: tl.constexpr):
 
 @triton.jit
 def publish_report(status_word, row, rank, code, PART: tl.constexpr):
-    """Complete a part that has been written, and raise the alarm, unless it is `Waiting`, which is free again then.
+    """Complete the part in `row` of `begin_report`, and raise the alarm; `Waiting` is free again instead.
 
-    Args:
-        status_word: address of the status words as int64.
-        row: from `begin_report`.
-        rank: the caller in the world.
-        code: see `iris_core.device.context_words.stamp`.
-        PART: the first word of the part.
+    `rank` is the caller in the world, `code` as in `iris_core.device.context_words.stamp`.
     """
     stamp = (wait_clock_ns(tl.cast(0, tl.int64)) << _STAMP_CLOCK) | ((tl.cast(rank, tl.int64) & 1023) << _STAMP_RANK)
     stamp = stamp | (PART // _PART_WORDS << _STAMP_PART) | code
@@ -527,12 +509,9 @@ def await_flag(
 def await_own_flag(
     pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
 ):
-    """Let every thread wait for one flag by itself: nothing is synchronised, so it is for a partition of one warp too.
+    """Let every thread wait for one flag by itself, also in a partition of one warp; as `await_flag` else.
 
-    A thread that goes on knows of its own wait only.
-
-    Args:
-        pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank: as in `await_flag`.
+    Nothing is synchronised: a thread that goes on knows of its own wait only.
     """
     if is_cuda():
         _await_each(pointer, expected, pointer.to(tl.int64) != 0, cmp, sem, scope, timeout_ns, status_word, rank)
@@ -565,10 +544,6 @@ def await_flags(
 def await_any(
     pointers, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
 ):
-    """Wait for one of a block of flags; returns which (int32), -1 if the time was over first.
-
-    Args:
-        pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank: as in `await_flags`.
-    """
+    """Wait for one of a block of flags, as `await_flags`; returns which (int32), -1 if the time was over first."""
     place, _ = _spin(pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank, True)
     return tl.where(place == pointers.shape[0], -1, place)
