@@ -193,9 +193,9 @@ class FusedConfig(LaunchConfig):
         cache_modifier_a, cache_modifier_b: how A and B are loaded: "", ".ca", ".cg" or ".cv".
         allow_tf32: whether products of float32 may be of TF32 (10 bits of mantissa) on GPUs; None for what torch is
             set to (`torch.backends.cuda.matmul.fp32_precision`, `torch.set_float32_matmul_precision`), which is not.
-        all_reduce_variant: algorithm of matmul_all_reduce, and of nothing else: "atomic", "ring", "one_shot",
-            "two_shot" or "spinlock"; "auto" for the library's choice.
-        all_reduce_num_rings: number of rings that run side by side.
+        all_reduce_variant: algorithm of matmul_all_reduce, and of nothing else, by a name of the reference system; Iris
+            brings "two_shot".  "auto" for the library's choice.
+        all_reduce_num_rings: number of rings that run side by side, where an algorithm has such.
         num_warps: warps of a program.
         num_stages: stages of software pipelining.
         num_fetch_sms: programs that fetch shards for the others, where an algorithm has such.

@@ -177,7 +177,8 @@ def unsupported(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> str:
     if not a.dtype == b.dtype == c.dtype or a.dtype not in _DTYPES:
         return f"the types must be equal, and bfloat16 or float16, not {a.dtype}, {b.dtype} and {c.dtype}"
     for name, matrix in (("A", a), ("B", b), ("C", c)):
-        lines, turned = ("rows", matrix) if name == "C" else ("rows (or columns)", _by_rows(matrix))
+        lines = "rows" if name == "C" else "rows (or columns)"
+        turned = matrix.t() if name != "C" and by_columns(matrix) else matrix
         step = turned.stride(0) * matrix.element_size()
         if turned.stride(1) != 1 or step <= 0 or step % ROW_NBYTES:
             return (
@@ -239,20 +240,11 @@ def descriptor(matrix: torch.Tensor, block: list[int]) -> Any:
         matrix: two dimensions, row major.
         block: what one copy moves.
     """
+    from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    return TensorDescriptor.from_tensor(matrix, block, _shared_layout(block, matrix.dtype))
-
-
-def _by_rows(matrix: torch.Tensor) -> torch.Tensor:
-    return matrix.t() if by_columns(matrix) else matrix
-
-
-def _shared_layout(block: list[int], dtype: torch.dtype) -> Any:
-    from triton.experimental.gluon import language as gl
-
-    types = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
-    return gl.NVMMASharedLayout.get_default_for(block, types[dtype])
+    element = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[matrix.dtype]
+    return TensorDescriptor.from_tensor(matrix, block, gl.NVMMASharedLayout.get_default_for(block, element))
 
 
 def _device_name(tensor: torch.Tensor) -> str:
