@@ -55,8 +55,6 @@ def test_columns():
     assert found.begin_us(CLOCK).tolist() == [0.01, 0.03]
     assert found.duration_us(CLOCK)[0] == 2.5
     assert np.isnan(found.duration_us(CLOCK)[1])
-    with pytest.raises(ValueError, match="lack pid"):
-        Events({each.name: np.zeros(1) for each in COLUMNS if each.name != "pid"}, 0)
 
 
 def test_lines():

@@ -26,31 +26,21 @@ _IN_ARGS = ("pid", "pid_m", "pid_n", "target_rank", "address", "xcc_id", "cu_id"
 
 
 def event_lines(events: Events, clock: Clock, zero_us: float, names: Mapping[int, str], rank: int) -> list[str]:
-    """Return the events as JSON, one text each.
+    """Return the events of a rank as JSON, one text each.
 
-    Args:
-        events: of one rank.
-        clock: of that rank.
-        zero_us: where the axis begins, in microseconds after the clocks' origin.
-        names: of events by number; others are called "event <number>".
-        rank: the rank.
+    The axis begins `zero_us` microseconds after the clocks' origin; events without a name are called "event <number>".
     """
     columns = events.columns
     lanes, lane_names = events.lanes()
     begin = np.round(events.begin_us(clock) - zero_us, 3).tolist()
     duration = np.round(events.duration_us(clock), 3).tolist()
-    known = {
-        number: json.dumps(names.get(number, f"event {number}")) for number in np.unique(columns["event_id"]).tolist()
-    }
-    lines = [
-        json.dumps({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}),
-        json.dumps({"name": "process_sort_index", "ph": "M", "pid": rank, "args": {"sort_index": rank}}),
+    known = {n: json.dumps(names.get(n, f"event {n}")) for n in np.unique(columns["event_id"]).tolist()}
+    about: list[dict[str, Any]] = [
+        {"name": "process_name", "args": {"name": f"rank {rank}"}},
+        {"name": "process_sort_index", "args": {"sort_index": rank}},
+        *({"name": "thread_name", "tid": lane, "args": {"name": name}} for lane, name in lane_names.items()),
     ]
-    lines += [
-        json.dumps({"name": "thread_name", "ph": "M", "pid": rank, "tid": lane, "args": {"name": name}})
-        for lane, name in lane_names.items()
-    ]
-    lines += [
+    return [json.dumps({**each, "ph": "M", "pid": rank}) for each in about] + [
         f'{{"name": {known[event]}, "cat": "iris", "pid": {rank}, "tid": {lane}, "ts": {ts}, '
         f'{_INSTANT if dur != dur else _LASTING + str(dur)}, "args": {{'
         f'"program_id": {pid}, "pid_m": {pid_m}, "pid_n": {pid_n}, "target_rank": {target}, "address": "{address:#x}", '
@@ -64,7 +54,6 @@ def event_lines(events: Events, clock: Clock, zero_us: float, names: Mapping[int
             strict=True,
         )
     ]
-    return lines
 
 
 def write(path: pathlib.Path, lines: Iterable[str], metadata: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iris_core.tracing.layout import COLUMNS, NO_DURATION
+from iris_core.tracing.layout import NO_DURATION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ _CU_BITS = 16
 
 @dataclass(frozen=True)
 class Events:
-    """What a rank has recorded, sorted by time.
+    """Events of a rank, sorted by time.
 
     Attributes:
         columns: by name, one value for each event (`iris_core.tracing.layout.COLUMNS`).
@@ -29,11 +29,6 @@ class Events:
 
     columns: Mapping[str, np.ndarray[Any, Any]]
     dropped: int
-
-    def __post_init__(self) -> None:
-        missing = [column.name for column in COLUMNS if column.name not in self.columns]
-        if missing:
-            raise ValueError(f"events lack {', '.join(missing)}")
 
     @classmethod
     def sorted(cls, columns: Mapping[str, np.ndarray[Any, Any]], dropped: int) -> Events:

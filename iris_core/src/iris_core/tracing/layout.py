@@ -47,32 +47,18 @@ EVENT_NAMES = {int(event): event.name.lower() for event in TraceEvent}
 
 
 class Column(NamedTuple):
-    """One column of the table of events.
-
-    Attributes:
-        name: as the files have it.
-        bits: 32 or 64; all are signed.
-    """
+    """One column of the table of events: its name in files, and 32 or 64 bits, signed."""
 
     name: str
     bits: int
 
 
-COLUMNS = (
-    Column("event_id", 32),
-    Column("pid", 32),
-    Column("pid_m", 32),
-    Column("pid_n", 32),
-    Column("cur_rank", 32),
-    Column("target_rank", 32),
-    Column("xcc_id", 32),
-    Column("cu_id", 32),
-    Column("timestamp", 64),
-    Column("address", 64),
-    Column("duration_cycles", 64),
-    Column("op_index", 32),
-    Column("payload_size", 32),
+_WIDE = ("timestamp", "address", "duration_cycles")
+_NAMES = (
+    *("event_id", "pid", "pid_m", "pid_n", "cur_rank", "target_rank", "xcc_id", "cu_id"),
+    *(*_WIDE, "op_index", "payload_size"),
 )
+COLUMNS = tuple(Column(name, 64 if name in _WIDE else 32) for name in _NAMES)
 """In the order of the words.  Times are ticks of the device's constant clock; a duration of -1 stands for none."""
 
 ENABLED_WORD, CAPACITY_WORD, COUNTER_WORD, OP_INDEX_WORD, COLUMNS_WORD = 0, 1, 2, 3, 4

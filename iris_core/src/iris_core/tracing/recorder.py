@@ -24,7 +24,6 @@ from iris_core.world.failures import on_all_ranks
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
 
     import torch
 
@@ -50,9 +49,6 @@ class Tracing:
         kernel[grid](x, ctx.get_device_context(), ...)  # has DeviceContext.initialize(..., tracing=True)
         ctx.tracing.export("trace.json", merge=True)  # then open it in ui.perfetto.dev
 
-    Args:
-        context: the context.
-        world: its ranks.
     """
 
     def __init__(self, context: Context, world: World) -> None:
@@ -250,7 +246,7 @@ class Tracing:
 
         on_gpu = context.device != "cpu"
         properties = torch.cuda.get_device_properties(context.target.index) if on_gpu else None
-        facts: Mapping[str, Any] = {
+        return {
             "schema_version": SCHEMA_VERSION,
             "world_size": context.num_ranks,
             "time_unit": "us",
@@ -261,4 +257,3 @@ class Tracing:
             "multiprocessors": properties.multi_processor_count if properties else 0,
             "torch": torch.__version__,
         }
-        return dict(facts)
