@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
+import torch
 
 from iris_core import protocols
 from iris_core.protocols import DeviceBackend
@@ -19,10 +20,12 @@ from iris_core.types import Block, CompileCase, ContextSpec, DeviceTarget, Devic
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from iris_core.registry import PluginRecord, Registry
+    from iris_core.testing.conformance.plugin import Registered
+
+    Compile = Callable[[CompileCase, str], str]
 
 _MOVE = "mask other load_cache_modifier store_cache_modifier hint"
-_ATOMIC = "pointer val from_rank to_rank heap_bases | mask sem scope hint"
+_ATOMICS = [f"atomic_{name}" for name in ("add", "sub", "xchg", "xor", "and", "or", "min", "max")]
 
 FUNCTIONS: Mapping[str, str] = {
     "load": "pointer to_rank from_rank heap_bases | mask other cache_modifier volatile hint",
@@ -30,14 +33,7 @@ FUNCTIONS: Mapping[str, str] = {
     "copy": f"src_ptr dst_ptr from_rank to_rank cur_rank heap_bases | {_MOVE}",
     "get": f"from_ptr to_ptr from_rank to_rank heap_bases | {_MOVE}",
     "put": f"from_ptr to_ptr from_rank to_rank heap_bases | {_MOVE}",
-    "atomic_add": _ATOMIC,
-    "atomic_sub": _ATOMIC,
-    "atomic_xchg": _ATOMIC,
-    "atomic_xor": _ATOMIC,
-    "atomic_and": _ATOMIC,
-    "atomic_or": _ATOMIC,
-    "atomic_min": _ATOMIC,
-    "atomic_max": _ATOMIC,
+    **dict.fromkeys(_ATOMICS, "pointer val from_rank to_rank heap_bases | mask sem scope hint"),
     "atomic_cas": "pointer cmp val from_rank to_rank heap_bases | sem scope hint",
     "signal": "pointer value from_rank to_rank heap_bases | op",
     "put_signal": "from_ptr to_ptr signal_ptr value from_rank to_rank heap_bases | op",
@@ -50,22 +46,13 @@ FUNCTIONS: Mapping[str, str] = {
 """The device functions and their parameters in the order in which users' kernels pass them; those behind | have
 defaults."""
 
-_ATOMIC_METHOD = "pointer val to_rank | mask sem scope hint"
-
 METHODS: Mapping[str, str] = {
     "load": "pointer from_rank | mask other cache_modifier volatile hint",
     "store": "pointer value to_rank | mask cache_modifier hint",
     "copy": f"src_ptr dst_ptr from_rank to_rank | {_MOVE}",
     "get": f"from_ptr to_ptr from_rank | {_MOVE}",
     "put": f"from_ptr to_ptr to_rank | {_MOVE}",
-    "atomic_add": _ATOMIC_METHOD,
-    "atomic_sub": _ATOMIC_METHOD,
-    "atomic_xchg": _ATOMIC_METHOD,
-    "atomic_xor": _ATOMIC_METHOD,
-    "atomic_and": _ATOMIC_METHOD,
-    "atomic_or": _ATOMIC_METHOD,
-    "atomic_min": _ATOMIC_METHOD,
-    "atomic_max": _ATOMIC_METHOD,
+    **dict.fromkeys(_ATOMICS, "pointer val to_rank | mask sem scope hint"),
     "atomic_cas": "pointer cmp val to_rank | sem scope hint",
     "signal": "pointer value to_rank | op",
     "put_signal": "from_ptr to_ptr signal_ptr value to_rank | op",
@@ -79,28 +66,17 @@ METHODS: Mapping[str, str] = {
 
 # Written by hand from the layout on the first page of iris_core.device.context_words, and not by its encode(): a
 # backend may use encode, and then the two would be wrong together.
-_NO_TRACE = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
-_TRACE = [101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117]
+_NO_TRACE, _TRACE = [0] * 17, list(range(101, 118))
 _MAGIC_AND_LAYOUT = 0x4952_4953_0001  # "IRIS", layout 1
+_FOUR_BASES = (0x7000_0000_0000, 0x1000, 0x7A00_0000_2000, 0x7FFF_FFFF_F000)
 _CONTEXTS = {
     "alone": (
         ContextSpec(rank=0, world_size=1, heap_bases=(0x7F00_0000_0000,)),
         [0, 1, 0x7F00_0000_0000, _MAGIC_AND_LAYOUT, 0, 0, *_NO_TRACE],
     ),
     "third-of-four": (
-        ContextSpec(2, 4, (0x7000_0000_0000, 0x1000, 0x7A00_0000_2000, 0x7FFF_FFFF_F000), timeout_ns=5_000_000_000),
-        [
-            2,
-            4,
-            0x7000_0000_0000,
-            0x1000,
-            0x7A00_0000_2000,
-            0x7FFF_FFFF_F000,
-            _MAGIC_AND_LAYOUT,
-            5_000_000_000,
-            0,
-            *_NO_TRACE,
-        ],
+        ContextSpec(2, 4, _FOUR_BASES, timeout_ns=5_000_000_000),
+        [2, 4, *_FOUR_BASES, _MAGIC_AND_LAYOUT, 5_000_000_000, 0, *_NO_TRACE],
     ),
     "traced": (
         ContextSpec(1, 2, (0x10_0000, 0x20_0000), 7, 0x30_0000, trace=tuple(_TRACE)),
@@ -171,16 +147,16 @@ class BackendConformance(PluginConformance):
 
     # -- fixtures -----------------------------------------------------------------------------------------------------
     @pytest.fixture
-    def backend(self, registered: tuple[Registry, PluginRecord], target: DeviceTarget) -> Iterator[Any]:
+    def backend(self, registered: Registered, target: DeviceTarget) -> Iterator[Any]:
         """A backend for one rank, detached after the test."""
-        backend = self.create(registered, target, 1 << 20, 0, 1)
+        backend = self.create(registered, target)
         yield backend
         backend.detach()
 
     @pytest.fixture
-    def compile(self, backend: Any) -> Callable[[CompileCase, str], str]:
+    def compile(self, backend: Any) -> Compile:
         """Compiles one case for one target and returns the assembly."""
-        compile_only: Callable[[CompileCase, str], str] | None = getattr(backend, "compile_only", None)
+        compile_only: Compile | None = getattr(backend, "compile_only", None)
         if compile_only is None:
             pytest.skip("no `compile_only` and no fixture `compile`: this backend compiles nothing without a GPU")
         return compile_only
@@ -188,8 +164,7 @@ class BackendConformance(PluginConformance):
     @pytest.fixture
     def cases(self, backend: Any) -> Sequence[CompileCase]:
         """The kernels to compile."""
-        cases: Sequence[CompileCase] = backend.compile_cases()
-        return cases[:: self.case_step]
+        return list(backend.compile_cases())[:: self.case_step]
 
     # -- static tier --------------------------------------------------------------------------------------------------
     def test_static_protocol(self, backend: Any, info: PluginInfo) -> None:
@@ -228,8 +203,6 @@ class BackendConformance(PluginConformance):
     @pytest.mark.parametrize("name", _CONTEXTS)
     def test_host_context_words(self, backend: Any, target: DeviceTarget, name: str) -> None:
         """The context tensor has the words that kernels decode."""
-        import torch
-
         spec, words = _CONTEXTS[name]
         tensor = backend.make_context(dataclasses.replace(spec, device=target.torch_device))
         assert tensor.dtype is torch.int64
@@ -243,18 +216,18 @@ class BackendConformance(PluginConformance):
             with pytest.raises(ValueError, match="rank"):
                 backend.make_context(ContextSpec(rank, 2, bases))
 
-    def test_host_attach_and_detach(self, registered: tuple[Registry, PluginRecord], target: DeviceTarget) -> None:
+    def test_host_attach_and_detach(self, registered: Registered, target: DeviceTarget) -> None:
         """Detaching twice, or what was never attached, is harmless; contexts follow and overlap each other."""
-        never = self.create(registered, target, 1 << 20, 0, 1)
+        never = self.create(registered, target)
         never.detach()
-        one, two = (self.create(registered, target, 1 << 20, 0, 1) for _ in range(2))
+        one, two = (self.create(registered, target) for _ in range(2))
         first, second = OneHeap(), OneHeap()
         one.attach(first)
         two.attach(second)
         one.detach()
         one.detach()
         two.detach()
-        again = self.create(registered, target, 1 << 20, 0, 1)
+        again = self.create(registered, target)
         again.attach(first)
         again.detach()
 
@@ -262,8 +235,6 @@ class BackendConformance(PluginConformance):
         """`set_trace` changes the context tensor's tracing words, and nothing else; without words it clears them."""
         if not hasattr(backend, "set_trace"):
             pytest.skip("the backend has no set_trace")
-        import torch
-
         assert backend.ticks_per_second > 0
         spec, words = _CONTEXTS["third-of-four"]
         context = backend.make_context(dataclasses.replace(spec, device=target.torch_device))
@@ -293,11 +264,7 @@ class BackendConformance(PluginConformance):
 
     @pytest.mark.parametrize("target_name", TARGETS)
     def test_compile_cases_compile(
-        self,
-        info: PluginInfo,
-        compile: Callable[[CompileCase, str], str],
-        cases: Sequence[CompileCase],
-        target_name: str,
+        self, info: PluginInfo, compile: Compile, cases: Sequence[CompileCase], target_name: str
     ) -> None:
         """Every case compiles for the target, and the assembly has what the case expects."""
         device = TARGETS[target_name]

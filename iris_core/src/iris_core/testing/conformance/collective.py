@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
+import torch
 
 from iris_core.protocols import Collective
 from iris_core.testing.conformance import collective_jobs as jobs
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
     import pathlib
     from collections.abc import Iterator, Mapping, Sequence
 
-    from iris_core.registry import PluginRecord, Registry
+    from iris_core.registry import PluginRecord
     from iris_core.testing.conformance.collective_jobs import Outcome, Setup
+    from iris_core.testing.conformance.plugin import Registered
     from iris_core.testing.pool import RankPool
 
 World = tuple["Setup", int]
@@ -77,17 +79,15 @@ class CollectiveConformance(PluginConformance):
 
     # -- fixtures -----------------------------------------------------------------------------------------------------
     @pytest.fixture
-    def collective(self, registered: tuple[Registry, PluginRecord], target: DeviceTarget) -> Any:
+    def collective(self, registered: Registered, target: DeviceTarget) -> Any:
         """A collective as the core creates it, on a device of this machine, without a world."""
-        collective = self.create(registered, target, 1 << 20, rank=0, world_size=1)
+        collective = self.create(registered, target)
         assert collective.op in OPS, f"the kit knows {', '.join(OPS)} and not {collective.op!r}"
         return collective
 
     @pytest.fixture(params=["host", "gpu", "gpus"])
     def world(self, request: pytest.FixtureRequest, info: PluginInfo, installed: PluginRecord) -> World:
         """What runs on ranks, and on how many, in each tier."""
-        import torch
-
         tier: str = request.param
         gpu = DeviceType.HIP if torch.version.hip else DeviceType.CUDA
         wanted = DeviceType.CPU if tier == "host" else gpu
@@ -275,21 +275,17 @@ class CollectiveConformance(PluginConformance):
         self, collective: Any, pool: RankPool, setup: Setup, ranks: int
     ) -> Iterator[tuple[Case, list[list[Outcome]]]]:
         """Call every case that is supported; yields it with the outcomes by rank and turn."""
-        chosen = [
-            each for each in cases(collective.op, ranks) if self._supported(collective, each, setup, range(ranks))
-        ]
+        op, group = collective.op, range(ranks)
+        found = [each for each in cases(op, ranks) if self._supported(collective, each, setup, group)]
+        chosen = tuple(dict.fromkeys(found))
         if not chosen:
-            pytest.skip(
-                f"{ranks} ranks: {self._supported(collective, usual(collective.op), setup, range(ranks)).reason}"
-            )
-        results = _run(pool, setup, tuple(dict.fromkeys(chosen)), ranks)
-        for index, case in enumerate(dict.fromkeys(chosen)):
+            pytest.skip(f"{ranks} ranks: {self._supported(collective, usual(op), setup, group).reason}")
+        results = _run(pool, setup, chosen, ranks)
+        for index, case in enumerate(chosen):
             yield case, [rows[index] for rows in results]
 
     def _judge(self, case: Case, turn: int, outcomes: Sequence[Outcome]) -> None:
         """Compare the ranks' results of one call with what they should be."""
-        import torch
-
         size = len(outcomes)
         inputs = [source(case, rank, turn, size) for rank in range(size)]
         wanted = expected(case, inputs)
@@ -320,6 +316,4 @@ def _run(pool: RankPool, setup: Setup, chosen: tuple[Case, ...], ranks: int) -> 
 
 
 def _bytes(tensor: Any) -> Any:
-    import torch
-
     return tensor.contiguous().reshape(-1).view(torch.uint8)

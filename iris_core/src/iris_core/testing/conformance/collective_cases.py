@@ -7,15 +7,16 @@ among ranks is divided along the first dimension.  A rooted operation has its in
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from iris_core.types import CollectiveRequest, DeviceTarget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    import torch
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
@@ -44,27 +45,16 @@ on the heap with a gap behind each element."""
 
 @dataclass(frozen=True)
 class Case:
-    """One call of a collective.
-
-    Attributes:
-        op: the operation.
-        shape: what every rank gives or gets at least; some operations have one such chunk per rank.
-        dtype: torch's name of the element type.
-        reduction: for those that reduce.
-        root: rank in the group, for those that have one.
-        place: where the tensors lie.
-        in_place: input and output share memory.
-        members: ranks of the world that take part; empty: all.
-    """
+    """One call of a collective."""
 
     op: str
-    shape: tuple[int, ...] = USUAL_SHAPE
+    shape: tuple[int, ...] = USUAL_SHAPE  # of a chunk; some operations have one for each rank
     dtype: str = "float32"
     reduction: str = ""
-    root: int = 0
-    place: str = "heap"
+    root: int = 0  # in the group
+    place: str = "heap"  # one of PLACES
     in_place: bool = False
-    members: tuple[int, ...] = ()
+    members: tuple[int, ...] = ()  # ranks of the world that take part; empty: all
 
     def __str__(self) -> str:
         words = [self.op, self.reduction, self.dtype, str(list(self.shape)), self.place]
@@ -98,8 +88,6 @@ class Case:
             members: ranks of the world, in the group's order.
             target: device of the rank.
         """
-        import torch
-
         size = len(members)
         inp = self.input_shape(size) if self.has_input(rank) else None
         out = self.output_shape(size) if self.has_output(rank) else None
@@ -118,7 +106,7 @@ class Case:
             op=self.op,
             shape=shape,
             dtype=self.dtype,
-            nbytes=_numel(shape) * getattr(torch, self.dtype).itemsize,
+            nbytes=math.prod(shape) * getattr(torch, self.dtype).itemsize,
             rank=rank,
             group_size=size,
             target=target,
@@ -150,12 +138,10 @@ def cases(op: str, size: int) -> Iterator[Case]:
 
 def source(case: Case, rank: int, turn: int, size: int) -> torch.Tensor:
     """Return a rank's input (on the CPU, contiguous): different between ranks, turns and neighbours."""
-    import torch
-
     generator = torch.Generator().manual_seed(1000 * turn + rank)
     shape, dtype = case.input_shape(size), getattr(torch, case.dtype)
     if case.op not in REDUCING:
-        numbers = torch.randint(0, 256, (_numel(shape) * dtype.itemsize,), generator=generator, dtype=torch.uint8)
+        numbers = torch.randint(0, 256, (math.prod(shape) * dtype.itemsize,), generator=generator, dtype=torch.uint8)
         return ((numbers & 1) if case.dtype == "bool" else numbers).view(dtype).reshape(shape)
     if dtype.is_floating_point:
         numbers = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5
@@ -170,8 +156,6 @@ def expected(case: Case, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         case: the call.
         inputs: what each rank has given; only the root's counts where only it has one.
     """
-    import torch
-
     size = len(inputs)
     if case.op in REDUCING:
         wide = torch.float64 if inputs[0].is_floating_point() else torch.int64
@@ -195,8 +179,6 @@ def tolerance(case: Case, inputs: Sequence[torch.Tensor], *, in_float32: bool) -
         inputs: as for `expected`.
         in_float32: half-precision numbers are added up in single precision.
     """
-    import torch
-
     dtype = inputs[0].dtype
     unit = torch.finfo(dtype).eps
     if case.reduction in ("min", "max"):
@@ -210,30 +192,19 @@ def tolerance(case: Case, inputs: Sequence[torch.Tensor], *, in_float32: bool) -
 
 
 def _reduce(stacked: torch.Tensor, reduction: str) -> torch.Tensor:
-    import torch
-
     plain: dict[str, Any] = {
         "sum": torch.sum,
         "avg": torch.mean,
         "product": torch.prod,
         "min": torch.amin,
         "max": torch.amax,
+        "band": lambda rows, _: functools.reduce(torch.bitwise_and, rows),
+        "bor": lambda rows, _: functools.reduce(torch.bitwise_or, rows),
+        "bxor": lambda rows, _: functools.reduce(torch.bitwise_xor, rows),
     }
-    bitwise: dict[str, Any] = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
-    total: torch.Tensor
-    if reduction in plain:
-        total = plain[reduction](stacked, 0)
-    else:
-        total = functools.reduce(bitwise[reduction], stacked)
-    return total
-
-
-def _numel(shape: Sequence[int]) -> int:
-    total = 1
-    for n in shape:
-        total *= n
+    total: torch.Tensor = plain[reduction](stacked, 0)
     return total
 
 
 def _strides(shape: Sequence[int], step: int) -> tuple[int, ...]:
-    return tuple(step * _numel(shape[i + 1 :]) for i in range(len(shape)))
+    return tuple(step * math.prod(shape[i + 1 :]) for i in range(len(shape)))

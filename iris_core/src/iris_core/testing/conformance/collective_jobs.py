@@ -10,13 +10,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from iris_core.testing.conformance.collective_cases import Case, source
 from iris_core.types import CreateRequest, PluginKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
 WORK_TIMEOUT_S = 20.0
 STRANGER_WAITS_S = 15.0
@@ -27,14 +27,7 @@ _POISON = 0xA5
 
 @dataclass(frozen=True)
 class Setup:
-    """What the suite is about, as ranks need it.
-
-    Attributes:
-        collective: name of the plugin.
-        allocator: name of the allocator, or "auto".
-        backend: name of the backend, or "auto".
-        device: "cpu" or "cuda".
-    """
+    """Names of the plugins of a suite, as ranks need them; the device is "cpu" or "cuda"."""
 
     collective: str
     allocator: str
@@ -44,23 +37,14 @@ class Setup:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank found after one launch.
+    """State of a rank after one launch."""
 
-    Attributes:
-        out: bytes of its output, if it has one.
-        source_changed: its input is not what it was.
-        neighbours_changed: something was written beside its tensors.
-        not_done: after waiting, the handle says that the work is not completed.
-        blocks: number of blocks on the heap that the launch has left behind.
-        peak_nbytes: bytes of the heap that the launch has taken, also for a while only.
-    """
-
-    out: bytes | None
+    out: bytes | None  # its output, if it has one
     source_changed: bool
-    neighbours_changed: bool
-    not_done: bool
-    blocks: int
-    peak_nbytes: int
+    neighbours_changed: bool  # something was written beside its tensors
+    not_done: bool  # after waiting, the handle says that the work is not completed
+    blocks: int  # that the launch has left on the heap
+    peak_nbytes: int  # that the launch has taken of the heap, also for a while only
 
     @property
     def digest(self) -> str:
@@ -126,8 +110,6 @@ class _Tensors:
     """Input and output of a rank, with room around them in which nobody may write."""
 
     def __init__(self, ctx: Any, case: Case, rank: int, size: int) -> None:
-        import torch
-
         self._dtype = getattr(torch, case.dtype)
         self._raws: list[torch.Tensor] = []
         shapes = case.input_shape(size), case.output_shape(size)
@@ -143,8 +125,6 @@ class _Tensors:
 
     def _make(self, ctx: Any, case: Case, shape: tuple[int, ...], rank: int) -> torch.Tensor:
         """Allocate one tensor; the same on every rank, except for its place inside the allocation."""
-        import torch
-
         item = self._dtype.itemsize
         step = 2 if case.place == "strided" else 1
         numel = step * torch.Size(shape).numel()
@@ -159,8 +139,6 @@ class _Tensors:
 
     def fill(self, data: torch.Tensor | None, *, in_place: bool) -> None:
         """Put an input where it belongs, and something else into the output."""
-        import torch
-
         if not in_place:
             others = torch.full((self.out.numel() * self._dtype.itemsize,), 1, dtype=torch.uint8)
             self.out.copy_(others.view(self._dtype).reshape(self.out.shape))
@@ -173,8 +151,6 @@ class _Tensors:
 
     def surroundings(self) -> list[bytes]:
         """What is around the tensors, and between their elements."""
-        import torch
-
         kept = []
         for raw in self._raws:
             copy = raw.clone()
@@ -197,8 +173,6 @@ class _Tensors:
 
 def _call(ctx: Any, collective: Any, case: Case, num_turns: int) -> list[Outcome]:
     """Call a case on a member.  Its tensors stay until the context is closed, except where all ranks are members."""
-    import torch
-
     members = case.members or tuple(range(ctx.num_ranks))
     rank, size = members.index(ctx.cur_rank), len(members)
     tensors = _Tensors(ctx, case, rank, size)
@@ -251,6 +225,4 @@ def _create(setup: Setup, ctx: Any) -> Any:
 
 
 def _content(tensor: torch.Tensor) -> bytes:
-    import torch
-
     return bytes(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

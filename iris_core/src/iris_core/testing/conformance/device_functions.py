@@ -196,14 +196,7 @@ def signalled(op: str, rank: int, world_size: int) -> int:
 
 @dataclass(frozen=True)
 class Wait:
-    """A flag before and after a signal, and what it is compared with: the comparison holds afterwards only.
-
-    Attributes:
-        cmp: the comparison.
-        before: the flag at first.
-        sent: what it is set to.
-        value: what it is compared with.
-    """
+    """A flag before and after a signal, and what it is compared with: the comparison holds afterwards only."""
 
     cmp: str
     before: int

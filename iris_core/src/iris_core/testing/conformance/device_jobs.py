@@ -7,6 +7,8 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from iris_core.errors import DeviceTimeoutError
 from iris_core.testing.conformance import device_functions as cases
 from iris_core.testing.conformance.stack_jobs import Seen, Stack, look, open_stack, start
@@ -19,15 +21,10 @@ _LATE_S = 0.05  # there are many turns in which some rank is late
 
 @dataclass
 class Calls:
-    """What one rank has seen of one device function.
+    """Effects of one device function on one rank."""
 
-    Attributes:
-        seen: what there was after each call, by the call's name.
-        errors: what calls raised on this rank.
-    """
-
-    seen: dict[str, Seen] = field(default_factory=dict)
-    errors: list[str] = field(default_factory=list)
+    seen: dict[str, Seen] = field(default_factory=dict)  # by the call's name
+    errors: list[str] = field(default_factory=list)  # that calls raised
 
 
 def call_all(stack: Stack, form: str) -> dict[str, Calls] | None:
@@ -61,8 +58,6 @@ class _Run:
         self.results = {name: Calls() for name in cases.NAMES}
 
     def tensor(self, values: list[int], dtype: str = "int32") -> Any:
-        import torch
-
         out = self.ctx.empty(len(values), dtype=getattr(torch, dtype))
         out.copy_(torch.tensor(values, dtype=out.dtype))
         return out

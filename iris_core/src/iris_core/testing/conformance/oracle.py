@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 
+import torch
+
 _SPECIAL = ("[", "/dev/zero")  # the interpreter's own: heap, stacks, vdso
 
 
@@ -86,8 +88,6 @@ def _copy_on_gpu(target: int, source: int, nbytes: int, device: str, *, to_devic
     Not through a tensor: torch asks where the address is, and for a peer's memory makes a tensor of that other device,
     or a copy.  The driver copies in the context of the device whose view of the memory is in question.
     """
-    import torch
-
     if torch.version.hip is None:
         library, copies, synchronize = "libcuda.so.1", ("cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2"), "cuCtxSynchronize"
     else:

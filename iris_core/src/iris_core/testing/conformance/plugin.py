@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from iris_core.registry import PluginRecord
+
+    Registered = tuple[Registry, PluginRecord]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -71,8 +73,7 @@ class PluginConformance:
     @pytest.fixture
     def info(self, plugin: Any) -> PluginInfo:
         """What the plugin says about itself."""
-        info: PluginInfo = plugin.iris_plugin_info()
-        return info
+        return cast("PluginInfo", plugin.iris_plugin_info())
 
     @pytest.fixture
     def installed(self, info: PluginInfo) -> PluginRecord:
@@ -83,13 +84,13 @@ class PluginConformance:
             pytest.fail(f"{error}; install the distribution, an editable install does: pip install -e .")
 
     @pytest.fixture
-    def registered(self, plugin: Any) -> tuple[Registry, PluginRecord]:
+    def registered(self, plugin: Any) -> Registered:
         """The plugin alone in a registry, through which the kit calls its hooks."""
         registry = Registry(search_path=[])
         return registry, registry.register(self.kind, plugin)
 
     @pytest.fixture
-    def target(self, info: PluginInfo, registered: tuple[Registry, PluginRecord]) -> DeviceTarget:
+    def target(self, info: PluginInfo, registered: Registered) -> DeviceTarget:
         """A device of this machine that the plugin works on: the CPU if it can, else a GPU."""
         registry, record = registered
         reasons = []
@@ -150,9 +151,7 @@ class PluginConformance:
             specified = list(inspect.signature(getattr(ProviderHooks, hook)).parameters)[1:]
             assert set(offered) <= set(specified), f"{hook} takes {offered}; the specification has {specified}"
 
-    def test_static_probe_answers_for_every_device(
-        self, info: PluginInfo, registered: tuple[Registry, PluginRecord]
-    ) -> None:
+    def test_static_probe_answers_for_every_device(self, info: PluginInfo, registered: Registered) -> None:
         """Always an Availability, twice the same, and a reason with every "no"."""
         registry, record = registered
         for device in DeviceType:
@@ -162,9 +161,7 @@ class PluginConformance:
             assert answer.ok or answer.reason.strip(), f"no reason why {info.name!r} cannot be used on {device}"
             assert not (answer.ok and answer.reason)
 
-    def test_static_settings_have_defaults_and_descriptions(
-        self, info: PluginInfo, registered: tuple[Registry, PluginRecord]
-    ) -> None:
+    def test_static_settings_have_defaults_and_descriptions(self, info: PluginInfo, registered: Registered) -> None:
         """`iris config` can show every setting, nothing has to be set, and typing errors are errors."""
         registry, record = registered
         cls = registry.settings_class(record)
@@ -192,7 +189,12 @@ class PluginConformance:
             assert isinstance(json.loads(data), dict), f"data of the finding about {subject!r}"
 
     def create(
-        self, registered: tuple[Registry, PluginRecord], target: DeviceTarget, nbytes: int, rank: int, world_size: int
+        self,
+        registered: Registered,
+        target: DeviceTarget,
+        nbytes: int = 1 << 20,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> Any:
         """Create what the plugin provides, as the core does, with default settings."""
         registry, record = registered

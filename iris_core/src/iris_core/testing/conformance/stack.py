@@ -10,6 +10,7 @@ import functools
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pytest
+import torch
 
 from iris_core.errors import IrisError, PluginError
 from iris_core.registry import Registry
@@ -20,7 +21,9 @@ from iris_core.types import DeviceType, PluginKind
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import torch
+    from torch import Tensor
+
+    World = tuple[stack_jobs.Stack, int]
 
     from iris_core.testing.conformance.device_jobs import Calls
     from iris_core.testing.conformance.stack_jobs import Seen
@@ -47,14 +50,7 @@ class Programs(Protocol):
     """
 
     def ring(
-        self,
-        ctx: Any,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        found: torch.Tensor,
-        flag: torch.Tensor,
-        value: int,
-        timeout_s: float,
+        self, ctx: Any, source: Tensor, target: Tensor, found: Tensor, flag: Tensor, value: int, timeout_s: float
     ) -> None:
         """Put `source` to the next rank's `target`, set its `flag` to `value`, wait for the own flag to reach `value`.
 
@@ -62,7 +58,7 @@ class Programs(Protocol):
         source, target, found: int32[n], n any number; flag: int64[1].
         """
 
-    def all_to_all(self, ctx: Any, source: torch.Tensor, target: torch.Tensor) -> None:
+    def all_to_all(self, ctx: Any, source: Tensor, target: Tensor) -> None:
         """Store row p of `source` to row `rank` of rank p's `target`.  int32[world_size, n] each, n any number."""
 
     def move(
@@ -70,9 +66,9 @@ class Programs(Protocol):
         ctx: Any,
         form: str,
         name: str,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        lanes: torch.Tensor | None,
+        source: Tensor,
+        target: Tensor,
+        lanes: Tensor | None,
         other: int,
         peer: int,
         far: int,
@@ -91,11 +87,11 @@ class Programs(Protocol):
         ctx: Any,
         form: str,
         name: str,
-        cells: torch.Tensor,
-        operands: torch.Tensor,
-        compares: torch.Tensor,
-        found: torch.Tensor,
-        lanes: torch.Tensor | None,
+        cells: Tensor,
+        operands: Tensor,
+        compares: Tensor,
+        found: Tensor,
+        lanes: Tensor | None,
         peer: int,
     ) -> None:
         """Call an atomic once, on a block of pointers to the peer's `cells`, with the block `operands`.  int32[n] each.
@@ -105,14 +101,7 @@ class Programs(Protocol):
         """
 
     def contend(
-        self,
-        ctx: Any,
-        form: str,
-        name: str,
-        cell: torch.Tensor,
-        operands: torch.Tensor,
-        compares: torch.Tensor,
-        found: torch.Tensor,
+        self, ctx: Any, form: str, name: str, cell: Tensor, operands: Tensor, compares: Tensor, found: Tensor
     ) -> None:
         """Let many programs call an atomic with scalars: program (p, j) passes operands[j] to rank p's `cell`.
 
@@ -126,10 +115,10 @@ class Programs(Protocol):
         form: str,
         name: str,
         op: str,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        found: torch.Tensor,
-        flag: torch.Tensor,
+        source: Tensor,
+        target: Tensor,
+        found: Tensor,
+        flag: Tensor,
         value: int,
         awaited: int,
         timeout_s: float,
@@ -142,15 +131,7 @@ class Programs(Protocol):
         """
 
     def await_flag(
-        self,
-        ctx: Any,
-        form: str,
-        cmp: str,
-        flag: torch.Tensor,
-        sent: int,
-        value: int,
-        found: torch.Tensor,
-        timeout_s: float,
+        self, ctx: Any, form: str, cmp: str, flag: Tensor, sent: int, value: int, found: Tensor, timeout_s: float
     ) -> None:
         """In one kernel, signal `sent` to the next rank's flag, wait for the own flag, and note what wait returns.
 
@@ -163,10 +144,10 @@ class Programs(Protocol):
         form: str,
         name: str,
         cmp: str,
-        flags: torch.Tensor,
+        flags: Tensor,
         sent: int,
         value: int,
-        found: torch.Tensor,
+        found: Tensor,
         timeout_s: float,
     ) -> None:
         """Look at two flags as a block, or at one after the other, and note what is returned.
@@ -180,9 +161,9 @@ class Programs(Protocol):
         self,
         ctx: Any,
         form: str,
-        slots: torch.Tensor,
-        found: torch.Tensor,
-        flags: torch.Tensor,
+        slots: Tensor,
+        found: Tensor,
+        flags: Tensor,
         value: int,
         group: tuple[int, int, int] | None,
         timeout_s: float,
@@ -229,7 +210,7 @@ class StackConformance:
         return shared_pool()
 
     @pytest.fixture(params=["host", "gpu", "gpus"])
-    def world(self, request: pytest.FixtureRequest) -> tuple[stack_jobs.Stack, int]:
+    def world(self, request: pytest.FixtureRequest) -> World:
         """The stack and the number of ranks of each tier."""
         tier: str = request.param
         device = "cpu" if tier == "host" else "cuda"
@@ -238,13 +219,11 @@ class StackConformance:
             pytest.skip(reason)
         stack = stack_jobs.Stack(self.allocator, self.backend, self.programs, device, self.timeout_s)
         if tier == "gpus":
-            import torch
-
             return stack, min(torch.cuda.device_count(), self.num_ranks)
         return stack, self.num_ranks if tier == "host" else 1
 
     # -- tests --------------------------------------------------------------------------------------------------------
-    def test_world_ring_put_with_signal(self, pool: RankPool, world: tuple[stack_jobs.Stack, int]) -> None:
+    def test_world_ring_put_with_signal(self, pool: RankPool, world: World) -> None:
         """After its signal a message is there whole; the receiver reads it in the same kernel."""
         stack, ranks = world
         turns = min(ranks, 2)
@@ -254,7 +233,7 @@ class StackConformance:
             found = [data + _words([turn + 1]) for data in expected]  # and the flag
             self._check([result[turn] for result in results], expected, found)
 
-    def test_world_all_to_all_store(self, pool: RankPool, world: tuple[stack_jobs.Stack, int]) -> None:
+    def test_world_all_to_all_store(self, pool: RankPool, world: World) -> None:
         """Every row arrives at its rank, first and last element included."""
         stack, ranks = world
         results = pool.run(stack_jobs.all_to_all, ranks, stack, self.numel)
@@ -262,7 +241,7 @@ class StackConformance:
         self._check(results, expected)
 
     @pytest.mark.parametrize("name", device_functions.NAMES)
-    def test_world_device_function(self, pool: RankPool, world: tuple[stack_jobs.Stack, int], name: str) -> None:
+    def test_world_device_function(self, pool: RankPool, world: World, name: str) -> None:
         """Each function of `device_api()`, with and without a mask, changes what it should on the rank that it should.
 
         Atomics return the old values, and lose nothing of what many programs do; signals set and add; waits end when
@@ -271,20 +250,19 @@ class StackConformance:
         self._check_calls(pool, *world, "function", name)
 
     @pytest.mark.parametrize("name", device_functions.NAMES)
-    def test_world_device_method(self, pool: RankPool, world: tuple[stack_jobs.Stack, int], name: str) -> None:
+    def test_world_device_method(self, pool: RankPool, world: World, name: str) -> None:
         """The same of DeviceContext's methods."""
         self._check_calls(pool, *world, "method", name)
 
-    def test_world_barrier(self, pool: RankPool, world: tuple[stack_jobs.Stack, int]) -> None:
+    def test_world_barrier(self, pool: RankPool, world: World) -> None:
         """Behind a device barrier everybody's stores are there, whoever is late, also when it is used again."""
         stack, ranks = world
-        turns = ranks
-        results = pool.run(stack_jobs.meet, ranks, stack, turns)
-        for turn in range(turns):
+        results = pool.run(stack_jobs.meet, ranks, stack, ranks)
+        for turn in range(ranks):
             everyone = _words([1000 * (turn + 1) + rank for rank in range(ranks)])
             self._check([result[turn] for result in results], [everyone] * ranks, [everyone] * ranks)
 
-    def test_world_wait_that_gives_up(self, pool: RankPool, world: tuple[stack_jobs.Stack, int]) -> None:
+    def test_world_wait_that_gives_up(self, pool: RankPool, world: World) -> None:
         """The launch raises DeviceTimeoutError, or the next barrier does, once."""
         stack, ranks = world
         stack = dataclasses.replace(stack, timeout_s=min(stack.timeout_s, 0.5))
@@ -292,7 +270,7 @@ class StackConformance:
             assert said in (["DeviceTimeoutError", "", ""], ["", "DeviceTimeoutError", ""])
 
     # -- what a backend may have besides ------------------------------------------------------------------------------
-    def test_world_device_barrier_of_the_host(self, pool: RankPool, world: tuple[stack_jobs.Stack, int]) -> None:
+    def test_world_device_barrier_of_the_host(self, pool: RankPool, world: World) -> None:
         """Behind `ctx.device_barrier()` all writes are there, whoever is late; a group waits for its members only."""
         stack, ranks = world
         results = self._optional(pool.run(stack_jobs.device_barrier, ranks, stack, 2), "device_barrier")
@@ -303,7 +281,7 @@ class StackConformance:
                 if rank in members:
                     assert found == _words(words), f"rank {rank}, barrier {turn} of ranks {members}"
 
-    def test_world_self_test_passes(self, pool: RankPool, world: tuple[stack_jobs.Stack, int]) -> None:
+    def test_world_self_test_passes(self, pool: RankPool, world: World) -> None:
         """Every operation on every pair of ranks is judged, and nothing is wrong; each step was announced."""
         stack, ranks = world
         results = self._optional(pool.run(stack_jobs.self_test, ranks, stack, False), "self_test")
@@ -320,7 +298,7 @@ class StackConformance:
         for rank, result in enumerate(results):
             assert ops <= {op for op, _ in result.begun}, f"operations that rank {rank} has announced"
 
-    def test_world_self_test_notices(self, pool: RankPool, world: tuple[stack_jobs.Stack, int]) -> None:
+    def test_world_self_test_notices(self, pool: RankPool, world: World) -> None:
         """A machine on which no memory of a peer is reached does not pass."""
         stack, ranks = world
         if ranks == 1:
@@ -331,12 +309,11 @@ class StackConformance:
             about = [check for result in results for check in result.checks if rank in check[1:3] and check[3]]
             assert about or any(result.error for result in results), f"nothing is wrong with rank {rank}, it says"
 
-    def test_world_clocks_are_compared(self, pool: RankPool, world: tuple[stack_jobs.Stack, int]) -> None:
+    def test_world_clocks_are_compared(self, pool: RankPool, world: World) -> None:
         """Rank 0 is not ahead of itself, and two comparisons agree within the errors that they state."""
         stack, ranks = world
-        for rank, (one, two) in enumerate(
-            self._optional(pool.run(stack_jobs.compare_clocks, ranks, stack), "compare_clocks")
-        ):
+        results = self._optional(pool.run(stack_jobs.compare_clocks, ranks, stack), "compare_clocks")
+        for rank, (one, two) in enumerate(results):
             for _, ahead, error in (one, two):
                 assert 0 <= error < 1, f"error of rank {rank} in seconds"
                 assert rank > 0 or abs(ahead) <= error, "rank 0 is ahead of itself"
@@ -434,8 +411,6 @@ class StackConformance:
 @functools.cache
 def _why_not(allocator: str, backend: str, tier: str, needed: int) -> str:
     """The reason why a tier cannot run here, or an empty string."""
-    import torch
-
     if tier == "host":
         wanted = DeviceType.CPU
     else:

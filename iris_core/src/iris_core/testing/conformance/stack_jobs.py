@@ -12,37 +12,19 @@ import os
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from iris_core.errors import DeviceTimeoutError
 from iris_core.testing.conformance import oracle
 from iris_core.types import CreateRequest, DeviceTarget, PluginKind
-
-if TYPE_CHECKING:
-    import torch
 
 TIMEOUT_S = 30.0
 _SLOW_S = 0.1  # how long one rank lets the others wait
 
 
 # -- allocators -------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class PeerReport:
-    """What one rank saw of one peer's heap.
-
-    Attributes:
-        nbytes: size of the mapping.
-        own_nbytes: size of the peer's heap, as the peer says.
-        owned: whether the rank's allocator says that the mapping is its own memory.
-        seen: bytes at the offsets that the peer has written.
-    """
-
-    nbytes: int
-    own_nbytes: int
-    owned: bool
-    seen: tuple[bytes, ...]
-
-
 def place_marks(nbytes: int) -> tuple[int, ...]:
     """Return offsets at which a heap is probed: its ends, page ends, and odd places; each has room for 8 bytes."""
     return (0, 9, 4087, 4096, nbytes // 2 + 1, nbytes - 4096, nbytes - 8)
@@ -53,11 +35,12 @@ def mark(rank: int, index: int) -> bytes:
     return oracle.pattern(8, seed=10 * rank + index)
 
 
-def see_peers(name: str, device: str, nbytes: int) -> tuple[dict[int, PeerReport], list[bytes]]:
+def see_peers(name: str, device: str, nbytes: int) -> tuple[dict[int, tuple[bool, bool, list[bytes]]], list[bytes]]:
     """Write marks into the own heap, look for the peers' in theirs, and write one back into each.
 
     Returns:
-        One report per peer, and what the peers have written into this rank's heap (by rank; own slot empty).
+        For each peer, whether its heap is mapped as a whole, whether the rank's allocator takes the mapping for its own
+        memory, and the bytes at the marks; and what the peers have written into this rank's heap, by rank.
     """
     from iris_core.world import connect
 
@@ -75,8 +58,8 @@ def see_peers(name: str, device: str, nbytes: int) -> tuple[dict[int, PeerReport
         mappings = {peer: allocator.import_peer(peer, everyone[peer]) for peer in peers}
         reports = {}
         for peer, mapping in mappings.items():
-            seen = tuple(oracle.read_bytes(mapping.base_ptr + offset, 8, where) for offset in marks)
-            reports[peer] = PeerReport(mapping.nbytes, sizes[peer], allocator.owns(mapping.base_ptr), seen)
+            seen = [oracle.read_bytes(mapping.base_ptr + offset, 8, where) for offset in marks]
+            reports[peer] = mapping.nbytes == sizes[peer], allocator.owns(mapping.base_ptr), seen
         world.barrier()
         for peer, mapping in mappings.items():
             oracle.write_bytes(mapping.base_ptr + 8192 + 8 * world.rank, mark(world.rank, peer), where)
@@ -121,42 +104,26 @@ def _create(
 # -- stacks -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Stack:
-    """What a stack suite is about, as ranks need it.
-
-    Attributes:
-        allocator: name of the allocator.
-        backend: name of the backend.
-        programs: module with the programs (`iris_core.testing.conformance.stack.Programs`).
-        device: "cpu" or "cuda".
-        timeout_s: bound of the waits in kernels.
-    """
+    """Allocator, backend and programs of a stack suite, as ranks need them."""
 
     allocator: str
     backend: str
-    programs: str
-    device: str
-    timeout_s: float
+    programs: str  # module that satisfies `iris_core.testing.conformance.stack.Programs`
+    device: str  # "cpu" or "cuda"
+    timeout_s: float  # bound of the waits in kernels
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Contents of a symmetric tensor after a program.
+    """Contents of a symmetric tensor after a program."""
 
-    Attributes:
-        own: this rank's tensor, as plain torch copies it to the host.
-        peers: every rank's tensor, as raw memory at translated addresses shows it to this rank.
-        local: what the program itself noted on this rank, one tensor behind the other.
-    """
-
-    own: bytes
-    peers: tuple[bytes, ...]
-    local: bytes = b""
+    own: bytes  # this rank's tensor, as plain torch copies it to the host
+    peers: tuple[bytes, ...]  # every rank's, as raw memory at translated addresses shows it to this rank
+    local: bytes = b""  # what the program itself noted on this rank, one tensor behind the other
 
 
 def source_data(rank: int, turn: int, numel: int) -> torch.Tensor:
     """Return int32[numel] that differs between ranks, turns and positions."""
-    import torch
-
     return torch.arange(1, numel + 1, dtype=torch.int32) + 100_000 * (rank + 1) + 10_000_000 * (turn + 1)
 
 
@@ -165,9 +132,8 @@ def ring(stack: Stack, numel: int, num_turns: int) -> list[Seen]:
     out = []
     with open_stack(stack) as ctx:
         programs = importlib.import_module(stack.programs)
-        dtype = source_data(0, 0, 1).dtype
-        source, target, found = (ctx.zeros(numel, dtype=dtype) for _ in range(3))
-        flag = ctx.zeros(1, dtype=_int64())
+        source, target, found = (ctx.zeros(numel, dtype=torch.int32) for _ in range(3))
+        flag = ctx.zeros(1, dtype=torch.int64)
         for turn in range(num_turns):
             source.copy_(source_data(ctx.cur_rank, turn, numel))
             start(ctx, slow=turn % ctx.num_ranks)
@@ -178,8 +144,6 @@ def ring(stack: Stack, numel: int, num_turns: int) -> list[Seen]:
 
 def all_to_all(stack: Stack, numel: int) -> Seen:
     """Every rank stores a row of its own to every rank."""
-    import torch
-
     with open_stack(stack) as ctx:
         programs = importlib.import_module(stack.programs)
         source = ctx.zeros(ctx.num_ranks, numel, dtype=torch.int32)
@@ -196,8 +160,8 @@ def meet(stack: Stack, num_turns: int) -> list[Seen]:
     out = []
     with open_stack(stack) as ctx:
         programs = importlib.import_module(stack.programs)
-        slots, found = (ctx.zeros(ctx.num_ranks, dtype=_int64()) for _ in range(2))
-        flags = ctx.zeros(ctx.num_ranks + 1, dtype=_int64())
+        slots, found = (ctx.zeros(ctx.num_ranks, dtype=torch.int64) for _ in range(2))
+        flags = ctx.zeros(ctx.num_ranks + 1, dtype=torch.int64)
         for turn in range(num_turns):
             start(ctx, slow=turn % ctx.num_ranks)
             value = 1000 * (turn + 1) + ctx.cur_rank
@@ -215,7 +179,7 @@ def give_up(stack: Stack) -> list[str] | None:
         if "DeviceContext" not in ctx.backend.device_api():
             return None
         programs = importlib.import_module(stack.programs)
-        flag, found = (ctx.zeros(1, dtype=_int64()) for _ in range(2))
+        flag, found = (ctx.zeros(1, dtype=torch.int64) for _ in range(2))
         start(ctx)
         wait = partial(programs.await_flag, ctx, "method", "ge", flag, 0, 1, found, stack.timeout_s)
         said = []
@@ -253,8 +217,6 @@ def start(ctx: Any, slow: int | None = None, seconds: float = _SLOW_S) -> None:
 
 def look(ctx: Any, tensor: torch.Tensor, *noted: torch.Tensor) -> Seen:
     """Let all ranks finish, and return what a tensor has here and on the others, and what the program noted."""
-    import torch
-
     if ctx.device != "cpu":
         torch.cuda.synchronize()
     ctx.barrier()
@@ -270,12 +232,6 @@ def _content(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.cpu().numpy().tobytes())
 
 
-def _int64() -> torch.dtype:
-    import torch
-
-    return torch.int64
-
-
 # -- what a backend may have besides ----------------------------------------------------------------------------------
 def device_barrier(stack: Stack, num_turns: int) -> list[tuple[tuple[int, ...], bytes]] | None:
     """Every rank writes to all, all launch a barrier, and each notes what it has got by then; None without a barrier.
@@ -285,8 +241,6 @@ def device_barrier(stack: Stack, num_turns: int) -> list[tuple[tuple[int, ...], 
     Returns:
         The members and the contents of this rank's words, for each turn.
     """
-    import torch
-
     out: list[tuple[tuple[int, ...], bytes]] = []
     with open_stack(stack) as ctx:
         if not hasattr(ctx.backend, "device_barrier"):
@@ -313,27 +267,18 @@ def device_barrier(stack: Stack, num_turns: int) -> list[tuple[tuple[int, ...], 
 
 @dataclass(frozen=True)
 class SelfTest:
-    """What a backend's self-test has given on one rank.
+    """Results of a backend's self-test on one rank."""
 
-    Attributes:
-        checks: (operation, rank, peer, problem) of each `PairCheck`.
-        begun: what it has called `begin` with.
-        others: what it has given that is no `PairCheck`.
-        error: what it raised.
-    """
-
-    checks: tuple[tuple[str, int, int, str], ...]
-    begun: tuple[tuple[str, int | None], ...]
-    others: tuple[str, ...]
-    error: str
+    checks: tuple[tuple[str, int, int, str], ...]  # operation, rank, peer, problem
+    begun: tuple[tuple[str, int | None], ...]  # arguments of `begin`
+    others: tuple[str, ...]  # results that are no `PairCheck`
+    error: str  # what it raised
 
 
 def self_test(stack: Stack, misdirected: bool) -> SelfTest | None:
     """Run the backend's self-test, as `iris doctor` does; None if it has none.
 
-    Args:
-        stack: the stack.
-        misdirected: tell the kernels that every peer's memory is this rank's own, which a test has to notice.
+    If `misdirected`, kernels take this rank's own memory for every peer's, which a test has to notice.
     """
     from iris_core.diagnosis import PairCheck
     from iris_core.errors import IrisError
@@ -348,8 +293,7 @@ def self_test(stack: Stack, misdirected: bool) -> SelfTest | None:
             ctx.get_heap_bases().fill_(ctx.heap.heap_bases[ctx.cur_rank])
             ctx.barrier()
         try:
-            for each in ctx.backend.self_test(ctx, lambda op, peer: begun.append((op, peer))):
-                given.append(each)
+            given.extend(ctx.backend.self_test(ctx, lambda op, peer: begun.append((op, peer))))
         except IrisError as raised:
             error = f"{type(raised).__name__}: {raised}"
     right = [each for each in given if isinstance(each, PairCheck)]
