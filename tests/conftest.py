@@ -2,6 +2,7 @@
 
 import filecmp
 import importlib.util
+import os
 import pathlib
 import re
 import signal
@@ -15,6 +16,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 # not in pyproject.toml: some suites below here run with settings of their own
 sys.path.insert(0, str(ROOT / "tests" / "support"))
+os.environ.setdefault("IRIS_TUNE", "off")  # what is chosen must not depend on times; tests that measure say so
 pytest_plugins = ["gpu_tiers"]  # the markers gpu and multigpu(n), and the options of `make gpu-test`
 
 collect_ignore: list[pathlib.Path] = []  # pytest reads it

@@ -1,7 +1,6 @@
 """Rank jobs of test_agreement: ranks that do not call alike, plans that only some can make, kinds without end."""
 
 import logging
-import math
 import os
 import pathlib
 import time
@@ -65,7 +64,7 @@ def one_cannot_prepare(device, where):
     """Rank 1 fails while plans are made, before or after the others ask for memory; afterwards all go on."""
     with Iris("24MiB", device=device) as ctx:
         total(ctx, 3)
-        algorithm = ctx.ccl._binder._algorithms()._by_op["all_reduce"]["two_shot"]
+        algorithm = ctx.ccl._binder._algorithms(None)._by_op["all_reduce"]["two_shot"]
         own = algorithm.prepare
 
         def prepare(request, context):
@@ -89,7 +88,7 @@ def next_candidate(device):
     with Iris("24MiB", device=device) as ctx:
         inp, out = torch.ones(40_003, device=device), torch.zeros(40_003, device=device)
         first = ctx.ccl.explain("all_reduce", out, inp).algorithm
-        algorithm = ctx.ccl._binder._algorithms()._by_op["all_reduce"][first]
+        algorithm = ctx.ccl._binder._algorithms(None)._by_op["all_reduce"][first]
         own = algorithm.prepare
 
         def prepare(request, context):
@@ -240,10 +239,9 @@ def tables_that_differ(device, folder, engine):
     config = {"comm_sms" if engine == "ccl" else "num_sms": 1 + int(os.environ["RANK"])}
     cache = pathlib.Path(folder) / os.environ["RANK"]
     if engine == "ccl":
-        entry = Entry("all_reduce", "float32", math.inf, "two_shot", 1e-9, config=config)
+        entry = Entry("all_reduce", "float32", (64 * 64 * 4,), "two_shot", 1e-9, config=config)
     else:
-        place = {"shape": (64, 64, 64), "config": config}
-        entry = Entry("matmul_all_reduce", "float32", math.inf, "two_shot", 1e-9, **place)
+        entry = Entry("matmul_all_reduce", "float32", (64, 64, 64), "two_shot", 1e-9, config=config)
     write_table(cache / engine / "mine.json", "cpu", 2, {}, [entry])
     with environment(IRIS_CACHE_DIR=str(cache)), Iris("8MiB", device=device) as ctx:
         x, y = ctx.ones(64, 64), ctx.zeros(64, 64)
@@ -366,7 +364,7 @@ def laid_out_otherwise(device, folder):
         dense, strided = torch.ones(8, 8, device=device), torch.ones(8, 9, device=device)[:, :8]
         out = torch.zeros(8, 8, device=device)
         first = ctx.ccl.explain("all_reduce", out, dense).algorithm
-        algorithm = ctx.ccl._binder._algorithms()._by_op["all_reduce"][first]
+        algorithm = ctx.ccl._binder._algorithms(None)._by_op["all_reduce"][first]
         own = algorithm.supports
         no = Availability.no("rows are not dense")
         algorithm.supports = lambda request: own(request) if request.options["in_stride"] == (8, 1) else no

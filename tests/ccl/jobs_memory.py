@@ -90,7 +90,7 @@ def what_a_group_gets(device, groups):
         members = next(group for group in groups if ctx.cur_rank in group)
         a, b, out = ctx.zeros(512, 16), ctx.zeros(16, 1024), ctx.zeros(512, 1024)
         chosen = {}
-        for name in (None, "one_shot", "two_shot"):
+        for name in (None, "copy_engine", "two_shot"):
             config = FusedConfig(algorithm=name)
             workspace = ctx.ops.matmul_all_reduce_preamble(out, a, b, config=config, group=members)
             chosen[name] = workspace.variant

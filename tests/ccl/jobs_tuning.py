@@ -2,9 +2,10 @@
 
 import contextlib
 import dataclasses
-import os
+import tempfile
 
 import torch
+from jobs_common import environment
 
 from iris_core import Iris
 from iris_core.bench import RunOptions
@@ -21,13 +22,13 @@ def samples(device, nbytes, dtype):
                 out, inp = sample.tensors(ctx)
                 getattr(ctx.ccl, op)(*sample.arguments(out, inp))
                 if out is None:
-                    answers[op] = (sample.looked_up_nbytes, None)
+                    answers[op] = (sample.nbytes, None)
                     continue
                 right = sample.is_right(out)
                 out[-1] += 1
                 seen = [right, sample.is_right(out)]
                 out.fill_(SPOILED)
-                answers[op] = (sample.looked_up_nbytes, [*seen, sample.is_right(out)])
+                answers[op] = (sample.nbytes, [*seen, sample.is_right(out)])
     return answers
 
 
@@ -58,10 +59,17 @@ def _broken(name):
         package.collectives = offered
 
 
+@contextlib.contextmanager
+def measuring_all():
+    """The environment in which `iris tune` runs ranks."""
+    with tempfile.TemporaryDirectory() as cache, environment(IRIS_TUNE="exhaustive", IRIS_CACHE_DIR=cache):
+        yield
+
+
 def tune(device, wanted, broken=""):
     """Tune; every rank's findings."""
-    options = RunOptions(num_ranks=2, device=device, heap_size="4MiB", rounds=2, batch_ms=0.1, limit_s=100)
-    with _broken(broken) if broken else contextlib.nullcontext():
+    options = RunOptions(num_ranks=2, device=device, heap_size="4MiB", limit_s=100)
+    with _broken(broken) if broken else contextlib.nullcontext(), measuring_all():
         found = tune_on_this_rank(TuneOptions(**wanted), options)
     return dataclasses.replace(
         found, entries=tuple(dataclasses.replace(e, config=dict(e.config)) for e in found.entries)
@@ -70,11 +78,7 @@ def tune(device, wanted, broken=""):
 
 def chosen(cache):
     """With tables in a folder: (algorithm, why) of an all_reduce."""
-    os.environ["IRIS_CACHE_DIR"] = cache
-    try:
-        with Iris("1MiB", device="cpu") as ctx:
-            x = ctx.ones(4, dtype=torch.float32)
-            found = ctx.ccl.explain("all_reduce", x, x)
-            return found.algorithm, found.why
-    finally:
-        del os.environ["IRIS_CACHE_DIR"]
+    with environment(IRIS_CACHE_DIR=cache), Iris("1MiB", device="cpu") as ctx:
+        x = ctx.ones(4, dtype=torch.float32)
+        found = ctx.ccl.explain("all_reduce", x, x)
+        return found.algorithm, found.why

@@ -112,7 +112,7 @@ MOVES = ("all_gather", "all_to_all")
 @pytest.fixture
 def chosen(tmp_path):
     """Which algorithm a model chooses, where nothing was measured or probed."""
-    chooser = Chooser(collectives(), Tables([tmp_path], "a device"), ())
+    chooser = Chooser(collectives(), Tables(tmp_path, [], "a device"), ())
 
     def choose(op, target, size, nbytes, place="heap"):
         asked = request(Case(op, place=place), size, nbytes=nbytes, target=DeviceTarget(target))

@@ -96,7 +96,7 @@ def test_an_error_of_the_system_is_one_line(capsys, tmp_path, monkeypatch):
 
 
 # -- iris tune --------------------------------------------------------------------------------------------------------
-ENTRY = Entry("all_reduce", "*", 4096, "fast", 1e-6, "")
+ENTRY = Entry("all_reduce", "*", (4096,), "fast", 1e-6)
 TUNE = ("tune", "--device", "cpu", "--ranks", "2")
 
 
@@ -105,7 +105,7 @@ def measured(monkeypatch):
     """What was measured, without measuring; the list of how often."""
     calls = []
 
-    def measure(job, ranks, wanted, options, *, environ):
+    def measure(job, ranks, wanted, options, *, environ, torch_distributed):
         calls.append(options)
         return [Tuned("cpu", (ENTRY,), (), ())]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import pathlib
@@ -10,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from table_files import table_file
 
 from iris_core.errors import PluginError, PluginLoadError
 from iris_core.registry import Registry
@@ -304,11 +304,8 @@ def test_ranks_open_and_compute_beside_all_of_it(site, tmp_path):
     site.provider("unset", "COLLECTIVE", settings="type('S', (PluginSettings,), {'__init__': exit})")
     observer(site, "watch", "raise SystemExit(3)")
     tables = tmp_path / "cache" / "ccl"
-    tables.mkdir(parents=True)
-    row = {"op": "all_reduce", "dtype": "*", "max_nbytes": None, "algorithm": "ring", "seconds": 1e-6}
-    for number, size in enumerate([0, -1, "2", None]):
-        content = {"format": 1, "device": "cpu", "group_size": size, "measured": True, "entries": [row]}
-        (tables / f"{number}.json").write_text(json.dumps(content))
+    for size in (0, -1, "2", None):
+        table_file(tables, group_size=size)
     (site.folder / "program.py").write_text(PROGRAM)
     done = subprocess.run(
         [sys.executable, str(site.folder / "program.py")],

@@ -2,9 +2,10 @@
 
 import contextlib
 import dataclasses
-import os
 
 import torch
+from jobs_common import environment
+from jobs_tuning import measuring_all
 
 from iris_core import Iris
 from iris_core.bench import RunOptions
@@ -61,19 +62,15 @@ def _broken(op, name, launch):
 def tune(device, wanted, broken="", limit_s=100.0, refuses=False):
     """Tune, with an algorithm that launches nothing, or that cannot be launched; every rank's findings."""
     launch = _no_room if refuses else (lambda *_: None)
-    options = RunOptions(num_ranks=2, device=device, heap_size="24MiB", rounds=1, batch_ms=0.1, limit_s=limit_s)
-    with _broken("matmul_all_reduce", broken, launch) if broken else contextlib.nullcontext():
+    options = RunOptions(num_ranks=2, device=device, heap_size="24MiB", limit_s=limit_s)
+    with _broken("matmul_all_reduce", broken, launch) if broken else contextlib.nullcontext(), measuring_all():
         found = tune_operations_on_this_rank(FusedTuneOptions(**wanted), options)
     return dataclasses.replace(found, entries=tuple(dataclasses.asdict(each) for each in found.entries))
 
 
 def chosen(cache, m, n, k):
     """With tables in a folder: (algorithm, why) of a matmul_all_reduce."""
-    os.environ["IRIS_CACHE_DIR"] = cache
-    try:
-        with Iris("1MiB", device="cpu") as ctx:
-            out, a, b = (torch.ones(shape, dtype=torch.bfloat16) for shape in ((m, n), (m, k), (k, n)))
-            found = ctx.ops.explain("matmul_all_reduce", out, a, b)
-            return found.algorithm, found.why
-    finally:
-        del os.environ["IRIS_CACHE_DIR"]
+    with environment(IRIS_CACHE_DIR=cache), Iris("1MiB", device="cpu") as ctx:
+        out, a, b = (ctx.ones(*shape, dtype=torch.bfloat16) for shape in ((m, n), (m, k), (k, n)))
+        found = ctx.ops.explain("matmul_all_reduce", out, a, b)
+        return found.algorithm, found.why

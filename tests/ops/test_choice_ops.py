@@ -1,18 +1,18 @@
 """Configs, workspaces, measured tables, and which algorithm is chosen."""
 
 import json
-import math
 from dataclasses import replace
 
 import pytest
 import torch
+from table_files import HEAD
 
 from iris_core import Iris
 from iris_core.dispatch.choice import Chooser
 from iris_core.dispatch.host import Host, Scratch, rounded
 from iris_core.dispatch.products import FusedCall, float32_products, torch_allows_tf32
 from iris_core.dispatch.requests import Here
-from iris_core.dispatch.tables import Entry, Table, Tables, read_table, write_table
+from iris_core.dispatch.tables import Entry, Tables, place_of, read_table, write_table
 from iris_core.errors import ArgumentError, SettingsError, UnsupportedError
 from iris_core.ops import FusedConfig, FusedWorkspace
 from iris_core.providers.baseline import product_algorithms
@@ -101,98 +101,63 @@ def test_what_a_config_names_and_gives():
 
 def measured(**fields):
     row = {
-        "op": "matmul_reduce_scatter", "dtype": "bfloat16", "shape": (8192, 8192, 3584), "gather_dim": None,
-        "algorithm": "push", "seconds": 7e-4, "config": {"num_sms": 120}, "max_nbytes": math.inf,
+        "op": "matmul_reduce_scatter", "dtype": "bfloat16", "size": LARGE, "algorithm": "push", "seconds": 7e-4,
+        "config": {"num_sms": 120}, "group_size": 8,
     }  # fmt: skip
     return Entry(**{**row, **fields})
-
-
-def test_tables(tmp_path):
-    rows = [
-        measured(),
-        measured(algorithm="unfused", seconds=9e-4, config={}),
-        measured(shape=(2048, 8192, 3584), algorithm="unfused", seconds=2e-4, config={}),
-        measured(op="all_gather_matmul", gather_dim=0, algorithm="fetch"),
-    ]
-    write_table(tmp_path / "a.json", "GPU", 8, {"torch": "2"}, rows)
-    write_table(tmp_path / "b.json", "GPU", 4, {}, [measured(algorithm="of four")])
-    tables = Tables([tmp_path], "GPU")
-    first, second = tables.lookup(REQUEST)
-    assert (first.algorithm, first.seconds, first.config) == ("push", 7e-4, {"num_sms": 120})
-    assert (second.algorithm, second.source) == ("unfused", str(tmp_path / "a.json"))
-    nearer = tables.lookup(replace(REQUEST, m=3000))
-    assert nearer[0].algorithm == "unfused"
-    assert nearer[0].seconds == pytest.approx(2e-4 * 3000 / 2048)
-    assert tables.lookup(replace(REQUEST, m=255)) == []  # three powers of two, and a bit, from the nearest
-    assert [entry.algorithm for entry in tables.lookup(replace(REQUEST, dtype="float16"))] == ["push", "unfused"]
-    assert tables.lookup(replace(REQUEST, dtype="float32")) == []
-    of_four = tables.lookup(replace(REQUEST, members=(0, 1, 2, 3)))
-    assert [entry.algorithm for entry in of_four] == ["of four"]  # what has nothing in common with it does not compare
-    gathers = replace(REQUEST, op="all_gather_matmul", options={**REQUEST.options, "gather_dim": 0})
-    assert [entry.algorithm for entry in tables.lookup(gathers)] == ["fetch"]
-    assert tables.lookup(replace(gathers, options={**gathers.options, "gather_dim": 1})) == []
-    assert Tables([tmp_path, tmp_path / "none"], "other").lookup(REQUEST) == []
-
-
-def tables_of(tmp_path, **by_size):
-    """Tables of some numbers of ranks ("of_4"), of (shape, {algorithm: us})."""
-    for name, points in by_size.items():
-        rows = [
-            measured(shape=shape, algorithm=algorithm, seconds=us * 1e-6)
-            for shape, times in points
-            for algorithm, us in times.items()
-        ]
-        write_table(tmp_path / f"{name}.json", "GPU", int(name.removeprefix("of_")), {}, rows)
-    return Tables([tmp_path], "GPU")
 
 
 LARGE = (8192, 8192, 3584)
 
 
-def test_what_was_not_measured_with_so_many_ranks_comes_from_others(tmp_path):
-    tables = tables_of(
-        tmp_path,
-        of_4=[(LARGE, {"push": 100, "unfused": 120}), ((8192, 4096, 3584), {"slow": 50, "push": 60})],
-        of_2=[(LARGE, {"hopper": 50, "push": 100, "unfused": 90, "slow": 70})],
-    )
-    found = tables.lookup(REQUEST)
-    # "slow" lost with 4 ranks; "hopper" is 50/90 of "unfused" (not only half of "push"), and longer by what is doubted
-    # of two octaves of ranks, which are two half steps away
-    assert [entry.algorithm for entry in found] == ["hopper", "push", "unfused"]
-    assert [round(entry.seconds * 1e6, 2) for entry in found] == [80.33, 100, 120]
-    assert [(entry.borrowed_from, entry.config) for entry in found] == [(2, {}), (4, {}), (4, {})]
-    assert "with 2 ranks" in found[0].reason
+def tables_of(*folders):
+    cache, *shipped = folders
+    return Tables(cache, shipped, "GPU")
 
 
-def test_what_was_measured_here_is_left_for_a_clear_gain_only(tmp_path):
-    of_8 = [(LARGE, {"push": 100})]
-    small = tables_of(tmp_path / "a", of_8=of_8, of_2=[(LARGE, {"hopper": 90, "push": 100})]).lookup(REQUEST)
-    assert [entry.algorithm for entry in small] == ["push", "hopper"]
-    assert small[0].config == {"num_sms": 120}
-    clear = tables_of(tmp_path / "b", of_8=of_8, of_2=[(LARGE, {"hopper": 70, "push": 100})]).lookup(REQUEST)
-    assert [entry.algorithm for entry in clear] == ["hopper", "push"]
+def test_the_nearest_shape(tmp_path):
+    rows = [
+        measured(),
+        measured(algorithm="unfused", seconds=9e-4, config={}),
+        measured(size=(2048, 8192, 3584), algorithm="unfused", seconds=2e-4),
+        measured(op="all_gather_matmul", gather_dim=0, algorithm="fetch"),
+    ]
+    write_table(tmp_path / "a.json", "GPU", 8, {}, rows)
+    write_table(tmp_path / "b.json", "GPU", 4, {}, [measured(algorithm="of four")])
+    known = tables_of(tmp_path)
+
+    def names(request, is_near, has_config):
+        found = known.nearest(request)
+        assert (found.is_near, bool(found.entries and found.entries[0].config)) == (is_near, has_config)
+        return [entry.algorithm for entry in found.entries]
+
+    assert names(REQUEST, True, True) == ["push", "unfused"]
+    assert names(replace(REQUEST, dtype="float16"), True, True) == ["push", "unfused"]
+    assert names(replace(REQUEST, m=11000, n=6000, k=5000), True, True) == ["push", "unfused"]  # near in each size
+    assert names(replace(REQUEST, m=8192 * 2), False, True) == ["push", "unfused"]
+    assert names(replace(REQUEST, m=8192 * 4), False, False) == ["push", "unfused"]
+    assert names(replace(REQUEST, m=3000), False, True) == ["unfused"]
+    assert names(replace(REQUEST, m=256), False, False) == ["unfused"]
+    assert names(replace(REQUEST, m=255), False, False) == []  # three powers of two, and a bit, from the nearest
+    assert names(replace(REQUEST, dtype="float32"), False, False) == []
+    assert names(replace(REQUEST, members=(0, 1, 2, 3)), True, True) == ["of four"]
+    assert names(replace(REQUEST, members=tuple(range(16))), False, False) == ["push", "unfused"]
+    gathers = replace(REQUEST, op="all_gather_matmul", options={**REQUEST.options, "gather_dim": 0})
+    assert names(gathers, True, True) == ["fetch"]
+    assert names(replace(gathers, reach_a=False), False, False) == ["fetch"]
+    assert names(replace(gathers, options={**gathers.options, "gather_dim": 1}), False, False) == []
 
 
-def test_what_was_measured_again_counts_and_not_what_was_shipped(tmp_path):
-    """The user's table first, also for what was too slow for it."""
-    for name, seconds in (("user", {"hopper": 50, "push": 90}), ("shipped", {"hopper": 90, "push": 80, "unfused": 60})):
-        tables_of(tmp_path / name, of_8=[(LARGE, seconds)])
-    tables = Tables([tmp_path / "user", tmp_path / "shipped"], "GPU")
-    assert [entry.algorithm for entry in tables.lookup(REQUEST)] == ["hopper", "push"]
-
-
-def test_short_products_do_not_learn_from_long_ones(tmp_path):
-    tables = tables_of(
-        tmp_path,
-        of_8=[(LARGE, {"hopper": 50, "unfused": 100})],
-        of_2=[((512, 8192, 7168), {"unfused": 10, "push": 15})],
-    )
-    found = tables.lookup(replace(REQUEST, m=512))
-    assert [entry.algorithm for entry in found] == ["unfused", "push"]
-    assert found[0].note == ""  # near, but for the ranks
-    far = tables.lookup(replace(REQUEST, m=16384, k=896))
-    assert far[0].algorithm == "hopper"
-    assert "a product of 8192 x 8192 x 3584" in far[0].reason
+@pytest.mark.parametrize(
+    ("op", "reach_a", "reach_out", "place"),
+    [
+        ("all_gather_matmul", True, False, "heap"), ("all_gather_matmul", False, True, "ordinary"),
+        ("matmul_all_reduce", False, True, "heap"), ("matmul_all_reduce", True, False, "ordinary"),
+        ("matmul_all_gather", True, False, "ordinary"), ("matmul_reduce_scatter", False, False, "heap"),
+    ],
+)  # fmt: skip
+def test_where_the_tensor_that_peers_reach_lies(op, reach_a, reach_out, place):
+    assert place_of(replace(REQUEST, op=op, reach_a=reach_a, reach_out=reach_out)) == place
 
 
 def layer_request(op, dim, m, n, k, size):
@@ -206,10 +171,10 @@ def layer_request(op, dim, m, n, k, size):
 @pytest.mark.parametrize("weight", [(14336, 4096), (11008, 4096), (28672, 8192)])
 def test_what_won_on_8_hoppers_is_chosen_there(weight):
     """What the prototypes of the algorithms were fastest with (docs/ops.md); N 11008 gets what its neighbour gets."""
-    tables = Tables([TABLES], "NVIDIA H200")
+    tables = Tables(TABLES, [], "NVIDIA H200")
 
     def first(op, m, dim=None):
-        return tables.lookup(layer_request(op, dim, m, *weight, 8))[0].algorithm
+        return tables.nearest(layer_request(op, dim, m, *weight, 8)).entries[0].algorithm
 
     assert first("all_gather_matmul", 8192, 0) == "hopper_copy_engine"
     assert first("all_gather_matmul", 2048, 0) == ("unfused" if weight[1] == 4096 else "hopper_copy_engine_push")
@@ -218,7 +183,7 @@ def test_what_won_on_8_hoppers_is_chosen_there(weight):
     assert first("matmul_all_reduce", 8192) == "two_shot"  # as on 4: with 8 nobody has measured these two
     assert first("matmul_all_gather", 8192, 1) == "push"
     for op, dim in (("all_gather_matmul", 0), ("matmul_reduce_scatter", None), ("matmul_all_reduce", None)):
-        assert first(op, 512, dim) == "unfused"
+        assert not tables.nearest(layer_request(op, dim, 512, *weight, 8)).is_near  # so a first call measures
 
 
 def test_models_leave_short_products_to_the_library():
@@ -231,19 +196,16 @@ def test_models_leave_short_products_to_the_library():
             assert min(costs, key=costs.get) == want, (op, m, costs)
 
 
-@pytest.mark.parametrize("change", [{"format": 2}, {"entries": [{"op": "x"}]}, {"entries": None}])
-def test_files_that_are_no_tables(tmp_path, change, caplog):
+@pytest.mark.parametrize("change", [{"format": 1}, {"entries": [{"op": "x"}]}, {"entries": None}])
+def test_files_that_are_no_tables(tmp_path, change):
     path = tmp_path / "a.json"
-    path.write_text(
-        json.dumps({"format": 1, "device": "cpu", "group_size": 1, "measured": True, "entries": []} | change)
-    )
+    path.write_text(json.dumps(HEAD | {"entries": []} | change))
     with pytest.raises(SettingsError, match="not a table of measurements"):
         read_table(path)
-    assert Tables([tmp_path], "cpu").lookup(REQUEST) == []
 
 
 def test_a_measured_algorithm_is_chosen(tmp_path, monkeypatch):
-    rows = [measured(shape=(8, 4, 4), dtype="*", algorithm="unfused", seconds=1e-3, config={})]
+    rows = [measured(size=(8, 4, 4), dtype="*", algorithm="unfused", config={})]
     write_table(tmp_path / "ops" / "mine.json", "cpu", 1, {}, rows)
     monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
     with Iris("1MiB", device="cpu") as ctx:
@@ -308,7 +270,7 @@ def test_tiles_of_a_launch():
 
 
 @pytest.mark.parametrize("inherited", [False, True])
-def test_the_precision_of_one_call(inherited):
+def test_the_precision_of_one_call(inherited, tmp_path):
     """torch's setting counts where the config says nothing, and is the same after a call that wants another one."""
     setting = torch.backends.cuda.matmul
     a, b, out = torch.ones(8, 4), torch.ones(4, 4), torch.ones(8, 4)
@@ -348,12 +310,13 @@ def test_the_precision_of_one_call(inherited):
         torch.set_float32_matmul_precision("highest")
         setting.fp32_precision = "none"
     assert REQUEST.options["tf32"] is False
-    table = Table("GPU", 8, True, (measured(dtype="tf32"), measured(dtype="float32", algorithm="unfused")), "")
+    tables = tables_of(tmp_path)
+    for dtype, algorithm in (("tf32", "push"), ("float32", "unfused")):
+        tables.add([measured(dtype=dtype, algorithm=algorithm)], write=False)
     found = replace(REQUEST, dtype="float32")
     faster = replace(found, options={**REQUEST.options, "tf32": True})
     for request, name in ((found, "unfused"), (faster, "push")):
-        (point,) = table.points(request)
-        assert [entry.algorithm for entry in point.entries] == [name]
+        assert [entry.algorithm for entry in tables.nearest(request).entries] == [name]
     assert product_s(faster) < product_s(found)
 
 
@@ -395,20 +358,18 @@ def test_an_unused_workspace():
 
 
 def test_calls_that_take_the_host_longer_than_the_device(tmp_path):
-    """Tables are measured in graphs; a call that is launched by the host takes what its launches take."""
-    by_name = {each.name: each for each in operations() if each.op == "all_gather_matmul"}
-    offered = [by_name["copy_engine_push"], by_name["fetch"]]
-    short, long = (
-        ((512, 7168, 4096), {"copy_engine_push": 50, "fetch": 60}),
-        (LARGE, {"copy_engine_push": 600, "fetch": 700}),
-    )
+    """Tables have the device's times; a call that the host launches takes what its launches take, but in a graph."""
+    offered = [each for _ in range(2) for each in operations() if each.name == "fetch"]
+    offered[0].name, offered[0].host_seconds = "host_bound", lambda request: 3e-4
+    points = ((512, 7168, 4096), {"host_bound": 50, "fetch": 60}), (LARGE, {"host_bound": 600, "fetch": 700})
     rows = [
-        measured(op="all_gather_matmul", gather_dim=0, shape=shape, algorithm=name, seconds=us * 1e-6, config={})
-        for shape, times in (short, long)
+        measured(op="all_gather_matmul", gather_dim=0, size=size, algorithm=name, seconds=us * 1e-6, config={})
+        for size, times in points
         for name, us in times.items()
     ]
     write_table(tmp_path / "table.json", "GPU", 8, {}, rows)
-    chooser = Chooser(offered, Tables([tmp_path], "GPU"), ())
-    for shape, name in (((512, 7168, 4096), "fetch"), (LARGE, "copy_engine_push")):
-        request = layer_request("all_gather_matmul", 0, shape[0], shape[1] * 8, shape[2], 8)
-        assert chooser._measured(request)[0].algorithm == name
+    chooser = Chooser(offered, tables_of(tmp_path), ())
+    for (m, n, k), name, in_graphs in (((512, 7168, 4096), "fetch", ("host_bound", {})), (LARGE, "host_bound", None)):
+        request = layer_request("all_gather_matmul", 0, m, n * 8, k, 8)
+        choice = chooser.choose(request, None)
+        assert (choice.algorithm.name, choice.in_graphs) == (name, in_graphs)

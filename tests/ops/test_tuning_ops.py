@@ -1,16 +1,13 @@
 """Tables of fused operations are measured on verified data, and used."""
 
-import math
-
 import pytest
 import torch
 from jobs_tuning_ops import chosen, samples, tune
 
 from iris_core.cli import main
-from iris_core.dispatch.tables import Entry, read_table
+from iris_core.dispatch.tables import read_table
 from iris_core.errors import ArgumentError
 from iris_core.tuning.matmuls import KINDS, LAYERS, FusedSample, FusedTuneOptions
-from iris_core.tuning.tuner import merged
 
 
 @pytest.mark.parametrize("num_ranks", [2])
@@ -28,7 +25,7 @@ def test_all_ranks_find_the_same(pool, device):
     assert first == second
     assert not first.wrong
     assert not first.passed_over
-    kinds = {(row["gather_dim"], row["shape"]) for row in first.entries}
+    kinds = {(row["gather_dim"], row["size"]) for row in first.entries}
     assert kinds == {(0, (8, 32, 48)), (0, (32, 32, 48)), (1, (16, 16, 48)), (1, (64, 16, 48))}
     assert all(row["seconds"] > 0 and row["dtype"] == "bfloat16" for row in first.entries)
 
@@ -37,19 +34,17 @@ def test_wrong_data_is_left_out_and_named(pool):
     wanted = {"ops": ("matmul_all_reduce",), "dtypes": ("tf32",), "layers": ((16, 32, 48),)}
     for found in pool.run(tune, 2, "cpu", wanted, "two_shot"):
         assert found.entries
-        assert {row["dtype"] for row in found.entries} == {"tf32"}
+        assert {row["dtype"] for row in found.entries} == {"float32"}  # CPUs have no TF32
         assert "two_shot" not in {row["algorithm"] for row in found.entries}
-        start = "matmul_all_reduce two_shot at 16 x 16 times 16 x 48 tf32: rank 0: the data is wrong"
-        assert any(each.startswith(start) for each in found.wrong)
+        assert "matmul_all_reduce two_shot at 16 x 16 times 16 x 48 tf32: ranks 0, 1" in found.wrong
 
 
-def test_what_cannot_be_launched_is_passed_over_and_named(pool):
+def test_what_cannot_be_launched_is_left_out(pool):
     wanted = {"ops": ("matmul_all_reduce",), "layers": ((16, 32, 48),)}
     for found in pool.run(tune, 2, "cpu", wanted, "two_shot", 100.0, True):
         assert not found.wrong
+        assert not found.passed_over
         assert "two_shot" not in {row["algorithm"] for row in found.entries} != set()
-        start = "matmul_all_reduce two_shot at 16 x 16 times 16 x 48 bfloat16"
-        assert f"{start}: RuntimeError: out of resource: shared memory" in found.passed_over
 
 
 def test_after_the_limit_nothing_is_begun(pool):
@@ -92,20 +87,10 @@ def test_what_is_measured():
         FusedSample("matmul_reduce_scatter", None, torch.half, 0, 2, (5, 4, 4))
 
 
-def test_what_is_measured_again_replaces_the_old():
-    def row(algorithm, dim=None, m=8):
-        place = {"shape": (m, 8, 8), "gather_dim": dim}
-        return Entry("matmul_all_gather", "float16", math.inf, algorithm, 1.0, **place)
-
-    old = [row("a", 0), row("a", 1), row("a", 1, 16)]
-    new = [row("b", 1)]
-    assert merged(old, new) == [old[0], old[2], new[0]]
-
-
 @pytest.mark.slow
 def test_the_command_writes_what_calls_use(pool, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
-    arguments = ["tune", "--ops", "--device", "cpu", "--ranks", "2", "--op", "matmul_all_reduce", "--rounds", "1"]
+    arguments = ["tune", "--ops", "--device", "cpu", "--ranks", "2", "--op", "matmul_all_reduce"]
     assert main([*arguments, "--shape", "40x32x48"]) == 0
     path = tmp_path / "ops" / "cpu-2.json"
     assert f"written to {path}" in capsys.readouterr().out

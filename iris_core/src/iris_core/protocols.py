@@ -376,11 +376,12 @@ class Algorithm(Protocol[R]):
     Both are chosen, agreed on, prepared and kept in the same way; they differ in their requests, in what they prepare
     with, and in the tensors of a launch.  Plugins of the entry-point group iris.collectives bring either.
 
-    Optional members: `measured_only = True`, if it is to be chosen by tables and by name only; `tunings(request)`,
-    which returns mappings of fields of the config that `iris tune` should measure for a request: at most six, each
-    another launch, the empty one first; `host_seconds(request)`, what a call costs the CPU, where that may be longer
-    than what it costs the device; `repeatable = False`, if results may differ from run to run: such an algorithm is to
-    be `measured_only`, and `iris tune` leaves it out.
+    Optional members: `measured_only = True`, if it is to be chosen where it was measured and by name only;
+    `always_measured = True`, if first calls are to measure it whatever it estimates; `tunings(request)`, which
+    returns mappings of fields of the config that `iris tune` should measure for a request: at most six, each another
+    launch, the empty one first; `host_seconds(request)`, what a call costs the CPU, where that may be longer than
+    what it costs the device; `repeatable = False`, if results may differ from run to run: such an algorithm is to be
+    `measured_only`, and is not measured.
     """
 
     @property

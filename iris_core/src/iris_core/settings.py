@@ -10,7 +10,7 @@ import difflib
 import os
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, PrivateAttr
@@ -126,6 +126,10 @@ class IrisSettings(SettingsBase):
     ccl_workspace: _Size | None = None
     """Largest workspace of a group's collectives, which is as large as the largest call needs; what is larger goes in
     pieces; unset: 256 MiB on GPUs, 32 MiB on CPUs."""
+    tune: Literal["first", "off", "exhaustive"] | None = None
+    """Whether the first call of a kind measures algorithms where no table has a measured point near to it: "first"
+    measures the few that may be the fastest, "exhaustive" all with all their launches, also near measured points, "off"
+    none; unset: first on GPUs, off on CPUs."""
     cache_dir: str = Field(default_factory=_cache_dir)
     """Folder for what Iris measures on this machine: tables of collectives; default: iris in the user's cache."""
     kernel_artifacts_dir: str | None = None

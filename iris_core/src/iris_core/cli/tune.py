@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,6 @@ def add_parser(subparsers: Any) -> None:
         help="of fused operations: M rows times a weight of N x K that the ranks divide; repeatable "
         "(default: 512, 2048 and 8192 rows, weights of 11008x4096, 14336x4096 and 28672x8192)",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of the final measurement (default 5)")
     parser.add_argument(
         "--limit", type=float, default=3600, metavar="S",
         help="no point is begun after so many seconds; the table has what was measured until then (default 3600)",
@@ -68,29 +68,28 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and write; 1 if an algorithm was wrong."""
-    from iris_core.bench import RunOptions, machine
-    from iris_core.dispatch.tables import write_table
+    from iris_core.bench import RunOptions
+    from iris_core.dispatch.tables import file_name, merged, versions, write_table
     from iris_core.settings import load_settings
-    from iris_core.tuning.tuner import file_name, merged
     from iris_core.world.launch import run as start_ranks
 
     ranks, device = _ranks(args.ranks, args.device)
     job, wanted, heap = (_operations if args.ops else _collectives)(args, ranks, device)
     _check_out(args.out, device, ranks)
     plugins = {"allocator": args.allocator, "backend": args.backend}
-    bounds = {"rounds": args.rounds, "batch_ms": 2.0, "limit_s": args.limit}
-    options = RunOptions(num_ranks=ranks, device=device, heap_size=heap, **plugins, **bounds)
+    options = RunOptions(num_ranks=ranks, device=device, heap_size=heap, limit_s=args.limit, **plugins)
     environ = {} if "IRIS_DEVICE_TIMEOUT" in os.environ else {"IRIS_DEVICE_TIMEOUT": str(options.device_timeout_s)}
-    found = start_ranks(job, ranks, wanted, options, environ=environ)[0]
+    with tempfile.TemporaryDirectory() as cache:  # what was not checked yet is for no other program
+        environ |= {"IRIS_TUNE": "exhaustive", "IRIS_CACHE_DIR": cache}
+        found = start_ranks(job, ranks, wanted, options, environ=environ, torch_distributed=True)[0]
     for line in (*found.passed_over, *(f"WRONG DATA, left out: {each}" for each in found.wrong)):
         print(line, file=sys.stderr)
     if found.entries:
         folder = Path(load_settings().cache_dir) / ("ops" if args.ops else "ccl")
         path = Path(args.out) if args.out else folder / file_name(found.device, ranks)
         entries = merged(_entries_there(path, found.device, ranks), found.entries)
-        versions = {name: version for name, version in machine.versions().items() if version}
-        write_table(path, found.device, ranks, versions, entries)
-        _print_fastest(found.entries, ops=args.ops)
+        write_table(path, found.device, ranks, versions(), entries)
+        _print_fastest(found.entries)
         print(f"written to {path}")
     else:
         print("iris tune: there is nothing to choose from, no table was written", file=sys.stderr)
@@ -209,23 +208,17 @@ def _ranks(ranks: int | None, device: str | None) -> tuple[int, str]:
     return ranks, device
 
 
-def _print_fastest(entries: Sequence[Entry], *, ops: bool) -> None:
+def _print_fastest(entries: Sequence[Entry]) -> None:
     """Print the fastest algorithm of each point."""
     from iris_core.cli._output import print_table
 
-    def point(entry: Entry) -> tuple[Any, ...]:
-        if ops:
-            return entry.op, -1 if entry.gather_dim is None else entry.gather_dim, entry.dtype, entry.shape
-        return entry.op, entry.dtype, entry.max_nbytes
-
-    shown: dict[Any, str] = {float("inf"): "any", -1: ""}
     fastest: dict[tuple[Any, ...], Entry] = {}
     for entry in sorted(entries, key=lambda each: each.seconds):
-        fastest.setdefault(point(entry), entry)
+        fastest.setdefault(entry.point, entry)
     rows = []
-    for at, entry in sorted(fastest.items()):
-        where = ("x".join(map(str, each)) if isinstance(each, tuple) else shown.get(each, str(each)) for each in at)
+    for _, entry in sorted(fastest.items()):
+        dim = "" if entry.gather_dim is None else str(entry.gather_dim)
+        size = "x".join(map(str, entry.size))
         config = json.dumps(dict(entry.config)) if entry.config else ""
-        rows.append((*where, entry.algorithm, f"{entry.seconds * 1e6:.2f}", config))
-    headings = ("DIM", "DTYPE", "M x N x K OF A RANK") if ops else ("DTYPE", "BYTES UP TO")
-    print_table(("OPERATION", *headings, "ALGORITHM", "US", "CONFIG"), rows)
+        rows.append((entry.op, dim, entry.dtype, size, entry.algorithm, f"{entry.seconds * 1e6:.2f}", config))
+    print_table(("OPERATION", "DIM", "DTYPE", "BYTES OR M x N x K", "ALGORITHM", "US", "CONFIG"), rows)

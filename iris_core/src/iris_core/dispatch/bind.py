@@ -6,9 +6,11 @@ them.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,6 +19,8 @@ import torch
 
 from iris_core.device.launch_order import DeviceOrder, DoneWork, HostOrder, HostWork
 from iris_core.dispatch import choice, products, requests
+from iris_core.dispatch.config import Config, FusedConfig
+from iris_core.dispatch.first_calls import FirstCalls
 from iris_core.dispatch.host import Host, Scratch
 from iris_core.dispatch.members import Members
 from iris_core.dispatch.tables import Tables
@@ -115,7 +119,7 @@ class Bound:
             if work is not None:
                 work.wait()
         except BaseException as error:
-            self._failed(error)
+            self.failed(error)
             raise
 
     def run_async(self, *tensors: Any) -> Work:
@@ -127,17 +131,40 @@ class Bound:
         self._team.latest = self
         return self._order.run_async(self.op, self._launch_async, self.plan, *tensors)
 
+    def let_capture(self, other: Bound) -> None:
+        """Let another algorithm serve where a graph is captured: the device needs less time for it, the CPU more."""
+        eagerly = self._launch
+
+        def launch(plan: Any, *tensors: Any, **options: Any) -> Any:
+            if torch.cuda.is_current_stream_capturing():
+                return other._launch(other.plan, *tensors, **options)
+            return eagerly(plan, *tensors, **options)
+
+        self._launch = launch
+        self._run = partial(self._order.run, launch, self.plan)
+
+    def try_run(self, *tensors: Any) -> None:
+        """Launch on the current stream, in the team's order; a failure is the caller's to report."""
+        work = self._run(*tensors)
+        if work is not None:
+            work.wait()
+
     def _launch_async(self, plan: Any, *tensors: Any) -> Any:
         """Launch, in whatever thread: the caller may never ask what has become of it."""
         try:
             return self._launch(plan, *tensors)
         except BaseException as error:
-            self._failed(error, is_certain=True)
+            self.failed(error, is_certain=True)
             raise
 
-    def _failed(self, error: BaseException, *, is_certain: bool = False) -> None:
+    def failed(self, error: BaseException, *, is_certain: bool = False) -> None:
+        """Let the members know that a launch has failed on this host."""
         if self.op not in requests.POINT_TO_POINT:  # a message concerns none but two of the team
             self._team.failed(error, is_certain=is_certain)
+
+    def forget_failures(self) -> None:
+        """Drop what hosts of the team have reported.  Collective: every member calls it, after the last report."""
+        self._team.reports.forget(self._team.members, self._team.control.offset_bytes)
 
     def launch(self, *tensors: Any) -> None:
         """Launch on the current stream, as a part of a call whose turn in the team's order it is already."""
@@ -276,6 +303,7 @@ class Binder:
         self.members = Members(world, self._team, self._refused)
         self.providers = providers
         self._choosers: dict[bool, choice.Chooser] = {}
+        self._tune = context.settings.tune or ("off" if on_cpu else "first")
         self._closed = ""  # or why
         own_processors = 1 if on_cpu else context.get_cu_count()
         self.processors = min(least for (least,) in world.all_gather_ints([own_processors]))
@@ -311,7 +339,10 @@ class Binder:
         if bound is None and _is_empty(request):
             bound = self._bind_nothing(request, call.config)
         elif bound is None:
-            bound = self.serve(request, call.config, scratch=scratch)
+            if self._tune != "off":
+                first = FirstCalls(self._tune, self._world, self.members, self.serve, self._algorithms, self._memory)
+                bound = first.serve(request, call, _facts(request), scratch)
+            bound = bound or self.serve(request, call.config, scratch=scratch)
         if key is not None:
             self._dropped.extend((event, each) for each in known.keep(key, bound) if (event := each.mark()))
             while self._dropped and self._dropped[0][0].query():  # the device is done with their memory
@@ -327,7 +358,7 @@ class Binder:
         shared = _facts(request)
         if not isinstance(request, FusedRequest):
             try:
-                shared = {**shared, "algorithm": self._algorithms().choose(request, config).algorithm.name}
+                shared = {**shared, "algorithm": self._algorithms(request).choose(request, config).algorithm.name}
             except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
                 self.refuse(request.op, error, request.members, request)
         self.members.agree(request.members, shared)
@@ -345,10 +376,11 @@ class Binder:
         Collective: every member comes here with the same, and nobody else; where it is a part of what they prepare,
         `within` their team.
         """
-        context, members = self.open(), request.members
-        choose = partial(self._algorithms(isinstance(request, FusedRequest)).choose, request, config)
+        context, members, shared = self.open(), request.members, _facts(request)
+        settled = self.members.settled(request, shared, config)
+        choose = partial(self._algorithms(request).choose, request, config, settled=settled)
         if request.op in requests.POINT_TO_POINT:  # the others take no part, and these two know nothing of each other
-            algorithm, _, wish = choose()
+            algorithm, _, wish, _ = choose()
             team, order = self.team(members), self._order((wish.op, wish.options["peer"]))
             return Bound(algorithm, algorithm.prepare(wish, context), order, team, self._context, wish)
 
@@ -357,16 +389,26 @@ class Binder:
                 return algorithm.prepare(wish, context)
             return algorithm.prepare(wish, Host(self.serve, team, scratch or self.scratch, self.processors))
 
-        algorithm, wish, plan, team = self.members.settle(members, _facts(request), choose, prepare, config, within)
-        return Bound(algorithm, plan, self._order(members), team, self._context, wish)
+        algorithm, wish, plan, team, in_graphs = self.members.settle(members, shared, choose, prepare, config, within)
+        bound = Bound(algorithm, plan, self._order(members), team, self._context, wish)
+        if in_graphs is not None and within is None and self.gpu is not None:
+            name, given = in_graphs
+            own: Any = config or (FusedConfig() if isinstance(request, FusedRequest) else Config())
+            with contextlib.suppress(UnsupportedError):  # on all members: there is no room for it
+                bound.let_capture(
+                    self.serve(choice.with_config(request, given), replace(own, algorithm=name), scratch=scratch)
+                )
+        return bound
 
     def explain(self, call: Call) -> Explanation:
         """Say what would serve a call."""
         members, here = self.members_of(call.group), self._here()
         request: Any = call.describe(here, members)
         call.check(request, here)
-        left_out = self.members.left_out(request.members, _facts(request))
-        return self._algorithms(isinstance(request, FusedRequest)).explain(request, call.config, left_out)
+        shared = _facts(request)
+        left_out = self.members.left_out(request.members, shared)
+        settled = self.members.settled(request, shared, call.config)
+        return self._algorithms(request).explain(request, call.config, left_out, settled)
 
     def barrier(self, group: Group, async_op: bool) -> Work | None:
         """Launch a barrier on the device, ordered with the group's collectives."""
@@ -473,12 +515,13 @@ class Binder:
         if tensor.is_cuda:  # on the host, the call holds its tensors
             tensor.record_stream(stream)
 
-    def _algorithms(self, is_fused: bool = False) -> choice.Chooser:
+    def _algorithms(self, request: Request) -> choice.Chooser:
         """The algorithms of `ctx.ccl`, or of `ctx.ops`, with their tables."""
+        is_fused = isinstance(request, FusedRequest)
         if is_fused not in self._choosers:
-            folders = [Path(self.open().settings.cache_dir) / ("ops" if is_fused else "ccl")]
             device = "cpu" if self.target.type is DeviceType.CPU else torch.cuda.get_device_name(self.target.index)
-            tables = Tables([*folders, *self.providers.tables(is_fused)], device)
+            cache = Path(self.open().settings.cache_dir) / ("ops" if is_fused else "ccl")
+            tables = Tables(cache, self.providers.tables(is_fused), device)
             found, unusable = self.providers.found(is_fused)
             self._choosers[is_fused] = choice.Chooser(found, tables, unusable)
         return self._choosers[is_fused]

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
     Request = CollectiveRequest | FusedRequest
 
+FEW = 3
+"""Algorithms that are measured at a first call at most, beside those that always are."""
+
+CLEARLY = 0.95
+"""Another algorithm serves in graphs where it takes less than this part of the time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -30,10 +36,11 @@ class Candidate:
         provider: the plugin that offers it.
         ok: whether it can serve the request.
         reason: why it cannot.
-        seconds: what a table says of as many ranks; else its estimate.
-        entry: the line of a table that speaks of the request; one of another number of ranks (`borrowed_from`) says
-            which algorithm is faster than which, and not how long one takes.
-        measured_only: it is chosen by tables and by name only.
+        seconds: what the nearest point of the tables says, if it `is_near`; else its estimate.
+        entry: its line at the nearest point of the tables; one that is not near says which algorithm is faster than
+            which, and not how long one takes.
+        is_near: whether that point has the request's number of ranks and place, and nearly its size.
+        measured_only: it is chosen by measurements and by name only.
         repeatable: whether its results are the same from run to run.
         tunings: fields of `Config` that are worth measuring for the request, the algorithm's own choice ({}) first.
     """
@@ -44,19 +51,20 @@ class Candidate:
     reason: str
     seconds: float | None
     entry: Entry | None = None
+    is_near: bool = False
     measured_only: bool = False
     tunings: tuple[Mapping[str, Any], ...] = ()
     repeatable: bool = True
 
     @property
     def measured(self) -> bool:
-        """Whether Iris measured `seconds`, with as many ranks; else they are a model's."""
-        return self.entry is not None and self.entry.measured and self.entry.borrowed_from is None
+        """Whether Iris measured `seconds`; else they are a model's."""
+        return self.entry is not None and self.entry.measured and self.is_near
 
     @property
     def config(self) -> Mapping[str, Any]:
         """Fields of `Config` that its table names."""
-        return self.entry.config if self.entry is not None else {}
+        return self.entry.config if self.entry is not None and self.is_near else {}
 
     def __str__(self) -> str:
         if not self.ok:
@@ -65,9 +73,9 @@ class Candidate:
         how = "measured" if self.measured else "model"
         if self.entry is None and self.measured_only:
             how += "; only by name until measured"
-        elif self.entry is not None and self.entry.borrowed_from is not None:
+        elif self.entry is not None and not self.is_near:
             source = "measured" if self.entry.measured else "model"
-            how += f"; {source} with {self.entry.borrowed_from} ranks: {self.entry.seconds * 1e6:.1f} us"
+            how += f"; {source} at {self.entry.where}: {self.entry.seconds * 1e6:.1f} us"
         given = "".join(f", {name}={value}" for name, value in self.config.items())
         return f"{self.name} ({self.provider}): {self.seconds * 1e6:.1f} us, {how}{given}"
 
@@ -107,11 +115,22 @@ _IS_RIGHT: Mapping[str, Callable[[Any], bool]] = {
 
 
 class Choice(NamedTuple):
-    """What serves a request, and why; the request has the config that the table names."""
+    """The algorithm that serves a request, and why; the request has the config that was measured.
+
+    `in_graphs` serves it where a graph is captured, if that is another one.
+    """
 
     algorithm: Algorithm[Any]
     why: str
     request: Any
+    in_graphs: Launch | None = None
+
+
+Launch = tuple[str, Mapping[str, Any]]
+"""An algorithm's name, and fields of its config."""
+
+Settled = tuple[str, Mapping[str, Any], str, Launch | None]
+"""An algorithm's name, fields of its config, why it was chosen, and what serves in graphs, if that is another one."""
 
 
 class Chooser:
@@ -126,16 +145,24 @@ class Chooser:
         self._by_op: dict[str, dict[str, Algorithm[Any]]] = {}
         for each in algorithms:
             self._by_op.setdefault(each.op, {}).setdefault(each.name, each)
-        self._tables = tables
+        self.tables = tables
         self._unusable = tuple(unusable)
         self._reported: set[tuple[str, str]] = set()
 
     def choose(
-        self, request: Request, config: LaunchConfig | None, left_out: Mapping[str, str] | None = None
+        self,
+        request: Request,
+        config: LaunchConfig | None,
+        left_out: Mapping[str, str] | None = None,
+        settled: Settled | None = None,
     ) -> Choice:
         """Return the algorithm that serves a request, and why.
 
-        What is `left_out`, with the reason, is not chosen unless it is named.
+        Args:
+            request: the call.
+            config: the caller's; None for none.
+            left_out: algorithms that are not chosen unless they are named, with the reason.
+            settled: what the members have chosen for such calls before; used where it can serve this one.
 
         Raises:
             UnsupportedError: none does, or the one that was named does not; with the reasons.
@@ -157,73 +184,106 @@ class Chooser:
             if not answer:
                 raise UnsupportedError(f"{request.op}: algorithm {name!r} cannot serve this call: {answer.reason}")
             return Choice(known[name], f"named by {by}={name!r}", request)
-        answers = {
-            each: Availability.no(left_out[each]) if each in left_out else self._supports(algorithm, request, config)
-            for each, algorithm in known.items()
-        }
-        for entry in self._measured(request):
-            if entry.algorithm in left_out:
-                continue
-            wish = _with_config(request, entry)
-            if entry.algorithm in known and self._supports(known[entry.algorithm], wish, config):
-                return Choice(known[entry.algorithm], entry.reason, wish)
-        usable = [each for each, answer in answers.items() if answer]
-        if not usable:
-            listed = "".join(f"\n  {name}: {answer.reason}" for name, answer in answers.items())
-            raise UnsupportedError(
-                f"no algorithm can serve this {request.op} of {request.dtype} {request.shape} on "
-                f"{request.group_size} ranks:{listed or ' the backend offers none'}{self._missing()}"
-            )
-        modelled = [each for each in usable if not getattr(known[each], "measured_only", False)]
-        if not modelled:
+        found = self.tables.nearest(request)
+        serving = [
+            each
+            for each in found.entries
+            if each.algorithm in known
+            and each.algorithm not in left_out
+            and self._supports(known[each.algorithm], with_config(request, each.config), config)
+        ]
+        if settled is not None and settled[0] in known and settled[0] not in left_out:
+            name, given, why, in_graphs = settled
+            if self._supports(known[name], wish := with_config(request, given), config):
+                return Choice(known[name], why, wish, in_graphs)
+        if serving:
+            best = min(serving, key=lambda each: self.seconds(request, each.algorithm, each.seconds))
+            captured = serving[0] if serving[0].seconds < CLEARLY * best.seconds else best
+            in_graphs = None if captured is best else (captured.algorithm, captured.config)
+            return Choice(known[best.algorithm], found.reason, with_config(request, best.config), in_graphs)
+        answers: dict[str, Availability] = {}
+        for by_name in (False, True):  # those that must be measured or named are asked for the message only
+            for name, each in known.items():
+                if getattr(each, "measured_only", False) is by_name:
+                    no = name in left_out
+                    answers[name] = Availability.no(left_out[name]) if no else self._supports(each, request, config)
+            usable = [name for name, answer in answers.items() if answer]
+            if usable and not by_name:
+                cheapest = min(usable, key=lambda name: known[name].cost(request))
+                why = "the cheapest by its model" if len(usable) > 1 else "the only one that can"
+                return Choice(known[cheapest], why, request)
+        if usable:
             raise UnsupportedError(
                 f"{request.op}: {', '.join(usable)} can serve this call, but only where they were measured on such a "
                 "device: name one with Config(algorithm=...), or measure (docs/collectives.md)"
             )
-        cheapest = min(modelled, key=lambda each: known[each].cost(request))
-        why = "the cheapest by its model" if len(modelled) > 1 else "the only one that can"
-        return Choice(known[cheapest], why, request)
+        listed = "".join(f"\n  {name}: {answer.reason}" for name, answer in answers.items())
+        raise UnsupportedError(
+            f"no algorithm can serve this {request.op} of {request.dtype} {request.shape} on "
+            f"{request.group_size} ranks:{listed or ' the backend offers none'}{self._missing()}"
+        )
 
-    def _measured(self, request: Request) -> list[Entry]:
-        """What the tables say, the fastest first: a call takes at least as long as it takes the CPU to ask for it.
+    def seconds(self, request: Request, name: str, seconds: float) -> float:
+        """Return how long a call by an algorithm takes that takes a device some seconds.
 
-        Tables are measured in graphs; whether a call will be captured is not known when its algorithm is chosen.
+        Devices are measured without the CPU.  Outside of graphs a call takes at least as long as the CPU needs for it.
         """
-        entries = self._tables.lookup(request)
-        costs = {
-            name: self._ask(each, "host_seconds", request)[0] or 0.0
-            for name, each in self._by_op.get(request.op, {}).items()
-            if hasattr(each, "host_seconds")
-        }
-        if not costs:
-            return entries
-        return sorted(entries, key=lambda entry: max(entry.seconds, costs.get(entry.algorithm, 0.0)))
+        algorithm = self._by_op.get(request.op, {}).get(name)
+        if algorithm is None or not hasattr(algorithm, "host_seconds"):
+            return seconds
+        return max(seconds, self._ask(algorithm, "host_seconds", request)[0] or 0.0)
+
+    def contenders(self, request: Request, config: LaunchConfig | None, *, few: bool) -> list[Launch]:
+        """Return the launches that are worth measuring for a request that no measured point is near to.
+
+        They are all that serve it and whose results are `repeatable`; if they are to be `few`: those that took up to
+        twice as long as the best at the nearest point, then those whose estimate is up to twice the smallest one, `FEW`
+        at most; and all that are `always_measured`.
+        """
+        known = self._by_op.get(request.op, {})
+        usable = {name: each for name, each in known.items() if self._supports(each, request, config)}
+        usable = {name: each for name, each in usable.items() if getattr(each, "repeatable", True)}
+        if not few:
+            return [(name, {}) for name in usable]
+        entries = [each for each in self.tables.nearest(request).entries if each.algorithm in usable]
+        names = [each.algorithm for each in entries if each.seconds <= 2 * entries[0].seconds]
+        costs = {name: each.cost(request) for name, each in usable.items()}
+        names += sorted((name for name in costs if costs[name] <= 2 * min(costs.values())), key=costs.__getitem__)
+        always = [name for name, each in usable.items() if getattr(each, "always_measured", False)]
+        best = [name for name in dict.fromkeys(names) if name not in always][:FEW]
+        configs = {each.algorithm: each.config for each in reversed(entries)}
+        return [(name, configs.get(name, {})) for name in (*best, *always)]
 
     def explain(
-        self, request: Request, config: LaunchConfig | None, left_out: Mapping[str, str] | None = None
+        self,
+        request: Request,
+        config: LaunchConfig | None,
+        left_out: Mapping[str, str] | None = None,
+        settled: Settled | None = None,
     ) -> Explanation:
         """Return what `choose` would return, and what it knows of all the others."""
         left_out = left_out or {}
         try:
-            algorithm, why, _ = self.choose(request, config, left_out)
+            algorithm, why, *_ = self.choose(request, config, left_out, settled)
             chosen = algorithm.name
         except (UnsupportedError, ArgumentError) as error:
             chosen, why = "", str(error).partition("\n")[0]
-        tabled = {entry.algorithm: entry for entry in reversed(self._tables.lookup(request))}
+        found = self.tables.nearest(request)
+        tabled = {entry.algorithm: entry for entry in reversed(found.entries)}
         candidates = []
         for name, each in self._by_op.get(request.op, {}).items():
             answer = Availability.no(left_out[name]) if name in left_out else self._supports(each, request, config)
             entry = tabled.get(name) if answer else None
-            own = entry is not None and entry.borrowed_from is None
-            seconds = entry.seconds if entry is not None and own else each.cost(request) if answer else None
+            near = entry is not None and found.is_near
             candidates.append(
                 Candidate(
                     name=name,
                     provider=each.info.name,
                     ok=answer.ok,
                     reason=answer.reason,
-                    seconds=seconds,
+                    seconds=entry.seconds if entry is not None and near else each.cost(request) if answer else None,
                     entry=entry,
+                    is_near=near,
                     measured_only=getattr(each, "measured_only", False),
                     tunings=self._tunings(each, request) if answer else (),
                     repeatable=getattr(each, "repeatable", True),
@@ -256,6 +316,10 @@ class Chooser:
             logger.warning("%s: algorithm %r of %r cannot be asked: %s; %s", request.op, name, plugin, problem, way)
         return None, problem
 
+    def tunings(self, request: Request, name: str) -> tuple[Mapping[str, Any], ...]:
+        """Return the configs that an algorithm offers for a request."""
+        return self._tunings(self._by_op[request.op][name], request)
+
     def _tunings(self, algorithm: Algorithm[Any], request: Request) -> tuple[Mapping[str, Any], ...]:
         if not hasattr(algorithm, "tunings"):
             return ({},)
@@ -265,9 +329,9 @@ class Chooser:
         return "".join(f"\n  {label}: {reason}" for label, reason in self._unusable)
 
 
-def _with_config(request: Any, entry: Entry) -> Any:
-    """The request, with what was measured as the best where the caller has no wish of his own."""
-    if not entry.config:
+def with_config(request: Any, fields: Mapping[str, Any]) -> Any:
+    """Return the request with what was measured as the best, where the caller has no wish of their own."""
+    if not fields:
         return request
-    config = {**entry.config, **request.options.get("config", {})}
+    config = {**fields, **request.options.get("config", {})}
     return replace(request, options={**request.options, "config": config})

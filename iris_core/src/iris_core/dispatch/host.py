@@ -11,6 +11,7 @@ from iris_core.errors import UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from iris_core.dispatch.config import Config
     from iris_core.dispatch.team import Region, Team
     from iris_core.types import CollectiveRequest
 
@@ -57,12 +58,14 @@ class Host:
         self._scratch = scratch
         self.processors = processors
 
-    def collective(self, request: CollectiveRequest) -> Any:
+    def collective(self, request: CollectiveRequest, config: Config | None = None) -> Any:
         """Return what serves a collective: a `Bound`, whose `launch` runs it as a part of an operation.
+
+        A `config` may name the algorithm.
 
         Collective: every member calls it.
         """
-        return self._serve(request, within=self.team)
+        return self._serve(request, config, within=self.team)
 
     def symmetric(self, nbytes: int) -> Region | None:
         """Return memory of at least so many bytes that peers can reach, at the same place on all; None without room.

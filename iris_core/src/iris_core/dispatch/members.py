@@ -22,7 +22,7 @@ from iris_core.world.failures import failure_of, name_ranks, raise_described, ra
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from iris_core.dispatch.choice import Choice
+    from iris_core.dispatch.choice import Choice, Launch, Settled
     from iris_core.dispatch.team import Team
     from iris_core.world import World
 
@@ -90,13 +90,14 @@ def _digest(members: tuple[int, ...], facts: Facts) -> bytes:
     return hashlib.blake2b(repr((members, tuple(facts.items()))).encode(), digest_size=16).digest()
 
 
-class Settled(NamedTuple):
+class Served(NamedTuple):
     """What serves a call, on all members alike; the request has their config, and the number of the kind of call."""
 
     algorithm: Any
     request: Any
     plan: Any
     team: Team
+    in_graphs: Launch | None
 
 
 class Members:
@@ -119,6 +120,7 @@ class Members:
         self._failed = failed
         self._agreed = Agreed()
         self._left_out: dict[Any, dict[str, str]] = {}
+        self._settled: dict[Any, Settled] = {}
         self._layouts: dict[Any, str] = {}
 
     def left_out(self, members: tuple[int, ...], shared: Facts) -> dict[str, str]:
@@ -127,6 +129,31 @@ class Members:
         A member may plan a call again that others have kept, and has to come to the same algorithm.
         """
         return self._left_out.setdefault((members, *shared.values()), {})
+
+    def knows(self, members: tuple[int, ...], shared: Facts) -> bool:
+        """Whether the members have compared such a call before."""
+        return self._agreed.has_any(members, shared)
+
+    def settled(self, request: Any, shared: Facts, config: Any) -> Settled | None:
+        """Return what was chosen for the first such call with tensors that lie alike; None before it.
+
+        Measurements may be added later, and a member may plan a call again that others have kept.
+        """
+        return self._settled.get(_kind_of(request, shared, config))
+
+    def remember(self, request: Any, shared: Facts, config: Any, settled: Settled) -> None:
+        """Let all such calls be served alike; what is remembered first counts."""
+        self._settled.setdefault(_kind_of(request, shared, config), settled)
+
+    def gather(self, members: tuple[int, ...], shared: Facts, row: Any) -> list[Any]:
+        """Compare a call that is new, and return what each member brings, in the group's order: what JSON can hold.
+
+        Collective: every member calls it.
+        """
+        order = tuple(sorted(members))
+        self._compare(members, shared["operation"], {**shared, "algorithm": "measured at the first call"})
+        rows = self._world.subworld(order).all_gather_object(row)
+        return [rows[order.index(rank)] for rank in members]
 
     def describe(self, members: tuple[int, ...], number: int) -> str:
         """Describe the kind of call that has a number."""
@@ -140,7 +167,7 @@ class Members:
         prepare: Callable[[Any, Any, Team], Any],
         config: Any = None,
         within: Team | None = None,
-    ) -> Settled:
+    ) -> Served:
         """Choose an algorithm, agree on it and on what it launches with, and prepare it: on all members or on none.
 
         Collective, where such a call is new: every member comes here.
@@ -160,7 +187,7 @@ class Members:
         op, left_out, kind = shared["operation"], self.left_out(members, shared), (members, *shared.values())
         while True:
             try:
-                algorithm, _, request = choose(left_out)
+                algorithm, why, request, in_graphs = choose(left_out)
             except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
                 self.refuse(members, op, lambda: shared, error, within)
             facts = {**shared, "algorithm": algorithm.name, "config": config_text(request.options["config"])}
@@ -181,7 +208,9 @@ class Members:
         if is_new:
             self._agreed.add(members, facts, number, shared, {"operation": op})
             self._layouts[kind] = f"{algorithm.name!r} with {layout}"
-        return Settled(algorithm, request, plan, team)
+        if config is None or config.named(op)[0] is None:
+            self.remember(request, shared, config, (algorithm.name, request.options["config"], why, in_graphs))
+        return Served(algorithm, request, plan, team, in_graphs)
 
     def agree(self, members: tuple[int, ...], facts: dict[str, str]) -> None:
         """Compare with the other members what must be equal, once: RankMismatchError on all if something differs."""
@@ -289,6 +318,11 @@ class Members:
         if "algorithm" in differing and len(set(layouts)) > 1:
             hint = f"\nIt depends on how tensors lie: {by_rank(layouts)}"
         raise RankMismatchError(f"{op}: the members of the group call differently:\n" + "\n".join(lines) + hint)
+
+
+def _kind_of(request: Any, shared: Facts, config: Any) -> tuple[Any, ...]:
+    in_gluon = config is not None and config.use_gluon
+    return request.members, *shared.values(), _layout_of(request), in_gluon
 
 
 def _layout_of(request: Any) -> str:

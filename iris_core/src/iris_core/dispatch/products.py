@@ -49,6 +49,11 @@ class FusedCall(NamedTuple):
     gather_dim: int | None = None
     layout: str = "torch"
 
+    @property
+    def tensors(self) -> tuple[Any, Any, Any, Any]:
+        """What is launched with."""
+        return self.out, self.a, self.b, self.bias
+
     def describe(self, here: Here, members: tuple[int, ...]) -> FusedRequest:
         """Make the request; `check` says whether it is possible.
 

@@ -69,6 +69,11 @@ class CollectiveCall(NamedTuple):
     first: Any = None
     second: Any = None
 
+    @property
+    def tensors(self) -> tuple[Any, Any]:
+        """What is launched with."""
+        return self.out, self.inp
+
     def describe(self, here: Here, members: tuple[int, ...]) -> CollectiveRequest:
         """Make the request; docs/collectives.md says what the options mean.  `check` says whether it is possible.
 

@@ -1,14 +1,18 @@
-"""Measured tables: which algorithm was the fastest, by device, number of ranks, operation, element type, size or shape.
+"""Measured tables: which algorithm was the fastest, by device, number of ranks, operation, element type and size.
 
-One format serves `ctx.ccl`, whose lines say up to how many bytes they speak of, and `ctx.ops`, whose lines have the
-shape of a product.
+One format serves `ctx.ccl`, whose lines have the bytes of a call, and `ctx.ops`, whose lines have the shape of a
+product.  The nearest measured point speaks for a request.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib.metadata
 import json
 import math
+import os
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
@@ -21,12 +25,12 @@ from iris_core.logs import logger
 from iris_core.types import FusedRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from iris_core.types import CollectiveRequest
 
-FORMAT = 1
+FORMAT = 2
 """Version of the files' format."""
 
 ANY_DTYPE = "*"
@@ -34,22 +38,18 @@ TF32 = "tf32"
 """What tables call float32 where TF32 is allowed."""
 
 MAX_SIZE = 1 << 60
-"""Largest number of bytes, or of rows, that a line may speak of."""
+"""Largest number of bytes, or of rows, that a line may have."""
+
+NEAR, CLOSE, FAR = 0.5, 1.0, 3.0
+"""Powers of two by which each size of a measured point may differ from a request's: up to the first it says what is the
+fastest, up to the second its configs serve, and up to the third it is better than an estimate."""
+
+_LEAST_NBYTES = 1 << 10
+"""Smaller collectives take as long as one of this size."""
 
 _SAME_SPEED = {"float16": "bfloat16", "bfloat16": "float16"}
 
-NEAR, FAR = 1.0, 3.0
-"""A measured shape speaks of those that differ by at most this power of two, up or down, in each dimension; where there
-is none, one that differs by at most the second does, without its configs."""
-
-M_WEIGHT, GROUP_WEIGHT = 2.0, 0.5
-"""How far away another shape is: M decides how short a product is, and counts more; twice the ranks are half as far as
-twice the size."""
-
-DOUBT, GROUP_DOUBT, RELUCTANCE = 0.005, 0.1, 0.15
-"""What was measured elsewhere only is said to take longer by the first part for each power of two, by the second for
-each one between the numbers of ranks (more ranks, shorter pieces), and by the third where something was measured here:
-that is left for a clear gain only."""
+HEAP, ORDINARY = "heap", "ordinary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,43 +58,63 @@ class Entry:
 
     Attributes:
         op: the operation.
-        dtype: torch's name of the element type, of operands TF32, too, or ANY_DTYPE; see `spoken_of`.
-        max_nbytes: largest collective (see `size_of`) that it speaks of; infinity if there is none.
+        dtype: torch's name of the element type, of operands TF32, too, or ANY_DTYPE.
+        size: (bytes,) of a collective (see `size_of`), or (m, n, k) of the product that each rank computes.
         algorithm: name of an algorithm.
-        seconds: what it took.
-        source: file that it comes from.
-        config: fields of `Config` or `FusedConfig` with which it took that.
-        borrowed_from: ranks it was measured with, if that is another number than the request's.
-        measured: whether Iris took that time, with as many ranks as its file is of; else it is a model's.
-        note: what its file says of how it was measured or where a model's times come from.
-        shape: (m, n, k) of the product that each rank computes; empty for a collective.
+        seconds: the time of one call.
+        place: where the tensors lie; see `place_of`.
         gather_dim: as in the call; None for operations that gather nothing.
+        config: fields of `Config` or `FusedConfig` with which it took that.
+        source: file that it comes from; empty for what this process has measured.
+        group_size: number of ranks that took part.
+        measured: whether Iris measured the time; else it is a model's.
+        note: how it was measured, or where a model's times come from, as its file says.
     """
 
     op: str
     dtype: str
-    max_nbytes: float
+    size: tuple[int, ...]
     algorithm: str
     seconds: float
-    source: str = ""
+    place: str = HEAP
+    gather_dim: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
-    borrowed_from: int | None = None
+    source: str = ""
+    group_size: int = 0
     measured: bool = True
     note: str = ""
-    shape: tuple[int, ...] = ()
-    gather_dim: int | None = None
+
+    @property
+    def point(self) -> tuple[Any, ...]:
+        """The measured point: entries that have it equal were compared with each other."""
+        return self.op, self.dtype, -1 if self.gather_dim is None else self.gather_dim, self.place, self.size
+
+    @property
+    def where(self) -> str:
+        """Size, place and number of ranks, for people."""
+        size = f"{self.size[0]} bytes" if len(self.size) == 1 else " x ".join(map(str, self.size))
+        return f"{size}, {self.place} tensors, {self.group_size} ranks"
+
+
+class Found(NamedTuple):
+    """The measured point that is the nearest to a request.
+
+    Attributes:
+        entries: the fastest first; empty if no point is near enough to speak for the request.
+        is_near: it says what is the fastest: sizes, place and number of ranks are those of the request, or nearly so.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    is_near: bool = False
 
     @property
     def reason(self) -> str:
-        """Why it is taken, for people."""
-        ranks = "" if self.borrowed_from is None else f" with {self.borrowed_from} ranks (none for so many)"
-        how = "measured as the fastest" if self.measured else "the fastest by the model"
-        return f"{how}{ranks} in {self.source}" + (f" ({self.note})" if self.note else "")
-
-    @property
-    def place(self) -> tuple[Any, ...]:
-        """What it speaks of."""
-        return self.op, self.dtype, -1 if self.gather_dim is None else self.gather_dim, self.shape or self.max_nbytes
+        """Why its first entry is taken, for people."""
+        first = self.entries[0]
+        how = "measured as the fastest" if first.measured else "the fastest by the model"
+        where = "" if self.is_near else f" at {first.where}"
+        source = f"in {first.source}" if first.source else "here"
+        return f"{how}{where} {source}" + (f" ({first.note})" if first.note else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +122,11 @@ class Table:
     """The measurements of one file, or the times of a model.
 
     Attributes:
-        device: torch's name of the device, as `torch.cuda.get_device_name` tells it; "cpu" for the CPU.
-        group_size: ranks that took part.
+        device: torch's name of the device, as `torch.cuda.get_device_name` returns it; "cpu" for the CPU.
+        group_size: number of ranks that took part.
         measured: see `Entry`.
-        entries: sorted by size, and for one size by time.
+        entries: the lines.
+        versions: versions of what was measured with, by name.
         source: the file.
     """
 
@@ -114,81 +135,51 @@ class Table:
     measured: bool
     entries: tuple[Entry, ...]
     source: str
-
-    def lookup(self, request: CollectiveRequest) -> list[Entry]:
-        """Return the entries that speak of a request, the best one first; those of other dtypes are left out."""
-        nbytes = size_of(request)
-        if nbytes is None:
-            return []
-        covering = [e for e in self.entries if e.op == request.op and nbytes <= e.max_nbytes]
-        own = [e for e in covering if e.dtype == request.dtype]
-        return own or [e for e in covering if e.dtype == ANY_DTYPE]
-
-    def points(self, request: FusedRequest) -> list[_Point]:
-        """Return the places where something was measured that speaks of a request, in no order."""
-        names, size = spoken_of(request), self.group_size
-        kind = request.op, request.options.get("gather_dim")
-        entries = [e for e in self.entries if (e.op, e.gather_dim) == kind and e.dtype in names]
-        known = frozenset(entry.algorithm for entry in entries)
-        by_place: dict[Any, list[Entry]] = {}
-        for entry in entries if all(request.shape) else ():
-            by_place.setdefault((entry.shape, entry.dtype), []).append(entry)
-        octaves = abs(math.log2(size / request.group_size))
-        found = []
-        for (shape, dtype), there in by_place.items():
-            apart = [abs(math.log2(mine / its)) for mine, its in zip(shape, request.shape, strict=True)]
-            if max(apart) > FAR:
-                continue
-            is_here = octaves == 0 and max(apart) <= NEAR
-            where = "" if max(apart) <= NEAR else f"a product of {' x '.join(map(str, shape))}"
-            scale = math.prod(request.shape) / math.prod(shape)
-            scaled = [
-                replace(
-                    entry,
-                    seconds=entry.seconds * scale,
-                    max_nbytes=request.nbytes,
-                    borrowed_from=None if octaves == 0 else size,
-                    config=entry.config if is_here else {},
-                    note="; ".join(filter(None, (where, entry.note))),
-                )
-                for entry in sorted(there, key=lambda entry: entry.seconds)
-            ]
-            distance = math.hypot(M_WEIGHT * apart[0], *apart[1:]) + GROUP_WEIGHT * octaves
-            found.append(_Point(distance, octaves, names.index(dtype), shape, is_here, tuple(scaled), known))
-        return found
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
-class _Point(NamedTuple):
-    """What was measured with one shape."""
-
-    distance: float  # from what is asked, in powers of two
-    octaves: float  # those between the numbers of ranks
-    rank_of_dtype: int  # place of the entries' element type among those that speak of the request
-    shape: tuple[int, ...]
-    is_here: bool  # it is near, with as many ranks
-    entries: tuple[Entry, ...]  # the fastest first, as many seconds as such a product would take here in proportion
-    known: frozenset[str]  # all algorithms that its table knows for such calls
-
-
-def size_of(request: CollectiveRequest) -> int | None:
-    """Return the bytes by which a request is looked up, the same on all members: its `nbytes`, of scatter a part's.
+def size_of(request: CollectiveRequest | FusedRequest) -> tuple[int, ...] | None:
+    """Return the size by which a request is looked up, the same on all members.
 
     None where members cannot know each other's sizes: all_to_all with split sizes.
     """
+    if isinstance(request, FusedRequest):
+        return request.shape
     if request.options.get("uneven"):
         return None
-    if request.op == "scatter" and request.rank == request.options.get("root"):
-        return request.nbytes // request.group_size
-    return request.nbytes
+    # of scatter a part's
+    parts = request.group_size if request.op == "scatter" and request.rank == request.options.get("root") else 1
+    return (max(request.nbytes // parts, _LEAST_NBYTES),)
 
 
-def spoken_of(request: FusedRequest) -> tuple[str, ...]:
-    """The names of element types whose entries speak of a request, the best one first.
+def place_of(request: CollectiveRequest | FusedRequest) -> str:
+    """Return where the tensors lie that all members have alike: "heap", "ordinary", or the one that is on the heap."""
+    if isinstance(request, FusedRequest):
+        on_heap = request.reach_a if request.op == "all_gather_matmul" else request.reach_out
+        return HEAP if on_heap or request.op == "matmul_reduce_scatter" else ORDINARY
+    has_in, has_out = request.op not in ("broadcast", "scatter"), request.op not in ("broadcast", "gather", "reduce")
+    into, out = request.direct_in or not has_in, request.direct_out or not has_out
+    return {(True, True): HEAP, (False, False): ORDINARY, (True, False): "input", (False, True): "output"}[into, out]
 
-    Its own, or TF32; then the other type of 16 bits, which takes as long; then all.
+
+def dtypes_of(request: CollectiveRequest | FusedRequest) -> tuple[str, ...]:
+    """Return the names of element types whose entries speak for a request, the best one first.
+
+    Its own, or TF32; then the other type of 16 bits, which takes as long; then any.
     """
-    own = TF32 if request.options["tf32"] else request.dtype
+    own = TF32 if request.options.get("tf32") else request.dtype
     return (own, *([_SAME_SPEED[own]] if own in _SAME_SPEED else []), ANY_DTYPE)
+
+
+def entry_for(request: CollectiveRequest | FusedRequest, algorithm: str, seconds: float, **more: Any) -> Entry:
+    """Return the line of a request that an algorithm has served; the request has a size."""
+    size = size_of(request)
+    assert size is not None
+    dim = request.options.get("gather_dim")
+    place = place_of(request)
+    return Entry(
+        request.op, dtypes_of(request)[0], size, algorithm, seconds, place, dim, group_size=request.group_size, **more
+    )
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -198,27 +189,33 @@ _Ranks = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
 class _Row(BaseModel):
-    """One line of a file: `max_nbytes` (null: any), or `m`, `n`, `k` and, of what gathers, `gather_dim`."""
+    """One line of a file: `nbytes`, or `m`, `n`, `k` and, of what gathers, `gather_dim`."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="forbid")
 
     op: _Text
     dtype: _Text
     algorithm: _Text
     seconds: Annotated[float, Field(ge=1e-9, le=1e6)]
-    max_nbytes: Annotated[int, Field(ge=0, le=MAX_SIZE)] | None = None
+    nbytes: _Size | None = None
     m: _Size | None = None
     n: _Size | None = None
     k: _Size | None = None
     gather_dim: Annotated[int, Field(strict=True, ge=0, le=1)] | None = None  # Literal[0, 1] would take False
+    place: Literal["heap", "ordinary", "input", "output"] = "heap"
     config: dict[str, Annotated[int, Field(ge=0, le=1 << 20)] | str] = Field(default_factory=dict)
 
+    @property
+    def size(self) -> tuple[int, ...]:
+        sizes = (self.m, self.n, self.k) if self.nbytes is None else (self.nbytes,)
+        return tuple(size for size in sizes if size is not None)
+
     @model_validator(mode="after")
-    def _speaks_of_something(self) -> Self:
-        has_bytes = "max_nbytes" in self.model_fields_set
-        if (self.m, self.n, self.k, self.gather_dim if has_bytes else None).count(None) != (4 if has_bytes else 1):
-            raise ValueError("a line has `max_nbytes`, or `m`, `n` and `k`")
-        _check_config(Config if has_bytes else FusedConfig, tuple(self.config.items()))
+    def _has_a_size(self) -> Self:
+        shape = (self.m, self.n, self.k, None if self.nbytes is None else self.gather_dim)
+        if shape.count(None) != (1 if self.nbytes is None else 4):
+            raise ValueError("a line has `nbytes`, or `m`, `n` and `k`")
+        _check_config(FusedConfig if self.nbytes is None else Config, tuple(self.config.items()))
         return self
 
 
@@ -236,11 +233,12 @@ class _File(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    format: Literal[1]
+    format: Literal[2]
     device: _Text
     group_size: _Ranks
     measured: bool
     note: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
     entries: list[_Row]
 
     @model_validator(mode="after")
@@ -253,6 +251,11 @@ class _File(BaseModel):
 _FILE = TypeAdapter(_File)
 
 
+def file_name(device: str, group_size: int) -> str:
+    """Return the name of the file of a table."""
+    return f"{re.sub('[^a-z0-9]+', '-', device.lower()).strip('-')}-{group_size}.json"
+
+
 def read_table(path: Path) -> Table:
     """Read one file; SettingsError if it is damaged, or of another format."""
     try:
@@ -261,24 +264,13 @@ def read_table(path: Path) -> Table:
         raise SettingsError(
             f"{path} is not a table of measurements: {error}. Delete it, and measure again with `iris tune`"
         ) from error
-    entries = [
-        Entry(
-            row.op,
-            row.dtype,
-            math.inf if row.max_nbytes is None else row.max_nbytes,
-            row.algorithm,
-            row.seconds,
-            str(path),
-            row.config,
-            measured=file.measured,
-            note=file.note,
-            shape=() if row.m is None or row.n is None or row.k is None else (row.m, row.n, row.k),
-            gather_dim=row.gather_dim,
-        )
+    where: dict[str, Any] = {"source": str(path), "group_size": file.group_size}
+    where |= {"measured": file.measured, "note": file.note}
+    entries = tuple(
+        Entry(row.op, row.dtype, row.size, row.algorithm, row.seconds, row.place, row.gather_dim, row.config, **where)
         for row in file.entries
-    ]
-    entries.sort(key=lambda entry: (entry.max_nbytes, entry.seconds))
-    return Table(file.device, file.group_size, file.measured, tuple(entries), str(path))
+    )
+    return Table(file.device, file.group_size, file.measured, entries, str(path), file.versions)
 
 
 def write_table(
@@ -289,30 +281,50 @@ def write_table(
     `versions` are those of what was measured with, by name; device and group_size are as in `Table`.
     """
     lines = []
-    for entry in sorted(entries, key=lambda e: (*e.place[:2], bool(e.shape), e.place[3], e.place[2], e.seconds)):
+    for entry in sorted(entries, key=lambda e: (*e.point, e.seconds)):
         row: dict[str, Any] = {"op": entry.op, "dtype": entry.dtype}
-        if entry.shape:
-            row |= dict(zip("mnk", entry.shape, strict=True))
-            row |= {} if entry.gather_dim is None else {"gather_dim": entry.gather_dim}
-        else:
-            row["max_nbytes"] = None if math.isinf(entry.max_nbytes) else int(entry.max_nbytes)
+        row |= dict(zip("mnk" if len(entry.size) == 3 else ("nbytes",), entry.size, strict=True))
+        row |= {} if entry.gather_dim is None else {"gather_dim": entry.gather_dim}
+        row |= {} if entry.place == HEAP else {"place": entry.place}
         row |= {"algorithm": entry.algorithm, "seconds": float(f"{entry.seconds:.4g}")}
         lines.append(json.dumps(row | ({"config": dict(entry.config)} if entry.config else {})))
     of = {"format": FORMAT, "device": device, "group_size": group_size, "measured": True, "versions": dict(versions)}
     text = f'{json.dumps(of)[:-1]}, "entries": [\n' + ",\n".join(f"  {line}" for line in lines) + "\n]}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.write_text(text)
-    part.replace(path)  # whoever reads meanwhile sees the old one or the new one
+    part.replace(path)  # a process that reads meanwhile sees the old one or the new one
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what measurements depend on, by name; without what is not installed."""
+    found = {}
+    for name in ("torch", "triton", "iris-core", "iris-allocators", "iris-triton", "iris-gluon"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def merged(old: Iterable[Entry], new: Sequence[Entry]) -> list[Entry]:
+    """Return the entries of two tables: of points that were measured again, only the new ones."""
+    again = {entry.point for entry in new}
+    return [*(entry for entry in old if entry.point not in again), *new]
 
 
 # -- looking up -------------------------------------------------------------------------------------------------------
 class Tables:
-    """The tables of one machine, from folders that need not exist: what comes first counts first."""
+    """The tables of one machine, from folders that need not exist; of two that measured the same, the first counts.
 
-    def __init__(self, folders: Iterable[Path], device: str) -> None:
-        self._by_size: dict[int, list[Table]] = {}
-        for folder in folders:
+    Args:
+        cache: the first folder, where new measurements are kept.
+        shipped: the other ones.
+        device: as in `Table`; files of others are left out.
+    """
+
+    def __init__(self, cache: Path, shipped: Iterable[Path], device: str) -> None:
+        self._cache, self._device = cache, device
+        self._points: dict[tuple[Any, ...], list[Entry]] = {}
+        for folder in (cache, *shipped):
             try:
                 paths = sorted(path for path in folder.iterdir() if path.suffix == ".json")
             except (FileNotFoundError, NotADirectoryError):
@@ -328,79 +340,47 @@ class Tables:
                     logger.warning("a table is left out: %s", error)
                     continue
                 if table.device == device:
-                    self._by_size.setdefault(table.group_size, []).append(table)
+                    self._add(table.entries)
 
-    def lookup(self, request: CollectiveRequest | FusedRequest) -> list[Entry]:
-        """Return what the tables say of a request, the most trusted entry of collectives, the fastest of others first.
+    def _add(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self._points.setdefault((entry.group_size, entry.source, *entry.point), []).append(entry)
 
-        Of products the nearest point counts; what its table does not know at all comes from the next ones, see
-        `joined`, as far as their products are about as long: what a launch, a copy or a meeting costs is much of a
-        short one and little of a long one.
-        """
-        if not isinstance(request, FusedRequest):
-            return entries_for(request, self._by_size)
-        points = [point for tables in self._by_size.values() for table in tables for point in table.points(request)]
-        points.sort(key=lambda point: (point.distance, point.rank_of_dtype))  # else as the folders lie
-        found: list[Entry] = []
-        known: set[str] = set()
-        places: set[Any] = set()
-        for point in points:
-            place = (point.shape, point.distance, point.rank_of_dtype)
-            if place in places:  # measured again since, in a folder that counts more
+    def add(self, entries: Sequence[Entry], *, write: bool) -> None:
+        """Add what this process has measured at a point, before all files; `write` also keeps it in the cache."""
+        again = {entry.point for entry in entries}
+        known, self._points = self._points, {}
+        self._add(entries)
+        self._points |= {key: each for key, each in known.items() if key[1] or key[2:] not in again}
+        if not write:
+            return
+        path = self._cache / file_name(self._device, entries[0].group_size)
+        try:
+            old = read_table(path).entries if path.exists() else ()
+            write_table(path, self._device, entries[0].group_size, versions(), merged(old, entries))
+        except (OSError, SettingsError) as error:
+            logger.warning("what was measured is not kept: %s", error)
+
+    def nearest(self, request: CollectiveRequest | FusedRequest) -> Found:
+        """Return the measured point that is the nearest to a request: in ranks first, then place, dtype and sizes."""
+        size, dtypes, place = size_of(request), dtypes_of(request), place_of(request)
+        kind = request.op, request.options.get("gather_dim")
+        best: tuple[tuple[Any, ...], bool, list[Entry]] | None = None
+        for entries in self._points.values() if size and all(size) else ():
+            first = entries[0]
+            if (first.op, first.gather_dim) != kind or first.dtype not in dtypes or len(first.size) != len(size or ()):
                 continue
-            places.add(place)
-            if abs(math.log2(point.shape[0] / points[0].shape[0])) > NEAR:
-                continue
-            doubt = DOUBT * point.distance + GROUP_DOUBT * point.octaves + (RELUCTANCE if points[0].is_here else 0)
-            found = joined(found, point.entries, known, 1 + doubt)
-            known |= point.known
-        return found
-
-
-def entries_for(request: CollectiveRequest, by_size: Mapping[int, Sequence[Table]]) -> list[Entry]:
-    """Return what tables say of a collective, the most trusted entry first.
-
-    Where nothing was measured with so many ranks, the nearest number speaks for them, without its configs: the order of
-    the algorithms changes little from one number to the next, and any measurement is better than a model.  An algorithm
-    that was not measured there at all comes from the next number, see `joined`.
-    """
-    size = request.group_size
-    found: list[Entry] = []
-    known: set[str] = set()
-    for near in sorted(by_size, key=lambda each: (each != size, abs(math.log2(each / size)), -each)):
-        entries = [entry for table in by_size[near] for entry in table.lookup(request)]
-        if entries and near == size:
-            return entries
-        found = joined(found, [replace(each, config={}, borrowed_from=near) for each in entries], known)
-        known |= {each.algorithm for table in by_size[near] for each in table.entries if each.op == request.op}
-    return found
-
-
-def joined(found: list[Entry], more: Sequence[Entry], known: Collection[str], doubt: float = 1.0) -> list[Entry]:
-    """Add algorithms that were measured elsewhere only, so that they do not lose for not having been measured here.
-
-    Times of two places compare only in relation to an algorithm that both have; where these disagree, the one counts
-    by which the new ones take longest.
-
-    Args:
-        found: what is known already.
-        more: measured elsewhere.
-        known: algorithms that need nothing from there: where they are not found they were too slow.
-        doubt: how much longer the new ones are said to take.
-
-    Returns:
-        The entries, the fastest first; without those of `more` that compare with nothing.
-    """
-    if not found:
-        return list(more)
-    here, there = ({each.algorithm: each for each in reversed(entries)} for entries in (found, more))
-    both = here.keys() & there.keys()
-    if not both:
-        return found
-    unit = max(here[name].seconds / there[name].seconds for name in both) * doubt
-    new = [
-        replace(each, seconds=each.seconds * unit)
-        for name, each in there.items()
-        if name not in known and name not in here
-    ]
-    return sorted([*found, *new], key=lambda each: each.seconds) if new else found
+            apart = [abs(math.log2(mine / its)) for mine, its in zip(size or (), first.size, strict=True)]
+            octaves = abs(math.log2(first.group_size / request.group_size))
+            if max(apart) <= FAR:
+                elsewhere = octaves, first.place != place
+                key = *elsewhere, max(apart) > NEAR, dtypes.index(first.dtype), math.hypot(*apart)
+                if best is None or key < best[0]:
+                    best = key, not any(elsewhere) and max(apart) <= CLOSE, entries
+        if best is None:
+            return Found()
+        (*apart_from, _, _), keeps_configs, entries = best
+        ordered = sorted(entries, key=lambda entry: entry.seconds)
+        if not keeps_configs:
+            ordered = [replace(each, config={}) for each in ordered]
+        return Found(tuple(ordered), not any(apart_from))

@@ -90,7 +90,7 @@ class Region:
         return self.tensor.numel()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Memory:
     """Where teams get memory from, and what else their context has.
 
@@ -100,6 +100,7 @@ class Memory:
         limit_nbytes: the largest region that is made without being asked for by size (IRIS_CCL_WORKSPACE).
         spec: what the context tensor says.
         reports: what kernels have reported.
+        spare_nbytes: the heap keeps so many bytes in one piece for users; HeapExhaustedError where it could not.
     """
 
     heap: SymmetricHeap
@@ -107,6 +108,7 @@ class Memory:
     limit_nbytes: int
     spec: ContextSpec
     reports: KernelReports
+    spare_nbytes: int = 0
 
     def take(self, world: World, members: Sequence[int], nbytes: int, what: str, fill: int | None = 0) -> Region:
         """Make a region for some ranks, filled on all of them: what kernels trust has no other source.
@@ -129,6 +131,13 @@ class Memory:
         if has_half or (is_group and nbytes <= area.nbytes // _SMALL):  # the heap may have large granules
             with contextlib.suppress(UnsupportedError):
                 return of_area()
+        if self.spare_nbytes and (largest := heap.stats().largest_free) - nbytes < self.spare_nbytes:
+            raise HeapExhaustedError(
+                f"{what} would leave less than {self.spare_nbytes} bytes of the heap in one piece",
+                requested_bytes=nbytes,
+                free_bytes=largest,
+                largest_free_bytes=largest,
+            )
         try:
             if is_group:
                 return Region(*heap.take_for_group(world, members, nbytes, what))

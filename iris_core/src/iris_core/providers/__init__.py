@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import FAILURES, PluginError
+from iris_core.providers import torch_distributed
 from iris_core.providers.baseline import local_algorithms, product_algorithms
 from iris_core.registry import default_registry
-from iris_core.types import PluginKind, PluginState
+from iris_core.types import DeviceType, PluginKind, PluginState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ class Providers:
     ) -> None:
         self._backend = backend
         self._target = target
+        self._groups = torch_distributed.Groups("gloo" if target.type is DeviceType.CPU else "nccl")
         self._create = create
         self._provides = provides
         self._plugins: tuple[list[Algorithm[Any]], list[tuple[str, str]]] | None = None
@@ -50,11 +52,17 @@ class Providers:
     def found(self, is_fused: bool = False) -> tuple[list[Algorithm[Any]], list[tuple[str, str]]]:
         """Return all algorithms of `ctx.ccl`, or of `ctx.ops`, and plugins that bring none, with the reason."""
         own = product_algorithms() if is_fused else local_algorithms()
+        torchs: list[Any] = [
+            torch_distributed.TorchCollective(op, self._groups.backend, self._groups)
+            for op in torch_distributed.COLLECTIVES
+        ]
+        if is_fused:
+            torchs = torch_distributed.products(self._groups)
         offered: Sequence[Algorithm[Any]] = getattr(self._backend, "operations" if is_fused else "collectives", tuple)()
         if self._plugins is None:
             self._plugins = self._load()
         plugins, unusable = self._plugins
-        return [*own, *offered, *plugins, *self._added], unusable
+        return [*own, *offered, *plugins, *self._added, *torchs], unusable
 
     def add(self, algorithms: Sequence[Algorithm[Any]]) -> None:
         """Add more."""

@@ -21,6 +21,7 @@ from iris_core.providers.model import fixed_s, moving_s, product_s
 from iris_core.types import Availability, CollectiveRequest, DeviceType, PluginInfo, PluginKind
 
 if TYPE_CHECKING:
+    from iris_core.dispatch.config import Config
     from iris_core.dispatch.host import Host
     from iris_core.types import FusedRequest
 
@@ -30,7 +31,8 @@ _UNIT = 8
 """Pieces begin at multiples of so many rows or columns: 16 bytes of the narrowest elements."""
 
 
-def _info(name: str, summary: str) -> PluginInfo:
+def info(name: str, summary: str) -> PluginInfo:
+    """Return the description of algorithms that work on every device."""
     return PluginInfo(name=name, kind=PluginKind.COLLECTIVE, summary=summary, devices=frozenset(DeviceType))
 
 
@@ -49,7 +51,7 @@ class Local:
     @property
     def info(self) -> PluginInfo:
         """The description."""
-        return _info("local", "collectives of a rank alone")
+        return info("local", "collectives of a rank alone")
 
     def supports(self, request: CollectiveRequest) -> Availability:
         """Say whether the rank is alone."""
@@ -128,6 +130,11 @@ class Unfused:
     uses: tuple[str, ...] = ()
     """Fields of the config that it fulfils, beside those that define the result."""
 
+    always_measured = True
+
+    collective_config: Config | None = None
+    """Config of the collective; by default the library chooses."""
+
     converts = True
     """8-bit floats are multiplied as the output's type, which holds them exactly, where a rank is alone: other
     algorithms need others."""
@@ -138,7 +145,7 @@ class Unfused:
     @property
     def info(self) -> PluginInfo:
         """The description."""
-        return _info("unfused", "torch.matmul and a collective, one after the other")
+        return info("unfused", "torch.matmul and a collective, one after the other")
 
     def supports(self, request: FusedRequest) -> Availability:
         """Say whether torch multiplies such elements; of the config, only what defines the result has a meaning."""
@@ -170,7 +177,7 @@ class Unfused:
         if op == "matmul_all_gather" and options["gather_dim"] == 0 and direct_out and len(bounds) == 1:
             shape, out = (request.m, request.n), (request.out_shape, request.out_stride, True)
             wanted = collective_request(request, "all_gather", shape, dense(shape), True, out, in_place=True)
-            plan.pieces.append(_Piece(0, request.m, None, host.collective(wanted)))
+            plan.pieces.append(_Piece(0, request.m, None, host.collective(wanted, self.collective_config)))
             return plan
         dtype = getattr(torch, request.out_dtype)
         nbytes = request.m * request.n * dtype.itemsize
@@ -183,7 +190,9 @@ class Unfused:
             rows, columns = (request.m, length) if by_columns else (length, request.n)
             first = begin * (request.m if by_columns else request.n)
             if length not in known:
-                known[length] = host.collective(self._collective(request, rows, columns, region is not None))
+                known[length] = host.collective(
+                    self._collective(request, rows, columns, region is not None), self.collective_config
+                )
             product = memory[first : first + rows * columns].view(rows, columns)
             plan.pieces.append(_Piece(begin, end, product, known[length]))
         # Rows of a bias that differ from member to member can only be added where they belong.
@@ -226,7 +235,7 @@ class Unfused:
         direct = request.reach_a and request.a_stride == dense((rows, inner))
         out = tuple(parts.shape), parts.stride(), False
         wanted = collective_request(request, "all_gather", (rows, inner), request.a_stride, direct, out)
-        plan.gathered, plan.collective = (matrix, parts), host.collective(wanted)
+        plan.gathered, plan.collective = (matrix, parts), host.collective(wanted, self.collective_config)
         return plan
 
     # -- launching ----------------------------------------------------------------------------------------------------
@@ -288,6 +297,7 @@ class Overlapped(Unfused):
     name = "overlapped"
     uses = ("num_pieces",)
     converts = False
+    always_measured = False
     measured_only = True
     """How much the two disturb each other, no model knows."""
 

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.dispatch.config import Config
-from iris_core.dispatch.tables import ANY_DTYPE, Entry
+from iris_core.dispatch.tables import ANY_DTYPE
 from iris_core.errors import ArgumentError
-from iris_core.tuning.tuner import Series, Tuned, Tuner, check_names, tuner_of_this_rank
+from iris_core.tuning.tuner import Tuned, Tuner, check_names, tuner_of_this_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from iris_core.api import Iris
     from iris_core.bench import RunOptions
     from iris_core.dispatch.choice import Explanation
+    from iris_core.dispatch.tables import Entry
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 """Operations that have samples; those with a root have rank 0."""
@@ -72,12 +73,6 @@ class Sample:
     def nbytes(self) -> int:
         """Bytes of the full buffer."""
         return self.length * self.dtype.itemsize
-
-    @property
-    def looked_up_nbytes(self) -> int:
-        """Bytes by which the tables know such a call (`iris_core.dispatch.tables.size_of`)."""
-        shared = self.op in ("all_gather", "gather", "scatter")
-        return (self.part if shared else self.length) * self.dtype.itemsize
 
     def tensors(self, ctx: Iris) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Allocate (output, input) on the heap, the input filled; None where this rank has none.  A symmetric call."""
@@ -203,16 +198,14 @@ def tune_on_this_rank(wanted: TuneOptions, options: RunOptions) -> Tuned:
 
 def _tune(tuner: Tuner, wanted: TuneOptions, op: str, dtype: torch.dtype) -> Iterator[Entry]:
     """Measure an operation at all sizes."""
-    ctx, series = tuner.ctx, Series()
+    ctx = tuner.ctx
     samples = [Sample.of_bytes(op, dtype, ctx.cur_rank, ctx.num_ranks, nbytes) for nbytes in wanted.sizes]
-    samples = list({sample.length: sample for sample in samples}.values())
-    for sample, above in zip(samples, [*samples[1:], None], strict=True):
-        launches = tuner.best_launches(_Size(sample), series)
-        if launches is None:
+    # the largest one first: memory that algorithms share is never given back, and would be there several times
+    for sample in sorted({sample.length: sample for sample in samples}.values(), key=lambda each: -each.length):
+        entries = tuner.best_launches(_Size(sample))
+        if entries is None:
             return
-        bound = math.inf if above is None else math.sqrt(sample.looked_up_nbytes * above.looked_up_nbytes)
-        for (name, config), seconds in launches.items():
-            yield Entry(op, "", math.floor(bound) if above else bound, name, seconds, config=dict(config))
+        yield from entries
 
 
 @dataclass(frozen=True)
@@ -244,9 +237,9 @@ class _Call:
     def explain(self) -> Explanation:
         return self._ccl.explain(self._sample.op, *self._tensors)
 
-    def runner(self, algorithm: str, fields: Mapping[str, Any]) -> Callable[[], object]:
-        run, tensors, config = getattr(self._ccl, self._sample.op), self._tensors, Config(algorithm=algorithm, **fields)
-        return lambda: run(*tensors, config=config)
+    def run(self, algorithm: str | None = None, fields: Mapping[str, Any] | None = None) -> object:
+        config = None if algorithm is None else Config(algorithm=algorithm, **(fields or {}))
+        return getattr(self._ccl, self._sample.op)(*self._tensors, config=config)
 
     def is_right(self) -> bool:
         return self._sample.is_right(self._out)

@@ -6,24 +6,24 @@ numbers, which every element type that is multiplied can hold, so that they are 
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from iris_core.dispatch.config import FusedConfig
 from iris_core.dispatch.products import FP8, OPS, PLAIN
-from iris_core.dispatch.tables import TF32, Entry
+from iris_core.dispatch.tables import TF32
 from iris_core.errors import ArgumentError
-from iris_core.tuning.tuner import Series, Tuned, check_names, tuner_of_this_rank
+from iris_core.tuning.tuner import Tuned, check_names, tuner_of_this_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from iris_core.api import Iris
     from iris_core.bench import RunOptions
     from iris_core.dispatch.choice import Explanation
+    from iris_core.dispatch.tables import Entry
 
 KINDS = (
     ("matmul_all_reduce", None),
@@ -250,10 +250,7 @@ def tune_operations_on_this_rank(wanted: FusedTuneOptions, options: RunOptions) 
     entries: list[Entry] = []
     with tuner_of_this_rank(options) as tuner:
         for name, sample in wanted.samples(tuner.ctx.cur_rank, tuner.ctx.num_ranks):
-            point = _Shape(name, sample)
-            for (algorithm, config), seconds in (tuner.best_launches(point, Series(), all_of_them=True) or {}).items():
-                place: dict[str, Any] = {"shape": sample.shape, "gather_dim": sample.gather_dim}
-                entries.append(Entry(sample.op, name, math.inf, algorithm, seconds, config=dict(config), **place))
+            entries += tuner.best_launches(_Shape(name, sample)) or []
         return tuner.found(entries)
 
 
@@ -289,15 +286,13 @@ class _Call:
         self._want: torch.Tensor | None = None
 
     def explain(self) -> Explanation:
-        """What serves the call; who does not give the same bits in every run is for those who name him."""
-        config = FusedConfig(allow_tf32=self._tf32)
-        found = self._ops.explain(self._sample.op, *self._tensors, config=config, **self._sample.options)
-        return replace(found, candidates=tuple(each for each in found.candidates if each.repeatable))
+        return self._ops.explain(
+            self._sample.op, *self._tensors, config=FusedConfig(allow_tf32=self._tf32), **self._sample.options
+        )
 
-    def runner(self, algorithm: str, fields: Mapping[str, Any]) -> Callable[[], object]:
-        run, tensors, options = getattr(self._ops, self._sample.op), self._tensors, self._sample.options
-        config = FusedConfig(algorithm=algorithm, allow_tf32=self._tf32, **fields)
-        return lambda: run(*tensors, config=config, **options)
+    def run(self, algorithm: str | None = None, fields: Mapping[str, Any] | None = None) -> object:
+        config = FusedConfig(algorithm=algorithm, allow_tf32=self._tf32, **(fields or {}))
+        return getattr(self._ops, self._sample.op)(*self._tensors, config=config, **self._sample.options)
 
     def is_right(self) -> bool:
         if self._want is None:

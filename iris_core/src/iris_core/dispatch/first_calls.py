@@ -1,0 +1,259 @@
+"""Measure algorithms at the first call of a kind, on the call's own tensors; all members of the group together."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris_core.dispatch.choice import CLEARLY, with_config
+from iris_core.dispatch.config import Config, FusedConfig
+from iris_core.dispatch.requests import POINT_TO_POINT, TORCH
+from iris_core.dispatch.tables import entry_for, size_of
+from iris_core.errors import DeviceError, HeapExhaustedError, PluginError, UnsupportedError
+from iris_core.logs import logger
+from iris_core.types import DeviceType, FusedRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from iris_core.dispatch.choice import Chooser, Launch, Settled
+    from iris_core.dispatch.members import Members
+    from iris_core.dispatch.team import Memory
+    from iris_core.world import World
+
+_ROUNDS = 3
+_ROUND_S = 1e-3
+"""Seconds of calls that a round of an algorithm takes, but one call at least."""
+_MOST_CALLS = 50
+_LIMIT_S = 0.15
+"""No round is begun after so many seconds of measured calls."""
+_NEAR = 1.25
+"""Algorithms that took up to so many times as long as the best are measured again."""
+_CYCLES_PER_S = 2e9
+_LAUNCHED, _REFUSED, _BROKEN = range(3)
+_MOST_SLEEP_S = 5e-3
+
+
+class FirstCalls:
+    """First calls of a kind for which no measured point is near: by IRIS_TUNE, algorithms are measured for them.
+
+    Args:
+        mode: "first" or "exhaustive"; see `IrisSettings.tune`.
+        world: the ranks.
+        members: what they have agreed on.
+        bind: makes what serves a request by the algorithm that a config names, on all members or on none.
+        chooser: returns the algorithms for a request.
+        memory: of the teams; while first calls are measured half of the heap stays the users'.
+    """
+
+    def __init__(
+        self,
+        mode: str,
+        world: World,
+        members: Members,
+        bind: Callable[..., Any],
+        chooser: Callable[[Any], Chooser],
+        memory: Memory,
+    ) -> None:
+        self._mode = mode
+        self._world = world
+        self._members = members
+        self._bind = bind
+        self._chooser = chooser
+        self._memory = memory
+
+    def serve(self, request: Any, call: Any, shared: dict[str, str], scratch: Any) -> Any:
+        """Return what serves a call the fastest, measured on its tensors; None if nothing is measured for it.
+
+        Nothing is, where a measured point is near for the group's first member: what it chooses then, all do, as
+        members may have read their tables at different times.
+
+        Collective: every member comes here with its first call of a kind.  The output's values are lost.
+        """
+        ranks, config = request.members, call.config
+        if len(ranks) == 1 or call.op in POINT_TO_POINT or size_of(request) is None:
+            return None
+        if self._members.knows(ranks, shared):
+            return None
+        chosen: Settled
+        try:
+            if config is not None and config.named(call.op)[0] is not None:
+                return None
+            chooser = self._chooser(request)
+            found = chooser.tables.nearest(request)
+            is_near = self._mode == "first" and found.is_near and found.entries[0].measured
+            algorithm, why, wish, in_graphs = chooser.choose(request, config)
+            chosen = algorithm.name, wish.options["config"], why, in_graphs
+            launches = chooser.contenders(request, config, few=self._mode == "first")
+        except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
+            self._members.refuse(ranks, call.op, lambda: shared, error)
+        rows = self._members.gather(ranks, shared, {"near": is_near, "chosen": chosen, "launches": launches})
+        common = _common([row["launches"] for row in rows])
+        if not rows[0]["near"] and len(common) > 1 and (best := self._measure(request, call, shared, common, scratch)):
+            return best
+        self._members.remember(request, shared, config, tuple(rows[0]["chosen"]))
+        return None
+
+    def _measure(
+        self, request: Any, call: Any, shared: dict[str, str], launches: Sequence[Launch], scratch: Any
+    ) -> Any:
+        """Return the fastest launch, and leave the input as it was; None if none can be measured.  Collective."""
+        saved: torch.Tensor | None = None
+        if is_in_place := bool(request.options.get("in_place")):  # where there is a root, on that one only
+            with contextlib.suppress(torch.OutOfMemoryError):
+                saved = call.inp.clone()
+        world = self._world.subworld(tuple(sorted(request.members)))
+        if not all(ok for (ok,) in world.all_gather_ints([saved is not None or not is_in_place])):
+            return None
+        try:
+            if self._mode == "first":
+                self._memory.spare_nbytes = self._memory.heap.usable_nbytes // 2
+            return self._fastest(request, call, shared, launches, scratch)
+        finally:
+            self._memory.spare_nbytes = 0
+            if saved is not None:
+                call.inp.copy_(saved)
+
+    def _fastest(
+        self, request: Any, call: Any, shared: dict[str, str], launches: Sequence[Launch], scratch: Any
+    ) -> Any:
+        """Bind and measure launches, keep what was found, and return the fastest; None if none can be launched.
+
+        Collective: every member calls it with the same launches.
+        """
+        started = time.perf_counter()
+        world, chooser = self._world.subworld(tuple(sorted(request.members))), self._chooser(request)
+        on_gpu = request.target.type is not DeviceType.CPU
+        times: list[tuple[float, Launch, Any]] = []
+        while launches:
+            bounds = self._launchable(request, call, launches, scratch, world)
+            runs = [partial(bound.try_run, *call.tensors) for _, bound in bounds]
+            is_first = not times
+            measured = zip(measure(runs, world, on_gpu=on_gpu), bounds, strict=True)
+            times = sorted((*times, *((seconds, *each) for seconds, each in measured)), key=itemgetter(0))
+            launches = []
+            if is_first and self._mode == "exhaustive":  # the launches that the best offer, too
+                names = [name for seconds, (name, _), _ in times if seconds <= _NEAR * times[0][0]]
+                offered = [(name, given) for name in names for given in chooser.tunings(request, name) if given]
+                launches = _common(world.all_gather_object(offered))
+        if not times:
+            return None
+        first = times[0]
+        seconds, (name, given), best = min(times, key=lambda each: chooser.seconds(request, each[1][0], each[0]))
+        in_graphs = first[1] if first[0] < CLEARLY * seconds else None
+        if in_graphs is not None:
+            best.let_capture(first[2])
+        self._members.remember(request, shared, call.config, (name, given, "measured here as the fastest", in_graphs))
+        if request.options["layout"] == TORCH:  # tables say nothing of others
+            entries = [entry_for(request, name, seconds, config=given) for seconds, (name, given), _ in times]
+            chooser.tables.add(entries, write=request.rank == 0)
+        if request.rank == 0:
+            listed = ", ".join(f"{label(*launch)} {seconds * 1e6:.1f} us" for seconds, launch, _ in times)
+            took = time.perf_counter() - started
+            logger.info("%s: measured in %.2f s, compiling included: %s", best.description, took, listed)
+        return best
+
+    def _launchable(
+        self, request: Any, call: Any, launches: Sequence[Launch], scratch: Any, world: World
+    ) -> list[tuple[Launch, Any]]:
+        """Bind launches and call each once; those that cannot serve the call are left out, on all members."""
+        config = call.config or (FusedConfig() if isinstance(request, FusedRequest) else Config())
+        found: list[tuple[Launch, Any]] = []
+        for name, given in launches:
+            try:
+                bound = self._bind(with_config(request, given), replace(config, algorithm=name), scratch=scratch)
+            except (UnsupportedError, HeapExhaustedError, PluginError) as error:  # on all members
+                logger.debug("%s: %s is not measured: %s", call.op, name, error)
+                continue
+            on_cpu = request.target.type is DeviceType.CPU
+            failure: Exception | None = None
+            state = _LAUNCHED
+            try:
+                bound.try_run(*call.tensors)
+            except Exception as error:  # noqa: BLE001 - compilers and drivers have many ways to say what is missing
+                failure, state = error, _BROKEN if isinstance(error, DeviceError) else _REFUSED
+                if on_cpu and state == _REFUSED:  # peers wait in their calls
+                    bound.failed(error)
+            states = {each for (each,) in world.all_gather_ints([state])}
+            if states == {_LAUNCHED}:
+                found.append(((name, given), bound))
+            elif states != {_REFUSED}:  # members wait in a kernel, or have given up to wait, for those that refused
+                if failure is not None and not on_cpu:
+                    bound.failed(failure)
+                raise failure or DeviceError(f"{call.op}: {name!r} could not be launched on all members")
+            elif on_cpu:
+                bound.forget_failures()
+                world.barrier()
+        return found
+
+
+def _common(offered: Sequence[Sequence[Any]]) -> list[Launch]:
+    """Return the launches that all members offer, in the order of the first one."""
+    others = [[list(each) for each in launches] for launches in offered[1:]]
+    return [(name, given) for name, given in offered[0] if all([name, given] in each for each in others)]
+
+
+def label(name: str, given: Mapping[str, Any]) -> str:
+    """Return an algorithm and its config, for people."""
+    return " ".join([name, *(f"{field}={value}" for field, value in given.items())])
+
+
+def measure(launches: Sequence[Callable[[], object]], world: World, *, on_gpu: bool) -> list[float]:
+    """Return the seconds of one call of each launch: the least of some rounds, of the slowest member.
+
+    Collective: every member calls it with the same launches in the same order, each of which it has called before.  All
+    members get the same numbers.
+
+    Args:
+        launches: launch on the current stream, and do not wait.
+        world: the members.
+        on_gpu: whether a device runs what is launched, so that events take the times; else the host waits anyway.
+    """
+    seconds_of = _gpu_seconds if on_gpu else _cpu_seconds
+    best = [math.inf] * len(launches)
+    spent = 0.0
+    for number in range(_ROUNDS):
+        again = [place for place, seconds in enumerate(best) if number == 0 or seconds <= _NEAR * min(best)]
+        if number and (len(again) == 1 or spent > _LIMIT_S):
+            break
+        calls = [1 if number == 0 else min(_MOST_CALLS, max(1, int(_ROUND_S / best[place]))) for place in again]
+        own = [int(seconds_of(launches[place], count) * 1e9) for place, count in zip(again, calls, strict=True)]
+        for place, count, everyone in zip(again, calls, zip(*world.all_gather_ints(own), strict=True), strict=True):
+            best[place] = min(best[place], max(1, *everyone) / 1e9)
+            spent += (count + 1) * best[place]
+    return best
+
+
+def _cpu_seconds(launch: Callable[[], object], calls: int) -> float:
+    launch()  # the members begin together
+    begin = time.perf_counter()
+    for _ in range(calls):
+        launch()
+    return (time.perf_counter() - begin) / calls
+
+
+def _gpu_seconds(launch: Callable[[], object], calls: int) -> float:
+    """Return the seconds between two events on the current stream, without the time in which the host launches.
+
+    The device sleeps until all calls are launched.  The first one after that is not timed: in it the members wait for
+    the one that began last.
+    """
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    started = time.perf_counter()
+    launch()
+    host_s = time.perf_counter() - started
+    torch.cuda._sleep(int(min(1.5 * host_s * (calls + 1), _MOST_SLEEP_S) * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
+    launch()
+    begin.record()
+    for _ in range(calls):
+        launch()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / calls

@@ -1,0 +1,270 @@
+"""Rank jobs of test_first_calls: measuring at the first call of a kind, and what the members make of it."""
+
+import contextlib
+import os
+import pathlib
+from types import SimpleNamespace
+from unittest import mock
+
+import jobs_ccl
+import jobs_ops
+import torch
+from ccl_cases import Case
+from jobs_agreement import total
+from jobs_common import environment
+from ops_cases import Case as Product
+
+from iris_core import Iris
+from iris_core.ccl import Config
+from iris_core.dispatch import first_calls
+from iris_core.dispatch.tables import Entry, write_table
+from iris_core.errors import UnsupportedError
+from iris_core.types import Availability
+from iris_triton.collectives.pull_reduce import PullReduce
+
+SECONDS, SLOW_SECONDS = 1e-4, 1e-3
+"""What algorithms take by the clock of these tests."""
+
+
+@contextlib.contextmanager
+def measuring(cache, mode="first", device="cpu", fastest="two_shot"):
+    """A context whose first calls measure, with a clock by which one algorithm is the fastest; None for a real one."""
+    own = first_calls._cpu_seconds
+
+    def seconds(launch, calls):
+        own(launch, calls)
+        return SECONDS if launch.func.__self__.algorithm == fastest else SLOW_SECONDS
+
+    clock = mock.patch.object(first_calls, "_cpu_seconds", seconds if fastest else own)
+    with clock, environment(IRIS_TUNE=mode, IRIS_CACHE_DIR=str(cache)), Iris("24MiB", device=device) as ctx:
+        ctx.ccl._binder.add([PullReduce("all_reduce", "third")])
+        yield ctx
+        ctx.barrier()
+
+
+def known_of(ctx, op="all_reduce"):
+    """The algorithms of a collective, by name."""
+    return ctx.ccl._binder._algorithms(None)._by_op[op]
+
+
+def watched(ctx, names=("one_shot", "two_shot", "third", "gloo")):
+    """Leave an all_reduce these algorithms, all of them good ones; returns a list, of those that are launched."""
+    launched = []
+
+    def noted(name, launch):
+        def run(plan, *tensors):
+            launched.append(name)
+            return launch(plan, *tensors)
+
+        return run
+
+    for name, each in known_of(ctx).items():
+        each.launch = noted(name, each.launch)
+        each.cost = lambda request: 1.0
+        if name not in names:
+            each.supports = lambda request: Availability.no("left out by the test")
+    return launched
+
+
+def said_by(call):
+    """What a call raises, as text; empty if nothing."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - of a plugin, of any kind
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def said_of(ctx, count=6, **how):
+    """Algorithm and reason for `total`."""
+    x = torch.zeros(count, device=ctx.device)
+    found = ctx.ccl.explain("all_reduce", x.clone(), x, **how)
+    return found.algorithm, found.why
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+def results(device, cache, members, mode):
+    """Every operation, with new data in each of two calls: what was wrong, and what was measured."""
+    wrong, measured = [], []
+    cases = [
+        Case(op, dtype, shape=(7, 33 << 5 * in_place), root=len(members) - 1, place=place, in_place=in_place)
+        for op, in_places in operations().items()
+        for in_place in in_places
+        for dtype, place in (("float32", "heap"), ("int32", "ordinary"))
+    ]
+    with measuring(cache, mode, device, fastest=None) as ctx:
+        is_member, size = ctx.cur_rank in members, len(members)
+        rank = members.index(ctx.cur_rank) if is_member else 0
+        group = None if size == ctx.num_ranks else members
+        for case in cases:
+            tensors = jobs_ccl.Tensors(ctx, case, rank, size)
+            for turn in range(2 * is_member):
+                inputs = tensors.fill(turn)
+                work = jobs_ccl.call(ctx, case, tensors, group, members, async_op=case.place == "ordinary")
+                if work is not None:
+                    work.wait()
+                wrong += jobs_ccl.verify(case, tensors, inputs, f" (turn {turn})")
+            if is_member and case.op == "all_reduce":
+                found = ctx.ccl.explain(case.op, tensors.out, tensors.inp, group=group)
+                measured.append((case.in_place, found.why))
+    return wrong, measured
+
+
+def operations():
+    """Operations, with whether they also work in place."""
+    both = ("all_reduce", "all_gather", "reduce_scatter", "reduce", "gather", "scatter")
+    return {**dict.fromkeys(both, (False, True)), "all_to_all": (False,), "broadcast": (False,)}
+
+
+def products(cache, members):
+    """The same of fused operations."""
+    wrong = []
+    cases = [
+        Product("all_gather_matmul", None, (12, 5, 8), dim=0),
+        Product("matmul_all_gather", None, (6, 5, 8), dim=1),
+        Product("matmul_reduce_scatter", None, (12, 5, 8)),
+        Product("matmul_all_reduce", None, (6, 5, 8), bias="columns"),
+    ]
+    with measuring(cache, fastest=None) as ctx:
+        is_member, size = ctx.cur_rank in members, len(members)
+        rank = members.index(ctx.cur_rank) if is_member else 0
+        group = None if size == ctx.num_ranks else members
+        reasons = []
+        for case in cases:
+            tensors = jobs_ops.Tensors(ctx, case, rank, size)
+            for turn in range(2 * is_member):
+                tensors.fill(turn)
+                jobs_ops.call(ctx, case, tensors, group)
+                wrong += jobs_ops.verify(case, tensors, turn, f" (turn {turn})")
+            more = {} if case.dim is None else {"gather_dim": case.dim}
+            operands = tensors.out, tensors.a, tensors.b, tensors.bias
+            if is_member:
+                reasons.append(ctx.ops.explain(case.op, *operands, group=group, **more).why)
+    return wrong, reasons
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------------
+def twice(cache, mode, tunings):
+    """Two contexts, one after the other: what each launched, what it said, and the sums."""
+    found = []
+    for _ in range(2):
+        with measuring(cache, mode) as ctx:
+            launched = watched(ctx)
+            known_of(ctx)["two_shot"].tunings = lambda request: tunings
+            before = said_of(ctx)
+            sums = [total(ctx) for _ in range(2)]
+            found.append((set(launched), sums, before, said_of(ctx)))
+    return found
+
+
+def caches_that_differ(folder, names, group):
+    """Each rank has a cache of its own, with a near point of an algorithm, or without."""
+    rank = int(os.environ["RANK"])
+    cache = pathlib.Path(folder) / str(rank)
+    if names[rank]:
+        entry = Entry("all_reduce", "float32", (1024,), names[rank], 1e-9, "ordinary", config={"comm_sms": 1 + rank})
+        write_table(cache / "ccl" / "mine.json", "cpu", 2, {}, [entry])
+    with measuring(cache) as ctx:
+        launched = watched(ctx)
+        sums = [total(ctx, group=group) for _ in range(2)]
+        said = said_of(ctx, group=group)
+    return set(launched), sums, said, sorted(path.name for path in cache.glob("ccl/*"))
+
+
+def offered_by_some(cache):
+    """Each rank would measure an algorithm that the other one would not."""
+    with measuring(cache) as ctx:
+        launched = watched(ctx, names=("two_shot", "gloo", ("one_shot", "third")[ctx.cur_rank]))
+        return [total(ctx) for _ in range(2)], set(launched), said_of(ctx)
+
+
+def not_measured(cache, what):
+    """A call for which nothing is to be measured: what was launched, and whether there is a table."""
+    with measuring(cache, "off" if what == "off" else "first") as ctx:
+        launched = watched(ctx)
+        rank = ctx.cur_rank
+        x, y = torch.full((5, 2), float(rank)), torch.full((5, 2), -1.0)
+        if what == "off":
+            right = total(ctx) == [3.0]
+        elif what == "named":
+            right = total(ctx, config=Config(algorithm="third")) == [3.0]
+        elif what == "named by variant":
+            right = total(ctx, config=Config(all_reduce_variant="one_shot")) == [3.0]
+        elif what == "a message":
+            ctx.ccl.send(x, 1) if rank == 0 else ctx.ccl.recv(y, 0)
+            right = rank == 0 or y.eq(0).all().item()
+        elif what == "splits":
+            ctx.ccl.all_to_all(y, x, input_split_sizes=[3 - rank, 2 + rank], output_split_sizes=[3 - rank, 2 + rank])
+            right = y[:, 0].tolist() == [0.0] * (3 - rank) + [1.0] * (2 + rank)
+        elif what == "a group of one":
+            ctx.ccl.all_reduce(y, x, group=[rank])
+            right = torch.equal(x, y)
+        else:
+            right = total(ctx, 0) == []
+    return right, set(launched), any(pathlib.Path(cache).rglob("*.json"))
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+class Odd:
+    """two_shot by another name, and what some ranks raise in its place.
+
+    Args:
+        own: two_shot.
+        prepares, launches: what is raised on this rank; None for nothing.
+    """
+
+    op, name, info = "all_reduce", "odd", SimpleNamespace(name="third")
+
+    def __init__(self, own, prepares=None, launches=None):
+        self._own, self._prepares, self._launches = own, prepares, launches
+        self.tries = 0
+        self.supports = own.supports
+
+    def cost(self, request):
+        return 1.0
+
+    def prepare(self, request, context):
+        plan = self._own.prepare(request, context)
+        if self._prepares is not None:
+            raise self._prepares
+        return plan
+
+    def launch(self, plan, out, inp, stream=None):
+        self.tries += 1
+        if self._launches is not None:
+            raise self._launches
+        return self._own.launch(plan, out, inp, stream)
+
+
+def odd_one(cache, where, who):
+    """An algorithm that cannot be prepared, or launched, on all ranks or on one."""
+    with environment(IRIS_DEVICE_TIMEOUT="5"), measuring(cache) as ctx:
+        bad = who in ("all", ctx.cur_rank)
+        error = {"no room": UnsupportedError, "prepare": MemoryError, "launch": RuntimeError}[where]("not here")
+        raised = {"launches" if where == "launch" else "prepares": error} if bad else {}
+        odd = Odd(known_of(ctx)["two_shot"], **raised)
+        ctx.ccl._binder.add([odd])
+        launched = watched(ctx, names=("two_shot", "third", "odd"))
+        out, inp = torch.zeros(6), torch.full((6,), ctx.cur_rank + 1.0)
+        said = said_by(lambda: ctx.ccl.all_reduce(out, inp))
+        if said:
+            ctx.ccl.reset()
+        known_of(ctx)["odd"].supports = lambda request: Availability.no("it had its turn")
+        again = [total(ctx), total(ctx)]
+        return said, out.unique().tolist(), inp.unique().tolist(), again, set(launched), said_of(ctx)
+
+
+def calls_that_differ(cache, what):
+    """One rank calls otherwise, or cannot call; then all call alike."""
+    with measuring(cache) as ctx:
+        launched = watched(ctx)
+        bad = ctx.cur_rank == 1
+        x, y = torch.ones(8), torch.zeros(8)
+        if what == "dtype":
+            said = said_by(lambda: ctx.ccl.all_reduce(y.int() if bad else y, x.int() if bad else x))
+        elif what == "named":
+            said = said_by(lambda: ctx.ccl.all_reduce(y, x, config=Config(algorithm="third") if bad else None))
+        else:
+            said = said_by(lambda: ctx.ccl.all_reduce(y, x[:7] if bad else x))
+        nothing = not launched
+        return said, nothing, [total(ctx), total(ctx)], said_of(ctx)

@@ -1,0 +1,172 @@
+"""The first call of a kind measures algorithms on its own tensors (IRIS_TUNE=first), on all members alike."""
+
+import re
+
+import jobs_first_calls as jobs
+import pytest
+
+from iris_core.dispatch.tables import read_table
+
+WATCHED = {"one_shot", "two_shot", "third", "gloo"}
+HERE = "measured here as the fastest"
+two_ranks = pytest.mark.parametrize("num_ranks", [2])
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return str(tmp_path)
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("num_ranks", [3])
+@pytest.mark.parametrize("members", [(0, 1, 2), (2, 0)], ids=["all", "two of three, in another order"])
+def test_results_are_right_after_measuring_also_in_place(pool, num_ranks, device, members, cache):
+    found = pool.run(jobs.results, num_ranks, device, cache, members, "first")
+    for rank, (wrong, measured) in enumerate(found):
+        assert wrong == []
+        assert measured == ([(False, HERE)] * 2 + [(True, HERE)] * 2 if rank in members else [])
+
+
+@two_ranks
+def test_results_are_right_after_measuring_everything(pool, num_ranks, device, cache):
+    for wrong, measured in pool.run(jobs.results, num_ranks, device, cache, (0, 1), "exhaustive"):
+        assert wrong == []
+        assert [why for _, why in measured] == [HERE] * 4
+
+
+@pytest.mark.parametrize("num_ranks", [3])
+@pytest.mark.parametrize("members", [(0, 1, 2), (0, 2)], ids=["all", "two of three"])
+def test_products_are_right_after_measuring(pool, num_ranks, members, cache):
+    for rank, (wrong, reasons) in enumerate(pool.run(jobs.products, num_ranks, cache, members)):
+        assert wrong == []
+        assert reasons == ([HERE] * 4 if rank in members else [])
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------------
+@two_ranks
+def test_a_later_context_measures_nothing(pool, num_ranks, tmp_path):
+    """What was measured is in the cache, the fastest first, and no first member's times are written twice."""
+    path = tmp_path / "ccl" / "cpu-2.json"
+    for first, second in pool.run(jobs.twice, num_ranks, str(tmp_path), "first", ({}, {"comm_sms": 2})):
+        launched, sums, before, after = first
+        assert (launched, sums) == (WATCHED, [[3.0]] * 2)
+        assert before[1] != HERE
+        assert after == ("two_shot", HERE)
+        why = ("two_shot", f"measured as the fastest in {path}")
+        assert second == ({"two_shot"}, [[3.0]] * 2, why, why)
+    entries = read_table(path).entries
+    assert entries[0].algorithm == "two_shot"
+    assert {each.algorithm for each in entries} == WATCHED
+    assert {(each.op, each.dtype, each.size, each.place) for each in entries} == {
+        ("all_reduce", "float32", (1024,), "ordinary")
+    }
+    assert [each.seconds for each in entries] == [jobs.SECONDS, *[jobs.SLOW_SECONDS] * 3]
+    assert [each.config for each in entries] == [{}] * 4
+
+
+@two_ranks
+def test_all_is_measured_again_with_the_launches_of_the_best(pool, num_ranks, tmp_path):
+    for found in pool.run(jobs.twice, num_ranks, str(tmp_path), "exhaustive", ({}, {"comm_sms": 2})):
+        for launched, sums, _, after in found:
+            assert (launched, sums) == (WATCHED, [[3.0]] * 2)
+            assert after == ("two_shot", HERE)
+    entries = read_table(tmp_path / "ccl" / "cpu-2.json").entries
+    assert len(entries) == 5
+    assert {tuple(each.config.items()) for each in entries if each.algorithm == "two_shot"} == {(), (("comm_sms", 2),)}
+
+
+@two_ranks
+@pytest.mark.parametrize(
+    ("names", "group", "chosen"),
+    [
+        (("one_shot", ""), None, "one_shot"),
+        (("one_shot", "third"), None, "one_shot"),
+        (("one_shot", "third"), (1, 0), "third"),
+        (("", "third"), None, ""),
+    ],
+)
+def test_members_whose_tables_differ_follow_the_first_one(pool, num_ranks, tmp_path, names, group, chosen):
+    for rank, (launched, sums, said, files) in enumerate(
+        pool.run(jobs.caches_that_differ, num_ranks, str(tmp_path), names, group)
+    ):
+        assert sums == [[3.0]] * 2
+        own = ["mine.json"] if names[rank] else []
+        if chosen:
+            path = tmp_path / str(names.index(chosen)) / "ccl" / "mine.json"
+            assert (launched, said) == ({chosen}, (chosen, f"measured as the fastest in {path}"))
+        else:  # it has no near point, so all measure, and it writes
+            assert (launched, said) == (WATCHED - {"third"}, ("two_shot", HERE))  # which they would launch differently
+            own += ["cpu-2.json"] if rank == 0 else []
+        assert files == sorted(own)
+
+
+@two_ranks
+def test_what_not_all_members_offer_is_not_measured(pool, num_ranks, cache):
+    for sums, launched, said in pool.run(jobs.offered_by_some, num_ranks, cache):
+        assert sums == [[3.0]] * 2
+        assert launched == {"two_shot", "gloo"}
+        assert said == ("two_shot", HERE)
+
+
+@two_ranks
+@pytest.mark.parametrize(
+    ("what", "launched"),
+    [
+        ("off", 1), ("named", {"third"}), ("named by variant", {"one_shot"}), ("a message", set()), ("splits", set()),
+        ("a group of one", 1), ("nothing", set()),
+    ],
+)  # fmt: skip
+def test_calls_for_which_nothing_is_measured(pool, num_ranks, cache, what, launched):
+    for right, those, wrote in pool.run(jobs.not_measured, num_ranks, cache, what):
+        assert right
+        assert those == launched or len(those) == launched
+        assert not wrote
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+@two_ranks
+@pytest.mark.parametrize(("where", "who"), [("launch", "all"), ("no room", "all"), ("no room", 1)])
+def test_an_algorithm_that_cannot_serve_the_call_is_left_out(pool, num_ranks, cache, where, who):
+    for said, result, inp, again, launched, after in pool.run(jobs.odd_one, num_ranks, cache, where, who):
+        assert (said, result) == ("", [3.0])
+        assert len(inp) == 1
+        assert again == [[3.0]] * 2
+        assert launched - {"odd"} == {"two_shot", "third"}
+        assert ("odd" in launched) == (where == "launch")
+        assert after == ("two_shot", HERE)
+
+
+@two_ranks
+@pytest.mark.parametrize("where", ["launch", "prepare"])
+@pytest.mark.parametrize("who", [0, 1])
+def test_what_fails_on_one_rank_raises_on_all(pool, num_ranks, cache, where, who):
+    for rank, found in enumerate(pool.run(jobs.odd_one, num_ranks, cache, where, who)):
+        said, _, _, again, *_ = found
+        if where == "launch":
+            assert said.startswith("RuntimeError: not here" if rank == who else "Device")
+        else:
+            assert said == f"IrisError: rank {who} could not prepare 'odd' for all_reduce: not here"
+        assert again == [[3.0]] * 2
+
+
+@two_ranks
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        (
+            "dtype",
+            "RankMismatchError: all_reduce: the members of the group call differently:\n  dtype: float32 on rank",
+        ),
+        (
+            "named",
+            "RankMismatchError: all_reduce: the members of the group call differently:\n  algorithm: measured at",
+        ),
+        ("refused", "ArgumentError: "),
+    ],
+)
+def test_calls_that_differ_raise_on_all_and_are_not_measured(pool, num_ranks, cache, what, text):
+    for said, nothing, again, after in pool.run(jobs.calls_that_differ, num_ranks, cache, what):
+        assert re.match(text, said)
+        assert nothing
+        assert again == [[3.0]] * 2
+        assert after == ("two_shot", HERE)

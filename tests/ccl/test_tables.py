@@ -1,0 +1,253 @@
+"""Measured tables: their files, and the nearest measured point."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from table_files import HEAD, ROW, table_file
+
+from iris_core.dispatch.tables import Entry, Tables, file_name, merged, place_of, read_table, size_of, write_table
+from iris_core.errors import SettingsError
+from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
+
+REQUEST = CollectiveRequest(
+    op="all_reduce", shape=(512,), dtype="bfloat16", nbytes=1 << 20, rank=0, group_size=4,
+    target=DeviceTarget(DeviceType.CPU),
+)  # fmt: skip
+MIB = 1 << 20
+
+
+def tables(*folders):
+    cache, *shipped = folders
+    return Tables(cache, shipped, "cpu")
+
+
+def names(found):
+    return [entry.algorithm for entry in found.entries]
+
+
+# -- the nearest point ------------------------------------------------------------------------------------------------
+def one_point(folder, algorithm, **row):
+    """A file with one point, of one algorithm with a config."""
+    head = {name: row.pop(name) for name in ("device", "group_size") if name in row}
+    row = {"nbytes": MIB, "algorithm": algorithm, "config": {"comm_sms": 4}} | row
+    return table_file(folder, row, **head)
+
+
+@pytest.mark.parametrize("way", [2, 0.5])
+@pytest.mark.parametrize(
+    ("octaves", "is_near", "config"),
+    [(0, True, True), (0.49, True, True), (0.51, False, True), (1, False, True), (1.01, False, False),
+     (3, False, False)],
+)  # fmt: skip
+def test_near_close_and_far(tmp_path, way, octaves, is_near, config):
+    """Near, a point says what is the fastest; close, its configs serve, too; far, it is better than an estimate."""
+    path = one_point(tmp_path, "a", nbytes=int(MIB * way**octaves))
+    found = tables(tmp_path).nearest(REQUEST)
+    assert (names(found), found.is_near, bool(found.entries[0].config)) == (["a"], is_near, config)
+    assert found.reason == (
+        f"measured as the fastest in {path}"
+        if is_near
+        else f"measured as the fastest at {found.entries[0].size[0]} bytes, heap tensors, 4 ranks in {path}"
+    )
+
+
+@pytest.mark.parametrize("nbytes", [MIB * 8 + 8, MIB // 8 - 8])
+def test_what_is_farther_says_nothing(tmp_path, nbytes):
+    one_point(tmp_path, "a", nbytes=nbytes)
+    assert tables(tmp_path).nearest(REQUEST) == ((), False)
+
+
+def test_the_order_of_what_is_near(tmp_path):
+    """First the number of ranks, then the place; then whether the size is near, the type, and the distance."""
+    order = [
+        ("the same", {}),
+        ("in size", {"nbytes": int(MIB * 1.3)}),
+        ("as fast a type", {"dtype": "float16"}),
+        ("any type", {"dtype": "*"}),
+        ("its type, at twice the size", {"nbytes": 2 * MIB}),
+        ("its type, at four times the size", {"nbytes": 4 * MIB}),
+        ("any type, at twice the size", {"nbytes": 2 * MIB, "dtype": "*"}),
+        ("another place", {"place": "ordinary"}),
+        ("other ranks", {"group_size": 2}),
+    ]
+    others = ({"dtype": "float32"}, {"op": "reduce"}, {"device": "a GPU"}, {"nbytes": 9 * MIB})
+    for number, other in enumerate(others):
+        one_point(tmp_path, f"other {number}", **other)
+    for name, point in reversed(order):
+        one_point(tmp_path, name, **({"dtype": "bfloat16"} | point))
+        found = tables(tmp_path).nearest(REQUEST)
+        assert names(found) == [name]
+        assert found.is_near == (name in ("the same", "in size", "as fast a type", "any type"))
+    assert names(tables(tmp_path).nearest(replace(REQUEST, dtype="float32"))) == ["other 0"]
+    assert names(tables(tmp_path).nearest(replace(REQUEST, dtype="int8"))) == ["any type"]
+
+
+def test_the_nearest_number_of_ranks(tmp_path):
+    """Without its configs: they may not fit so many ranks."""
+    for size in (2, 4, 16):
+        one_point(tmp_path, str(size), group_size=size)
+    known = tables(tmp_path)
+    for size, name in ((2, "2"), (3, "4"), (4, "4"), (7, "4"), (12, "16"), (64, "16")):
+        found = known.nearest(replace(REQUEST, group_size=size))
+        assert (names(found), found.is_near, bool(found.entries[0].config)) == ([name], *[str(size) == name] * 2)
+
+
+@pytest.mark.parametrize(
+    ("op", "direct_in", "direct_out", "place"),
+    [
+        ("all_reduce", True, True, "heap"), ("all_reduce", False, False, "ordinary"),
+        ("all_reduce", True, False, "input"), ("all_reduce", False, True, "output"),
+        ("gather", False, True, "output"), ("gather", True, False, "heap"),  # not all have an output
+        ("scatter", False, True, "heap"), ("scatter", True, False, "input"),
+    ],
+)  # fmt: skip
+def test_places(tmp_path, op, direct_in, direct_out, place):
+    request = replace(REQUEST, op=op, direct_in=direct_in, direct_out=direct_out, options={"root": 0})
+    assert place_of(request) == place
+    for each in ("heap", "ordinary", "input", "output"):
+        one_point(tmp_path, each, op=op, place=each, nbytes=size_of(request)[0])
+    found = tables(tmp_path).nearest(request)
+    assert (names(found), found.is_near) == ([place], True)
+
+
+def test_all_members_look_the_same_size_up():
+    root = replace(REQUEST, op="scatter", nbytes=4 * MIB, options={"root": 0})
+    assert size_of(root) == size_of(replace(root, nbytes=MIB, rank=1)) == (MIB,)
+    assert size_of(replace(REQUEST, op="broadcast", options={"root": 0})) == (MIB,)
+    assert size_of(replace(REQUEST, nbytes=1)) == size_of(replace(REQUEST, nbytes=1024)) == (1024,)
+
+
+def test_splits_of_each_member_have_no_size(tmp_path):
+    table_file(tmp_path, {"op": "all_to_all", "nbytes": MIB})
+    uneven = replace(REQUEST, op="all_to_all", options={"uneven": True})
+    assert size_of(uneven) is None
+    assert tables(tmp_path).nearest(uneven).entries == ()
+    assert tables(tmp_path).nearest(replace(uneven, options={})).is_near
+
+
+def test_the_fastest_of_a_point_comes_first(tmp_path):
+    rows = [{"nbytes": n, "algorithm": f"{us} us", "seconds": us * 1e-6} for n in (MIB, MIB + 8) for us in (3, 1, 2)]
+    rows[-1]["algorithm"] = "another point's"
+    table_file(tmp_path, *rows)
+    assert names(tables(tmp_path).nearest(REQUEST)) == ["1 us", "2 us", "3 us"]
+
+
+def test_the_first_folder_counts_and_is_compared_with_itself_alone(tmp_path):
+    """Times of two files were not measured together."""
+    own, shipped = tmp_path / "own", tmp_path / "shipped"
+    table_file(own, {"nbytes": MIB, "algorithm": "own"})
+    table_file(shipped, {"nbytes": MIB, "algorithm": "shipped", "seconds": 1e-7}, {"algorithm": "small"})
+    found = tables(own, shipped, tmp_path / "absent")
+    assert names(found.nearest(REQUEST)) == ["own"]
+    assert names(found.nearest(replace(REQUEST, nbytes=1024))) == ["small"]  # which the first one does not know
+    assert names(tables(shipped, own).nearest(REQUEST)) == ["shipped"]
+
+
+# -- what this process measures ---------------------------------------------------------------------------------------
+def entry(algorithm="new", seconds=1e-6, **more):
+    return Entry("all_reduce", "bfloat16", (MIB,), algorithm, seconds, group_size=4, **more)
+
+
+def test_what_was_measured_here_counts_before_all_files(tmp_path):
+    own, shipped = tmp_path / "own", tmp_path / "shipped"
+    table_file(shipped, {"nbytes": MIB, "dtype": "bfloat16", "algorithm": "shipped", "seconds": 1e-9})
+    known = tables(own, shipped)
+    assert names(known.nearest(REQUEST)) == ["shipped"]
+    known.add([entry("new", 2e-6), entry("newer", 1e-6)], write=False)
+    assert names(known.nearest(REQUEST)) == ["newer", "new"]
+    assert known.nearest(REQUEST).reason == "measured as the fastest here"
+    assert not own.exists()
+    known.add([entry("again")], write=True)
+    assert names(known.nearest(REQUEST)) == ["again"]
+    assert names(tables(own, shipped).nearest(REQUEST)) == ["again"]
+    assert [path.name for path in own.iterdir()] == ["cpu-4.json"]
+
+
+def test_points_that_others_have_measured_meanwhile_stay_in_the_file(tmp_path):
+    known = tables(tmp_path)
+    tables(tmp_path).add([replace(entry("of another process"), size=(2 * MIB,))], write=True)
+    known.add([entry("first")], write=True)
+    known.add([entry("second", config={"num_warps": 4})], write=True)
+    found = read_table(tmp_path / "cpu-4.json")
+    assert [(e.algorithm, e.size, e.config) for e in found.entries] == [
+        ("second", (MIB,), {"num_warps": 4}), ("of another process", (2 * MIB,), {}),
+    ]  # fmt: skip
+    assert "torch" in found.versions
+
+
+@pytest.mark.parametrize("there", ["damaged", "a folder"])
+def test_what_cannot_be_kept_serves_this_process(tmp_path, caplog, there):
+    path = tmp_path / "cpu-4.json"
+    path.write_text("{}") if there == "damaged" else path.mkdir()
+    known = tables(tmp_path)
+    caplog.clear()
+    known.add([entry()], write=True)
+    assert names(known.nearest(REQUEST)) == ["new"]
+    (warning,) = caplog.messages
+    assert warning.startswith("what was measured is not kept: ")
+    assert str(path) in warning
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+def test_what_is_written_can_be_read(tmp_path):
+    rows = [
+        Entry("all_gather_matmul", "tf32", (8, 16, 32), "push", 3e-6, gather_dim=1),
+        Entry("all_reduce", "*", (4096,), "slow", 1.5e-6, place="input"),
+        Entry("all_reduce", "*", (4096,), "slow", 2e-6),
+        Entry("all_reduce", "*", (4096,), "fast", 1.23456e-6, config={"comm_sms": 4}),
+    ]
+    path = tmp_path / "deep" / "table.json"
+    write_table(path, "cpu", 4, {"triton": "3.6.0"}, rows)
+    found = read_table(path)
+    assert (found.device, found.group_size, found.measured, found.versions) == ("cpu", 4, True, {"triton": "3.6.0"})
+    wanted = [replace(each, source=str(path), group_size=4) for each in rows]
+    wanted[3] = replace(wanted[3], seconds=1.235e-6)
+    assert list(found.entries) == [wanted[0], wanted[3], wanted[2], wanted[1]]
+    assert [each.name for each in path.parent.iterdir()] == ["table.json"]
+
+
+def test_points_that_were_measured_again_replace_the_old():
+    def at(algorithm, **point):
+        return replace(entry(algorithm), **point)
+
+    old = [at("a", dtype="int8"), at("a"), at("b"), at("a", size=(1,)), at("a", place="input"), at("a", op="reduce")]
+    assert merged(old, [at("c")]) == [old[0], *old[3:], at("c")]
+    products = [at("a", size=(8, 8, 8), gather_dim=dim) for dim in (0, 1)]
+    new = replace(products[1], algorithm="b")
+    assert merged(products, [new]) == [products[0], new]
+
+
+def test_names_of_files():
+    assert file_name("NVIDIA H200 (80 GB)", 8) == "nvidia-h200-80-gb-8.json"
+
+
+@pytest.mark.parametrize("change", [{"measured": None}, {"measured": "yes"}, {"measured": False}])
+def test_a_table_says_whether_it_was_measured(tmp_path, change):
+    """A model also says where its times come from."""
+    path = table_file(tmp_path, **change)
+    with pytest.raises(SettingsError, match="note" if change["measured"] is False else "measured"):
+        read_table(path)
+
+
+@pytest.mark.parametrize("change", [{"nbytes": None}, {"m": 8}, {"nbytes": None, "m": 8, "n": 8}, {"gather_dim": 0}])
+def test_a_line_has_one_size(tmp_path, change):
+    with pytest.raises(SettingsError, match="a line has `nbytes`, or `m`, `n` and `k`"):
+        read_table(table_file(tmp_path, change))
+
+
+@pytest.mark.parametrize("change", [{"max_nbytes": 4096}, {"nbytes": 0}, {"nbytes": 1 << 61}, {"place": "x"}])
+def test_fields_that_cannot_be(tmp_path, change):
+    with pytest.raises(SettingsError, match=next(iter(change))):
+        read_table(table_file(tmp_path, change))
+
+
+@pytest.mark.parametrize("text", ["", "[]", json.dumps(HEAD), json.dumps(HEAD | {"format": 1, "entries": [ROW]})])
+def test_a_damaged_table_is_left_out(tmp_path, caplog, text):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match="is not a table of measurements"):
+        read_table(path)
+    assert tables(tmp_path).nearest(replace(REQUEST, nbytes=1024)).entries == ()
+    (warning,) = caplog.messages
+    assert str(path) in warning

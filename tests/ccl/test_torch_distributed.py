@@ -1,0 +1,61 @@
+"""Algorithms of torch.distributed, by name: NCCL on GPUs, gloo on CPU ranks."""
+
+import jobs_torch_distributed as jobs
+import pytest
+
+three_ranks = pytest.mark.parametrize("num_ranks", [3])
+two_ranks = pytest.mark.parametrize("num_ranks", [2])
+members = pytest.mark.parametrize("members", [(0, 1, 2), (0, 2)], ids=["all", "two of three"])
+
+
+@three_ranks
+@members
+def test_collectives_are_right(pool, num_ranks, device, members):
+    for wrong in pool.run(jobs.collectives, num_ranks, device, members):
+        assert wrong == []
+
+
+@three_ranks
+@members
+def test_products_are_right(pool, num_ranks, device, members):
+    for wrong in pool.run(jobs.products, num_ranks, device, members):
+        assert wrong == []
+
+
+@two_ranks
+def test_calls_beside_others(pool, num_ranks, device):
+    assert pool.run(jobs.asynchronous, num_ranks, device) == [[[3.0]] * 3] * 2
+
+
+@two_ranks
+def test_what_it_cannot_serve_is_refused_with_the_reason(pool, num_ranks):
+    for said, chosen in pool.run(jobs.refusals, num_ranks, "cpu"):
+        reasons = {
+            "no torch.distributed": "torch.distributed is not initialised (torch.distributed.init_process_group)",
+            "order": "torch.distributed orders the members by rank",
+            "strided input": "its tensors are contiguous",
+            "strided output": "its tensors are contiguous",
+            "splits": "it divides tensors in equal parts, along the first dimension",
+            "dtype": "it is offered for float16, bfloat16, float32, float64, int8, uint8, int32, int64",
+            "reduction": "it does not reduce by bxor",
+            "average of integers": "it does not reduce by avg",
+            "config": "it has no use for comm_sms of the config",
+            "a rank alone": "a rank alone has no peer",
+        }
+        assert {what: text.partition("cannot serve this call: ")[2] for what, text in said.items()} == reasons
+        assert not {"gloo", ""} & chosen  # if nothing is named
+
+
+@two_ranks
+def test_products_that_it_cannot_serve_are_refused_with_the_reason(pool, num_ranks):
+    for said in pool.run(jobs.refused_products, num_ranks, "cpu"):
+        reasons = {
+            "no torch.distributed": "torch.distributed is not initialised (torch.distributed.init_process_group)",
+            "order": "torch.distributed orders the members by rank",
+            "columns": "its parts are rows, in torch's order",
+            "tiles": "its parts are rows, in torch's order",
+            "output": "its output is contiguous",
+            "A": "its A is contiguous",
+            "torch_symm": "torch's symmetric memory is asked for on NVIDIA GPUs only",
+        }
+        assert {what: text.partition("cannot serve this call: ")[2] or text for what, text in said.items()} == reasons
