@@ -276,6 +276,7 @@ def test_an_untested_triton_is_noted(monkeypatch):
     from iris_triton._plugin import plugin
 
     monkeypatch.setattr(_compat, "TESTED", ((1, 0),))
+    monkeypatch.setattr(_compat, "KNOWN", "1.0")
     (finding,) = plugin.iris_plugin_diagnose()
     assert (finding.subject, finding.verdict) == ("triton", Verdict.NOTE)
     assert "tested with (1.0)" in finding.text
