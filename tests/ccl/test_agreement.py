@@ -1,9 +1,11 @@
 """Ranks that do not call alike, plans that only some can make, kinds of calls without end."""
 
 import threading
+from types import SimpleNamespace
 
 import jobs_agreement as jobs
 import pytest
+import torch
 
 from iris_core.dispatch import bind, members
 from iris_core.dispatch.team import ELEMENT_TYPES, control_words
@@ -11,6 +13,31 @@ from iris_triton.collectives.parts.barrier import row_words
 from iris_triton.collectives.parts.sizes import MOVABLE
 
 two_ranks = pytest.mark.parametrize("num_ranks", [2])
+
+
+def test_another_algorithm_serves_in_graphs(monkeypatch):
+    """A launch that a graph captures is not kept less long than the graph may need it."""
+    capturing, launched = [False], []
+
+    class Order:
+        def run(self, launch, plan, *tensors):
+            return launch(plan, *tensors)
+
+    def bound(name, drops_plans):
+        algorithm = SimpleNamespace(
+            name=name, drops_plans=drops_plans, launch=lambda plan, *tensors: launched.append((name, plan, tensors))
+        )
+        team = SimpleNamespace(reports=SimpleNamespace(alarm=[0], heard=0))
+        return bind.Bound(algorithm, f"plan of {name}", Order(), team, None, SimpleNamespace(op="all_reduce"))
+
+    eager, other = bound("eager", True), bound("captured", False)
+    assert eager.droppable
+    eager.let_capture(other)
+    assert not eager.droppable
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    for capturing[0] in (False, True):
+        eager.run("out", "inp")
+    assert launched == [("eager", "plan of eager", ("out", "inp")), ("captured", "plan of captured", ("out", "inp"))]
 
 
 @two_ranks

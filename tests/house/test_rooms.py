@@ -33,11 +33,11 @@ BUDGETS = {
     "iris_core/ccl": 444,
     "iris_core/cli": 1242,
     "iris_core/device": 1314,
-    "iris_core/dispatch": 3447,
+    "iris_core/dispatch": 3452,
     "iris_core/heap": 2908,
     "iris_core/nn": 595,
     "iris_core/ops": 510,
-    "iris_core/providers": 848,
+    "iris_core/providers": 719,
     "iris_core/registry": 1075,
     "iris_core/testing": 3643,
     "iris_core/tracing": 558,
@@ -50,7 +50,7 @@ BUDGETS = {
     "iris_triton/collectives": 4200,
     "iris_triton/demos": 290,
     "iris_triton/gemm": 1760,
-    "iris_triton/interpreter": 3860,
+    "iris_triton/interpreter": 3848,
     "iris_triton/language": 1801,
     "iris_triton/rocm_iris": 1994,
     "iris_triton/testing": 1443,
@@ -58,7 +58,7 @@ BUDGETS = {
     "iris_gluon/*.py": 804,
     "iris_gluon/collectives": 718,
     "iris_gluon/gemm": 1601,
-    "iris_gluon/interpreter": 2370,
+    "iris_gluon/interpreter": 2364,
 }
 
 # What does not keep to the rules yet: only ever shorter.

@@ -83,12 +83,7 @@ def kinds(size):
 def piece_cases(size):
     """Products in pieces, the last one shorter."""
     for op in OPS:
-        if op != "all_gather_matmul":
-            for dim, bias, pieces in itertools.product(dims(op), ("", "columns", "rows"), (2, 3)):
-                place = ("heap", "ordinary")[pieces % 2]
-                config = {"num_pieces": pieces}
-                yield Case(op, "overlapped", (35, 44, 9), bias=bias, dim=dim, out_place=place, config=config)
-        else:
+        if op == "all_gather_matmul":
             for bias, pieces in (("", 1), ("columns", 2), ("rows", 3), ("rows", 9)):
                 place = ("heap", "gaps")[pieces % 2]
                 config = {"num_pieces": pieces}
@@ -98,8 +93,6 @@ def piece_cases(size):
                 shape, place = ((7, 44, 9), (1, 5, 3), (9, 40, 16))[pieces % 4 - 1], ("heap", "gaps")[pieces % 2]
                 dtype, config = ("float32", "bfloat16")[pieces % 2], {"num_pieces": pieces}
                 yield Case(op, "copy_engine", shape, dtype, bias=bias, out_place=place, config=config)
-        if op == "matmul_all_reduce":
-            yield Case(op, "overlapped", (64, 8, 9), "bfloat16", place="transposed", bias="columns")
 
 
 def die_cases(size):
@@ -119,7 +112,7 @@ def shape_cases(size):
             bias = ("", "columns", "rows")[(number + i) % 3]
             yield Case(op, algorithm, shape, dim=dim, bias=bias, config=config if i % 2 else {})
     if size > 1:  # a row for each member, with a bias of its own
-        for algorithm in ("unfused", "overlapped", "push"):
+        for algorithm in ("unfused", "push"):
             yield Case("matmul_reduce_scatter", algorithm, (1, 20, 3), bias="rows", out_place="ordinary")
 
 

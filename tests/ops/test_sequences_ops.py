@@ -100,7 +100,7 @@ REFUSED = {
     "gradients": "use iris_core.nn",
     "config": "TypeError: .*FusedConfig",
     "workspace": "TypeError: .*FusedWorkspace",
-    "algorithm": "there is no algorithm 'magic'; there are unfused, overlapped, two_shot, copy_engine",
+    "algorithm": "there is no algorithm 'magic'; there are unfused, two_shot, copy_engine",
     "ring": "there is no algorithm 'ring'",
     "unused": "no use for num_pieces",
     "block": "block_size_m is 48",
@@ -127,16 +127,13 @@ def test_refused_calls(pool, num_ranks, device):
         assert not wrong
 
 
-OTHERS = {"all_gather_matmul": ()}
-
-
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_replays_with_changing_data(pool, num_ranks):
     cases = [
         Case(op, algorithm, (130, 264, 96), "bfloat16", place=place, out_place=place, dim=dim, bias="columns")
         for op in OPS
-        for algorithm in (*algorithms(op, num_ranks), *OTHERS.get(op, ("overlapped",)), *ENGINES.get(op, ()))
+        for algorithm in (*algorithms(op, num_ranks), *ENGINES.get(op, ()))
         for dim in (dims(op)[:1] if algorithm in ENGINES.get(op, ()) else dims(op))
         for place in ("heap", "ordinary")
     ]

@@ -95,6 +95,7 @@ class Bound:
         self._context = context
         self.request = request
         self.algorithm: str = algorithm.name
+        self._in_graphs: Bound | None = None
 
     @property
     def op(self) -> str:
@@ -133,7 +134,9 @@ class Bound:
 
     def let_capture(self, other: Bound) -> None:
         """Let another algorithm serve where a graph is captured: the device needs less time for it, the CPU more."""
-        eagerly = self._launch
+        if isinstance(self._order, HostOrder):  # the CPU captures nothing, and cannot be asked
+            return
+        self._in_graphs, eagerly = other, self._launch
 
         def launch(plan: Any, *tensors: Any, **options: Any) -> Any:
             if torch.cuda.is_current_stream_capturing():
@@ -175,6 +178,8 @@ class Bound:
     @property
     def droppable(self) -> bool:
         """Whether it can be made again: graphs that captured it need nothing of it, or what they need is held."""
+        if self._in_graphs is not None and not self._in_graphs.droppable:
+            return False
         return isinstance(self.request, FusedRequest) or getattr(self._algorithm, "drops_plans", False)
 
     def mark(self) -> Any:

@@ -199,7 +199,7 @@ class FusedConfig(LaunchConfig):
         num_warps: warps of a program.
         num_stages: stages of software pipelining.
         num_fetch_sms: programs that fetch shards for the others, where an algorithm has such.
-        num_pieces: pieces of the product, where an algorithm communicates one beside computing the next.
+        num_pieces: pieces of the product, where an algorithm communicates one beside computing the next (copy engines).
         use_gluon: only algorithms written in Gluon.
         algorithm: name of an algorithm (`ctx.ops.explain` lists them); None for the library's choice.
 

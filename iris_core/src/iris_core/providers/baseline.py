@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from iris_core.types import FusedRequest
 
 _BYTES_PER_S, _LAUNCH_S = 1e11, 2e-6
-_PIECES = 4
-_UNIT = 8
-"""Pieces begin at multiples of so many rows or columns: 16 bytes of the narrowest elements."""
 
 
 def info(name: str, summary: str) -> PluginInfo:
@@ -77,44 +74,26 @@ class Local:
 
 
 @dataclass(slots=True)
-class _Piece:
-    """Rows or columns `begin` to `end` of the product: where they are computed, and the collective.
-
-    `product` is None where it is a part of the output.
-    """
-
-    begin: int
-    end: int
-    product: torch.Tensor | None
-    collective: Any
-    computed: Any = None
-
-
-@dataclass(slots=True)
 class _Plan:
     """What was prepared.
 
     Attributes:
-        bias: what it lies along.
-        pieces: of the product.
-        gathered: A of all ranks, where it is gathered, as a matrix and as one part of each; there are no pieces then.
-        collective: which gathers it.
-        side: the second stream, if there are several pieces.
-        fuses_bias, adds_bias: the product adds it, or somebody later.
+        collective: what communicates.
         rank: this rank in the group.
         tf32: products of float32 may be of TF32.
+        fuses_bias, adds_bias: the product adds the bias, or the output gets it afterwards.
+        product: what the product is written to; None where it is a part of the output.
+        gathered: A of all ranks, where it is gathered, as a matrix and as one part of each.
         aux_buffer: see FusedWorkspace.
     """
 
-    bias: str
-    pieces: list[_Piece] = field(default_factory=list)
-    gathered: tuple[torch.Tensor, torch.Tensor] | None = None
-    collective: Any = None
-    side: Any = None
+    collective: Any
+    rank: int
+    tf32: bool
     fuses_bias: bool = True
     adds_bias: bool = False
-    rank: int = 0
-    tf32: bool = False
+    product: torch.Tensor | None = None
+    gathered: tuple[torch.Tensor, torch.Tensor] | None = None
     aux_buffer: torch.Tensor | None = None
 
 
@@ -127,17 +106,10 @@ class Unfused:
 
     name = "unfused"
 
-    uses: tuple[str, ...] = ()
-    """Fields of the config that it fulfils, beside those that define the result."""
-
     always_measured = True
 
     collective_config: Config | None = None
     """Config of the collective; by default the library chooses."""
-
-    converts = True
-    """8-bit floats are multiplied as the output's type, which holds them exactly, where a rank is alone: other
-    algorithms need others."""
 
     def __init__(self, op: str) -> None:
         self.op = op
@@ -149,10 +121,11 @@ class Unfused:
 
     def supports(self, request: FusedRequest) -> Availability:
         """Say whether torch multiplies such elements; of the config, only what defines the result has a meaning."""
-        if request.dtype not in PLAIN and not (request.dtype in FP8 and request.group_size == 1 and self.converts):
+        if request.dtype not in PLAIN and not (request.dtype in FP8 and request.group_size == 1):
+            # alone, as the output's type, which holds 8-bit floats exactly; with peers other algorithms multiply them
             return Availability.no(f"torch.matmul does not multiply {request.dtype}")
         defining = TILE_OF_THE_REFERENCE if request.options["layout"] == "tiles" else ()
-        if unused := [name for name in request.options["config"] if name not in (*defining, *self.uses)]:
+        if unused := [name for name in request.options["config"] if name not in defining]:
             return Availability.no(f"it has no use for {', '.join(unused)} of the config")
         return Availability.yes()
 
@@ -160,53 +133,34 @@ class Unfused:
         """Estimate seconds: one after the other."""
         return product_s(request) + moving_s(request) + fixed_s(request, launches=2, meetings=2)
 
-    def _bounds(self, request: FusedRequest) -> list[tuple[int, int]]:
-        """Begin and end of the pieces: columns where the product's rows are divided among the members, else rows."""
-        return [(0, request.n if self.op == "matmul_reduce_scatter" else request.m)]
-
     # -- preparing ----------------------------------------------------------------------------------------------------
     def prepare(self, request: FusedRequest, host: Host) -> Any:
-        """Choose the collectives, and find memory for what is between product and collective."""
-        op, options = self.op, request.options
-        plan = _Plan(options["bias"], rank=request.rank)
-        plan.tf32 = options["tf32"] or request.dtype in FP8  # which TF32 holds exactly, too
+        """Choose the collective, and find memory for what is between product and collective."""
+        op, options, rank = self.op, request.options, request.rank
+        tf32 = options["tf32"] or request.dtype in FP8  # which TF32 holds exactly, too
         if op == "all_gather_matmul":
-            return self._gather_before(plan, request, host)
+            return self._gather_before(request, host, tf32)
         direct_out = request.reach_out and request.out_stride == dense(request.out_shape)
-        bounds = self._bounds(request)
-        if op == "matmul_all_gather" and options["gather_dim"] == 0 and direct_out and len(bounds) == 1:
+        if op == "matmul_all_gather" and options["gather_dim"] == 0 and direct_out:
             shape, out = (request.m, request.n), (request.out_shape, request.out_stride, True)
             wanted = collective_request(request, "all_gather", shape, dense(shape), True, out, in_place=True)
-            plan.pieces.append(_Piece(0, request.m, None, host.collective(wanted, self.collective_config)))
-            return plan
+            return _Plan(host.collective(wanted, self.collective_config), rank, tf32)
         dtype = getattr(torch, request.out_dtype)
         nbytes = request.m * request.n * dtype.itemsize
         region = host.symmetric(nbytes)
         memory = (host.scratch(nbytes, "product") if region is None else region.tensor)[:nbytes].view(dtype)
-        plan.aux_buffer = memory.view(torch.uint8)
-        by_columns, known = op == "matmul_reduce_scatter", dict[int, Any]()
-        for begin, end in bounds:
-            length = end - begin
-            rows, columns = (request.m, length) if by_columns else (length, request.n)
-            first = begin * (request.m if by_columns else request.n)
-            if length not in known:
-                known[length] = host.collective(
-                    self._collective(request, rows, columns, region is not None), self.collective_config
-                )
-            product = memory[first : first + rows * columns].view(rows, columns)
-            plan.pieces.append(_Piece(begin, end, product, known[length]))
+        plan = _Plan(host.collective(self._collective(request, region is not None), self.collective_config), rank, tf32)
+        plan.product, plan.aux_buffer = memory.view(request.m, request.n), memory.view(torch.uint8)
         # Rows of a bias that differ from member to member can only be added where they belong.
-        plan.adds_bias = by_columns and options["layout"] == "torch" and plan.bias == "rows"
-        plan.fuses_bias = not plan.adds_bias and (request.rank == 0 or op == "matmul_all_gather")
-        if len(bounds) > 1 and request.target.type is not DeviceType.CPU:
-            plan.side = torch.cuda.Stream(request.target.index)  # type: ignore[no-untyped-call]
-            for piece in plan.pieces:
-                piece.computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        is_scattered = op == "matmul_reduce_scatter" and options["layout"] == "torch"
+        plan.adds_bias = is_scattered and options["bias"] == "rows"
+        plan.fuses_bias = not plan.adds_bias and (rank == 0 or op == "matmul_all_gather")
         return plan
 
-    def _collective(self, request: FusedRequest, rows: int, columns: int, direct: bool) -> CollectiveRequest:
-        """The collective of a piece, whose product is dense."""
+    def _collective(self, request: FusedRequest, direct: bool) -> CollectiveRequest:
+        """Describe the collective of the product, which is dense."""
         size, (down, right), options = request.group_size, request.out_stride, dict[str, Any]()
+        rows, columns = request.m, request.n
         shape: tuple[int, ...] = rows, columns
         stride: tuple[int, ...] = down, right
         if self.op == "matmul_all_gather":
@@ -224,23 +178,23 @@ class Unfused:
         op = self.op.removeprefix("matmul_")
         return collective_request(request, op, (rows, columns), (columns, 1), direct, out, **options)
 
-    def _gather_before(self, plan: _Plan, request: FusedRequest, host: Host) -> _Plan:
+    def _gather_before(self, request: FusedRequest, host: Host, tf32: bool) -> _Plan:
         size, by_rows = request.group_size, request.options["gather_dim"] == 0
         rows, inner = (request.m // size, request.k) if by_rows else (request.m, request.k // size)
         dtype = getattr(torch, request.dtype)
         nbytes = request.m * request.k * dtype.itemsize
-        plan.aux_buffer = host.scratch(nbytes, "gathered")[:nbytes]
-        matrix = plan.aux_buffer.view(dtype).view(request.m, request.k)
+        memory = host.scratch(nbytes, "gathered")[:nbytes]
+        matrix = memory.view(dtype).view(request.m, request.k)
         parts = matrix.view(size, rows, inner) if by_rows else matrix.view(rows, size, inner).transpose(0, 1)
         direct = request.reach_a and request.a_stride == dense((rows, inner))
         out = tuple(parts.shape), parts.stride(), False
         wanted = collective_request(request, "all_gather", (rows, inner), request.a_stride, direct, out)
-        plan.gathered, plan.collective = (matrix, parts), host.collective(wanted, self.collective_config)
-        return plan
+        collective = host.collective(wanted, self.collective_config)
+        return _Plan(collective, request.rank, tf32, gathered=(matrix, parts), aux_buffer=memory)
 
     # -- launching ----------------------------------------------------------------------------------------------------
     def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Multiply and communicate: in the operation's order, or one piece after the other, on two streams."""
+        """Multiply and communicate, in the operation's order."""
         with torch.no_grad():
             if plan.gathered is not None:
                 matrix, parts = plan.gathered
@@ -249,96 +203,14 @@ class Unfused:
                 return
             added = bias if plan.fuses_bias else None
             parts = _parts(out, a.shape[0], b.shape[1]) if self.op == "matmul_all_gather" else out
-            if len(plan.pieces) > 1:
-                self._launch_pieces(plan, parts, a, b, added)
-            elif (piece := plan.pieces[0]).product is not None:
-                multiply(a, b, added, piece.product, plan.tf32)
-                piece.collective.launch(parts, piece.product)
-            else:
+            if plan.product is None:
                 multiply(a, b, added, parts[plan.rank], plan.tf32)
-                piece.collective.launch(out, parts[plan.rank])
+                plan.collective.launch(out, parts[plan.rank])
+            else:
+                multiply(a, b, added, plan.product, plan.tf32)
+                plan.collective.launch(parts, plan.product)
             if plan.adds_bias and bias is not None:
                 out.add_(bias)
-
-    def _launch_pieces(
-        self, plan: _Plan, parts: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
-        """Compute each piece beside the collective of the one before; on the CPU there is one stream."""
-        main = None if plan.side is None else torch.cuda.current_stream(plan.side.device)
-        for piece in plan.pieces:
-            span, left, right, added = slice(piece.begin, piece.end), a, b, bias
-            if self.op == "matmul_reduce_scatter":
-                right, target = b[:, span], parts[:, span]
-                added = None if bias is None or plan.bias == "rows" else bias[..., span]
-            else:
-                left, target = a[span], parts[..., span, :]
-                added = bias[span] if bias is not None and plan.bias == "rows" else bias
-            assert piece.product is not None
-            multiply(left, right, added, piece.product, plan.tf32)
-            if main is None:
-                piece.collective.launch(target, piece.product)
-                continue
-            piece.computed.record(main)
-            plan.side.wait_event(piece.computed)
-            with torch.cuda.stream(plan.side):
-                piece.collective.launch(target, piece.product)
-        if main is not None:
-            main.wait_stream(plan.side)
-
-
-class Overlapped(Unfused):
-    """One operation in pieces, each followed by its collective beside the next one.
-
-    Where product and collective take equally long, half of the time can be hidden at best; what the collective's
-    programs take from the product's multiprocessors comes off that.  all_gather_matmul is none of them: its pieces
-    would not lie together in the output.
-    """
-
-    name = "overlapped"
-    uses = ("num_pieces",)
-    converts = False
-    always_measured = False
-    measured_only = True
-    """How much the two disturb each other, no model knows."""
-
-    def supports(self, request: FusedRequest) -> Availability:
-        """Say whether torch multiplies such elements, and whether there is something to divide."""
-        answer = super().supports(request)
-        if not answer:
-            return answer
-        if request.group_size == 1:
-            return Availability.no("a rank alone has nobody to communicate with")
-        if request.options["layout"] != "torch":
-            return Availability.no("pieces are rows or columns, not runs of tiles")
-        if len(self._bounds(request)) < 2:
-            return Availability.no(f"there is nothing to divide: a piece has {_UNIT} rows or columns at least")
-        return answer
-
-    def cost(self, request: FusedRequest) -> float:
-        """Estimate seconds: the longer one, and a piece of the other."""
-        product, moving, pieces = product_s(request), moving_s(request), len(self._bounds(request))
-        hidden = max(product, moving) + min(product, moving) / pieces
-        return hidden + pieces * fixed_s(request, launches=2, meetings=2)
-
-    def host_seconds(self, request: FusedRequest) -> float:
-        """Estimate what a call costs the CPU: two launches and two waits for each piece (hosts of H200s)."""
-        return 0.0 if request.target.type is DeviceType.CPU else 6e-5 * len(self._bounds(request))
-
-    def tunings(self, request: FusedRequest) -> list[dict[str, Any]]:
-        """Return numbers of pieces that are worth measuring, the own choice first."""
-        found: dict[int, dict[str, Any]] = {}
-        for config in ({}, {"num_pieces": 2}, {"num_pieces": 8}):
-            wish = {**config, **request.options["config"]}
-            divided = replace(request, options={**request.options, "config": wish})
-            found.setdefault(len(self._bounds(divided)), config)
-        return list(found.values())
-
-    def _bounds(self, request: FusedRequest) -> list[tuple[int, int]]:
-        """Begin and end of the pieces; all but the last one are equally long."""
-        ((_, length),) = super()._bounds(request)
-        number = request.options["config"].get("num_pieces", _PIECES)
-        step = -(-length // (number * _UNIT)) * _UNIT
-        return [(begin, min(begin + step, length)) for begin in range(0, length, step)]
 
 
 def local_algorithms() -> list[Any]:
@@ -348,8 +220,7 @@ def local_algorithms() -> list[Any]:
 
 def product_algorithms() -> list[Any]:
     """Return the algorithms of `ctx.ops` that every device has."""
-    overlapped = [Overlapped(op) for op in products.OPS if op != "all_gather_matmul"]
-    return [*(Unfused(op) for op in products.OPS), *overlapped]
+    return [Unfused(op) for op in products.OPS]
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, tf32: bool) -> None:
