@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from iris_core.dispatch.requests import config_text
 from iris_core.dispatch.team import Step, StepsDifferError
 from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError, UnsupportedError
-from iris_core.world.failures import failure_of, name_ranks, raise_described, raise_failure
+from iris_core.world.failures import failure_of, name_ranks, on_all_ranks, raise_described
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -336,19 +336,13 @@ def _layout_of(request: Any) -> str:
 
 def _prepare_alike(team: Team, what: str, make: Callable[[], Any]) -> Any:
     """Make a plan on all members, or raise on all of them; `make` may ask for regions of the team."""
-    plan: Any = None
-    error: Exception | None = None
-    steps: list[int] | None = None
-    try:
-        plan = make()
-    except StepsDifferError as apart:
-        error, steps = apart, apart.steps
-    except Exception as failure:  # noqa: BLE001 - of a plugin, of any kind; raised again below, on all members
-        error = failure
-    if steps is None:
-        steps = team.tell_step(Step.PREPARED if error is None else Step.FAILED)
-    bad = Step.FAILED if Step.FAILED in steps else Step.ASKS  # who asked in vain did so for the others' failure
-    own = error if steps[team.rank] == bad else None
-    outcomes = [step != bad for step in steps]
-    raise_failure(team.world, own, outcomes, f"could not prepare {what}", IrisError, team.members)
-    return plan
+
+    def tell(error: Exception | None) -> list[bool]:
+        if isinstance(error, StepsDifferError):
+            steps = error.steps
+        else:
+            steps = team.tell_step(Step.PREPARED if error is None else Step.FAILED)
+        bad = Step.FAILED if Step.FAILED in steps else Step.ASKS  # those that asked in vain did so for others' failures
+        return [step != bad for step in steps]
+
+    return on_all_ranks(team.world, f"could not prepare {what}", make, IrisError, team.members, tell)

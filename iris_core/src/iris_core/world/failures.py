@@ -86,26 +86,13 @@ def on_all_ranks(
     except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
         error = e
     oks = [ok for (ok,) in world.all_gather_ints([error is None])] if tell is None else tell(error)
-    raise_failure(world, None if oks[world.rank] else error, oks, what, otherwise, ranks)
-    return result  # type: ignore[no-any-return]
-
-
-def raise_failure(
-    world: _Ranks,
-    error: Exception | None,
-    outcomes: Sequence[bool | int],
-    what: str,
-    otherwise: type[errors.IrisError] = errors.HeapError,
-    ranks: Sequence[int] | None = None,
-) -> None:
-    """Raise like `on_all_ranks`, where all know by `outcomes` which ranks failed.  Collective where one did."""
-    if all(outcomes):
-        return
-    if world.world_size == 1 and error is not None:
-        raise error
-    everyone = world.all_gather_object(failure_of(error))
-    failures = [None if ok else row for ok, row in zip(outcomes, everyone, strict=True)]
-    raise_described(failures, error, what, otherwise, ranks)
+    if all(oks):
+        return result  # type: ignore[no-any-return]
+    own = None if oks[world.rank] else error
+    if world.world_size == 1 and own is not None:
+        raise own
+    everyone = world.all_gather_object(failure_of(own))
+    raise_described([None if ok else row for ok, row in zip(oks, everyone, strict=True)], own, what, otherwise, ranks)
 
 
 def failure_of(error: Exception | None) -> Failure:
