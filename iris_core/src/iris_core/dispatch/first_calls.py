@@ -16,7 +16,14 @@ from iris_core.dispatch.choice import CLEARLY, with_config
 from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.dispatch.requests import POINT_TO_POINT, TORCH
 from iris_core.dispatch.tables import entry_for, size_of
-from iris_core.errors import DeviceError, HeapExhaustedError, PluginError, UnsupportedError
+from iris_core.errors import (
+    CollectiveTimeoutError,
+    DeviceError,
+    HeapClosedError,
+    IrisError,
+    PeerLostError,
+    RankMismatchError,
+)
 from iris_core.logs import logger
 from iris_core.types import DeviceType, FusedRequest
 
@@ -169,7 +176,9 @@ class FirstCalls:
         for name, given in launches:
             try:
                 bound = self._bind(with_config(request, given), replace(config, algorithm=name), scratch=scratch)
-            except (UnsupportedError, HeapExhaustedError, PluginError) as error:  # on all members
+            except (CollectiveTimeoutError, DeviceError, HeapClosedError, PeerLostError, RankMismatchError):
+                raise
+            except IrisError as error:  # on all members, whatever one of them could not prepare
                 logger.debug("%s: %s is not measured: %s", call.op, name, error)
                 continue
             on_cpu = request.target.type is DeviceType.CPU
