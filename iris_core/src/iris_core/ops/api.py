@@ -198,9 +198,10 @@ class Operations:
         *,
         group: dist.ProcessGroup | Sequence[int] | None = None,
     ) -> FusedWorkspace:
-        """Prepare a call without launching anything; the next such call exchanges nothing between hosts.
+        """Prepare a call; the next such call exchanges nothing between hosts.
 
-        Collective: every member calls it.  It need not be called: the first call does the same.
+        Collective: every member calls it.  It need not be called: the first call does the same.  Nothing is launched,
+        except where a first call measures (IRIS_TUNE); the output's values are lost then.
         """
         return self._prepare("matmul_all_reduce", output, A, B, bias, group, config, workspace)
 
