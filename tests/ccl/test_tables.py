@@ -162,6 +162,9 @@ def test_what_was_measured_here_counts_before_all_files(tmp_path):
     assert names(known.nearest(REQUEST)) == ["again"]
     assert names(tables(own, shipped).nearest(REQUEST)) == ["again"]
     assert [path.name for path in own.iterdir()] == ["cpu-4.json"]
+    known.add([replace(entry("of two"), group_size=2)], write=False)  # which says nothing of four
+    assert names(known.nearest(REQUEST)) == ["again"]
+    assert names(known.nearest(replace(REQUEST, group_size=2))) == ["of two"]
 
 
 def test_points_that_others_have_measured_meanwhile_stay_in_the_file(tmp_path):

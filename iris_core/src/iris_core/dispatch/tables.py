@@ -348,10 +348,9 @@ class Tables:
 
     def add(self, entries: Sequence[Entry], *, write: bool) -> None:
         """Add what this process has measured at a point, before all files; `write` also keeps it in the cache."""
-        again = {entry.point for entry in entries}
         known, self._points = self._points, {}
         self._add(entries)
-        self._points |= {key: each for key, each in known.items() if key[1] or key[2:] not in again}
+        self._points = {**self._points, **{key: each for key, each in known.items() if key not in self._points}}
         if not write:
             return
         path = self._cache / file_name(self._device, entries[0].group_size)
