@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 PRODUCTS = ("matmul_all_reduce", "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_gather")
 BEHIND = 0.95
-"""The choice takes at most 1 / so many times as long as the best."""
+"""The part of the best one's speed that the choice reaches at least."""
 UNIT = 16
 
 

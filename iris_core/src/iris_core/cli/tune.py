@@ -149,7 +149,7 @@ def _check_out(out: str, device: str, ranks: int) -> None:
 
 
 def _entries_there(path: Path, device: str, ranks: int) -> Sequence[Entry]:
-    """The entries of the table that is there, if it was measured with so many ranks on this device."""
+    """The entries of the table that is there, if it was measured with as many ranks on this device."""
     from iris_core.dispatch.tables import read_table
     from iris_core.errors import SettingsError
 

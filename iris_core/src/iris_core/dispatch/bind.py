@@ -345,7 +345,9 @@ class Binder:
             bound = self._bind_nothing(request, call.config)
         elif bound is None:
             if self._tune != "off":
-                first = FirstCalls(self._tune, self._world, self.members, self.serve, self._algorithms, self._memory)
+                first = FirstCalls(
+                    self._tune, self._world, self.members, self._serve_by, self._algorithms, self._memory
+                )
                 bound = first.serve(request, call, _facts(request), scratch)
             bound = bound or self.serve(request, call.config, scratch=scratch)
         if key is not None:
@@ -397,13 +399,17 @@ class Binder:
         algorithm, wish, plan, team, in_graphs = self.members.settle(members, shared, choose, prepare, config, within)
         bound = Bound(algorithm, plan, self._order(members), team, self._context, wish)
         if in_graphs is not None and within is None and self.gpu is not None:
-            name, given = in_graphs
-            own: Any = config or (FusedConfig() if isinstance(request, FusedRequest) else Config())
             with contextlib.suppress(UnsupportedError):  # on all members: there is no room for it
-                bound.let_capture(
-                    self.serve(choice.with_config(request, given), replace(own, algorithm=name), scratch=scratch)
-                )
+                bound.let_capture(self._serve_by(in_graphs, request, config, scratch))
         return bound
+
+    def _serve_by(
+        self, launch: choice.Launch, request: Request, config: LaunchConfig | None, scratch: Scratch | None
+    ) -> Bound:
+        """Return what serves a request by an algorithm that is named, with fields of its config; see `serve`."""
+        name, given = launch
+        own: Any = config or (FusedConfig() if isinstance(request, FusedRequest) else Config())
+        return self.serve(choice.with_config(request, given), replace(own, algorithm=name), scratch=scratch)
 
     def explain(self, call: Call) -> Explanation:
         """Say what would serve a call."""

@@ -285,7 +285,7 @@ class Chooser:
                     entry=entry,
                     is_near=near,
                     measured_only=getattr(each, "measured_only", False),
-                    tunings=self._tunings(each, request) if answer else (),
+                    tunings=self.tunings(request, name) if answer else (),
                     repeatable=getattr(each, "repeatable", True),
                 )
             )
@@ -318,9 +318,7 @@ class Chooser:
 
     def tunings(self, request: Request, name: str) -> tuple[Mapping[str, Any], ...]:
         """Return the configs that an algorithm offers for a request."""
-        return self._tunings(self._by_op[request.op][name], request)
-
-    def _tunings(self, algorithm: Algorithm[Any], request: Request) -> tuple[Mapping[str, Any], ...]:
+        algorithm = self._by_op[request.op][name]
         if not hasattr(algorithm, "tunings"):
             return ({},)
         return tuple(self._ask(algorithm, "tunings", request)[0] or ({},))

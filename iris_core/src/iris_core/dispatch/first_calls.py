@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.dispatch.choice import CLEARLY, with_config
-from iris_core.dispatch.config import Config, FusedConfig
+from iris_core.dispatch.choice import CLEARLY
 from iris_core.dispatch.requests import POINT_TO_POINT, TORCH
 from iris_core.dispatch.tables import entry_for, size_of
 from iris_core.errors import (
@@ -25,7 +23,7 @@ from iris_core.errors import (
     RankMismatchError,
 )
 from iris_core.logs import logger
-from iris_core.types import DeviceType, FusedRequest
+from iris_core.types import DeviceType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,9 +38,9 @@ _ROUND_S = 1e-3
 """Seconds of calls that a round of an algorithm takes, but one call at least."""
 _MOST_CALLS = 50
 _LIMIT_S = 0.15
-"""No round is begun after so many seconds of measured calls."""
+"""Seconds of measured calls after which no round is begun."""
 _NEAR = 1.25
-"""Algorithms that took up to so many times as long as the best are measured again."""
+"""Algorithms that took up to this many times as long as the best are measured again."""
 _CYCLES_PER_S = 2e9
 _LAUNCHED, _REFUSED, _BROKEN = range(3)
 _MOST_SLEEP_S = 5e-3
@@ -55,7 +53,7 @@ class FirstCalls:
         mode: "first" or "exhaustive"; see `IrisSettings.tune`.
         world: the ranks.
         members: what they have agreed on.
-        bind: makes what serves a request by the algorithm that a config names, on all members or on none.
+        bind: makes what serves a request by a launch, on all members or on none.
         chooser: returns the algorithms for a request.
         memory: of the teams; while first calls are measured half of the heap stays the users'.
     """
@@ -171,11 +169,10 @@ class FirstCalls:
         self, request: Any, call: Any, launches: Sequence[Launch], scratch: Any, world: World
     ) -> list[tuple[Launch, Any]]:
         """Bind launches and call each once; those that cannot serve the call are left out, on all members."""
-        config = call.config or (FusedConfig() if isinstance(request, FusedRequest) else Config())
         found: list[tuple[Launch, Any]] = []
         for name, given in launches:
             try:
-                bound = self._bind(with_config(request, given), replace(config, algorithm=name), scratch=scratch)
+                bound = self._bind((name, given), request, call.config, scratch)
             except (CollectiveTimeoutError, DeviceError, HeapClosedError, PeerLostError, RankMismatchError):
                 raise
             except IrisError as error:  # on all members, whatever one of them could not prepare

@@ -100,7 +100,7 @@ class Memory:
         limit_nbytes: the largest region that is made without being asked for by size (IRIS_CCL_WORKSPACE).
         spec: what the context tensor says.
         reports: what kernels have reported.
-        spare_nbytes: the heap keeps so many bytes in one piece for users; HeapExhaustedError where it could not.
+        spare_nbytes: bytes of the heap that stay in one piece for users; HeapExhaustedError where they could not.
     """
 
     heap: SymmetricHeap

@@ -219,8 +219,8 @@ class BlockTable:
 
     def announce(self, dropped: Sequence[Record], everyone: Iterable[Iterable[int]], world_size: int) -> list[Record]:
         """Forget and return, by ascending number, the blocks that now all ranks have said they have dropped."""
-        told = set(dropped)
-        self.unannounced = [record for record in self.unannounced if record not in told]
+        announced = set(dropped)
+        self.unannounced = [record for record in self.unannounced if record not in announced]
         self.votes.update(number for numbers in everyone for number in numbers)
         agreed = sorted(number for number, count in self.votes.items() if count == world_size)
         for number in agreed:

@@ -52,12 +52,12 @@ class Providers:
     def found(self, is_fused: bool = False) -> tuple[list[Algorithm[Any]], list[tuple[str, str]]]:
         """Return all algorithms of `ctx.ccl`, or of `ctx.ops`, and plugins that bring none, with the reason."""
         own = product_algorithms() if is_fused else local_algorithms()
-        torchs: list[Any] = [
-            torch_distributed.TorchCollective(op, self._groups.backend, self._groups)
-            for op in torch_distributed.COLLECTIVES
-        ]
+        torchs: list[Any]
         if is_fused:
             torchs = torch_distributed.products(self._groups)
+        else:
+            name = self._groups.backend
+            torchs = [torch_distributed.TorchCollective(op, name, self._groups) for op in torch_distributed.COLLECTIVES]
         offered: Sequence[Algorithm[Any]] = getattr(self._backend, "operations" if is_fused else "collectives", tuple)()
         if self._plugins is None:
             self._plugins = self._load()
